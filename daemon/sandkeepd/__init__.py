@@ -1,0 +1,1 @@
+"""What runs: providers, sandboxes, processes and the servers that answer for them."""

@@ -1,0 +1,206 @@
+"""The interface of a provider: what isolates sandboxes and runs their processes.
+
+Lifecycle
+    `plan` checks a request and decides all that must be on record before anything happens; it has no effect and raises
+    `not_supported` for what this machine cannot hold. After the intent is durable, `create` acts by that plan and answers a
+    running `Instance`. When a daemon starts, `adopt` turns a plan and the handle of an earlier `create` into an Instance
+    again, or answers None when the sandbox is gone. `terminate` ends whatever there is of a sandbox, complete or half made,
+    and is safe to repeat. `found` lists the sandboxes that the provider holds anything of, so that a starting daemon can
+    clean up what no event owns.
+
+Words
+    *plan*: a small JSON document, durable before the act; the same plan always means the same resources.
+    *handle*: a small JSON document, durable after it; what it takes to find the running sandbox again.
+    *spec*: what the caller asked for, with the daemon's defaults filled in.
+
+Errors
+    Everything raised is a `SandkeepError`. A provider translates what its tools say; nothing of theirs goes through.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct, field
+
+from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec, SkippedFile
+
+Progress = Callable[[str], Awaitable[None]]
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """With whose rights a host path is touched."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+class ImportedImage(Struct, frozen=True, kw_only=True):
+    """What came of an import. `digest` is ``sha256:…`` over names, types, modes, link targets and contents."""
+
+    digest: str
+    size_bytes: int
+    file_count: int
+    skipped_count: int = 0
+    skipped: list[SkippedFile] = field(default_factory=list)
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """A process to start. `command` is a list of words; `secrets` must not reach a disk, an argv or a log.
+
+    `stdin` is None for none, bytes for all there will be, True for a pipe that `Instance.write_stdin` feeds.
+    """
+
+    process_id: str
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    working_dir: str | None = None
+    stdin: bytes | bool | None = None
+
+    def __repr__(self) -> str:
+        return f"Launch({self.process_id})"
+
+
+class Exit(Struct, frozen=True, kw_only=True):
+    """How a process ended: its exit code, or None when nobody saw it (`lost`), with a sentence why."""
+
+    exit_code: int | None
+    message: str | None = None
+
+
+class Chunk(Struct, frozen=True, kw_only=True):
+    """Bytes of one stream of a journal from `offset`; `size` is the whole stream's length at that moment."""
+
+    offset: int
+    data: bytes
+    size: int
+    note: str | None = None
+
+
+class Instance(Protocol):
+    """A running sandbox, as the daemon holds it. Closing it lets go of descriptors only; the sandbox goes on."""
+
+    sandbox_id: str
+    isolation: Isolation
+    handle: dict[str, Any]
+
+    async def launch(self, launch: Launch) -> int:
+        """Start a process and answer its pid inside the sandbox, once it is certain that it was started.
+
+        Raises `provider_unavailable` when the sandbox does not take the request in time, `conflict` when a process of this
+        id was started before, `not_ready` when the sandbox has ended. Cancelled: it may or may not have been started;
+        `find` tells.
+        """
+        ...
+
+    async def find(self, process_id: str) -> int | None:
+        """The pid of a process that was started, running or ended; None if it never was. For a daemon that starts anew."""
+        ...
+
+    async def wait(self, process_id: str) -> Exit:
+        """Wait until a process that was started has ended. Any number may wait; asked again it answers the same."""
+        ...
+
+    def exit_of(self, process_id: str) -> Exit | None:
+        """How the process ended, if that is known already."""
+        ...
+
+    async def signal(self, process_id: str, signal: int) -> None:
+        """Send a signal to the process's group. A process that has ended is no error."""
+        ...
+
+    async def write_stdin(self, process_id: str, data: bytes, *, eof: bool) -> int:
+        """Write to the process's input without blocking others, wait for room, answer how many bytes were taken.
+
+        With `eof` the input is closed after it. Raises `not_ready` when the process has no input or has ended.
+        """
+        ...
+
+    def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+        """Read the journal of ``stdout`` or ``stderr``. Never blocks; beyond the end there are no bytes."""
+        ...
+
+    async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
+        """Return when the journal holds more than that, or the process has ended. It may also return early."""
+        ...
+
+    def sync(self, process_id: str) -> None:
+        """Force the journal to the disk. Blocks: call it in a thread."""
+        ...
+
+    def forget(self, process_id: str) -> None:
+        """Let go of what is held for a process that has ended and whose end is on record. Its journal stays."""
+        ...
+
+    async def ended(self) -> str:
+        """Wait until the sandbox itself is gone, and say why in a sentence, as far as that is known."""
+        ...
+
+    async def run_command(self, command: Sequence[str], stdin: bytes | None = None) -> tuple[int | None, bytes, bytes]:
+        """Run a helper command to its end outside the record; answer exit code, stdout and stderr."""
+        ...
+
+    async def is_alive(self) -> bool:
+        """Whether the sandbox takes requests."""
+        ...
+
+    async def read_file(self, path: str) -> bytes:
+        """Read a file as the sandbox's own user, inside it. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file as the sandbox's own user, inside it, whole or not at all."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of it. The sandbox and its processes go on."""
+        ...
+
+
+class Provider(Protocol):
+    """A back end that isolates. See the module's text for the lifecycle."""
+
+    name: str
+
+    async def capabilities(self) -> ProviderCapabilities:
+        """What works here, and why something does not. Never raises; bounded in time."""
+        ...
+
+    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+        """Make an image, reading `source` with the caller's rights and no others. On any error nothing is left of it."""
+        ...
+
+    async def remove_image(self, image_id: str) -> None:
+        """Remove what there is of an image, complete or half made. Safe to repeat."""
+        ...
+
+    def plan(self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended. No effect."""
+        ...
+
+    async def create(self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]) -> Instance:
+        """Make and start a sandbox. On any error, cancellation included, nothing is left of it."""
+        ...
+
+    async def adopt(self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]) -> Instance | None:
+        """Take over a sandbox that an earlier daemon started. None: it is gone for good."""
+        ...
+
+    async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """End a sandbox and remove its files, but not its journals. Safe to repeat, and for a sandbox half made."""
+        ...
+
+    async def found(self) -> tuple[list[str], list[str]]:
+        """The ids of the sandboxes and of the images that the provider holds anything of."""
+        ...
+
+    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+        """Read a journal of a sandbox that has ended."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of everything. Sandboxes go on."""
+        ...
+
+

@@ -1,0 +1,112 @@
+"""Errors: six classes by whose fault it is; each instance carries one stable code.
+
+The codes are part of the protocol and never change: they travel as ``error.data.code`` of a JSON-RPC error, and a client
+raises the same class with the same code again. A message is one sentence for a person: what is wrong and what to do next.
+"""
+
+from typing import Any, Final
+
+
+class SandkeepError(Exception):
+    """Anything that Sandkeep refuses or fails at. Catch a subclass, or look at `code`.
+
+    `code` is one of `CODES`; `message` a sentence; `data` holds the ids and names concerned, ready for JSON.
+    """
+
+    def __init__(self, code: str, message: str, **data: Any) -> None:
+        super().__init__(message)
+        if CODES.get(code) is not type(self):
+            raise ValueError(f"{code!r} is not a code of {type(self).__name__}")
+        self.code = code
+        self.message = message
+        self.data = data
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code}]"
+
+
+class CallerError(SandkeepError):
+    """The request cannot be right, whatever the state of things: change it."""
+
+
+class StateError(SandkeepError):
+    """The request is right, but not in the present state of things: wait, or change that state first."""
+
+
+class SetupError(SandkeepError):
+    """This machine or its settings lack something that the request needs: its administrator can change that."""
+
+
+class ProviderError(SandkeepError):
+    """What runs the sandbox failed, or the sandbox used up what it was given."""
+
+
+class DataError(SandkeepError):
+    """What was stored is missing, damaged, or gone by retention."""
+
+
+class DaemonError(SandkeepError):
+    """Sandkeep itself cannot go on: its disk, its connection, or a defect of ours."""
+
+
+CODES: Final[dict[str, type[SandkeepError]]] = {
+    "not_found": CallerError,
+    "invalid": CallerError,
+    "permission_denied": CallerError,
+    "conflict": StateError,
+    "in_use": StateError,
+    "not_ready": StateError,
+    "timeout": StateError,
+    "lock_contended": StateError,
+    "lock_timeout": StateError,
+    "lock_lost": StateError,
+    "secret_missing": StateError,
+    "merge_conflict": StateError,
+    "host_changed": StateError,
+    "snapshot_not_ready": StateError,
+    "not_supported": SetupError,
+    "not_configured": SetupError,
+    "provider_unavailable": ProviderError,
+    "disk_limit": ProviderError,
+    "snapshot_missing": DataError,
+    "snapshot_corrupt": DataError,
+    "compacted": DataError,
+    "wrong_log": DataError,
+    "storage_unavailable": DaemonError,
+    "internal": DaemonError,
+}
+
+MEANINGS: Final[dict[str, str]] = {
+    "not_found": "No such object, or it belongs to another owner.",
+    "invalid": "A parameter has the wrong type, value or size; `field` names it.",
+    "permission_denied": "The caller may not do this, or may not read or write that path.",
+    "conflict": "The id or name is taken, or the object changed meanwhile.",
+    "in_use": "Something else still needs the object.",
+    "not_ready": "The object is not in a state in which this can be done; `status` tells which it is in.",
+    "timeout": "The deadline passed; what was started may still end.",
+    "lock_contended": "Another daemon holds the lock and somebody waits for it already.",
+    "lock_timeout": "The lock was not released in time.",
+    "lock_lost": "The lock was taken over by another daemon.",
+    "secret_missing": "A secret that was not kept must be given again.",
+    "merge_conflict": "Branches changed the same thing differently.",
+    "host_changed": "The target changed since the branch was made.",
+    "snapshot_not_ready": "The snapshot is still being made.",
+    "not_supported": "This provider or machine cannot do it; the message says what is missing.",
+    "not_configured": "A setting is missing; the message names it.",
+    "provider_unavailable": "The provider does not answer or failed.",
+    "disk_limit": "The sandbox used up the bytes it was given.",
+    "snapshot_missing": "The archive is not where the record says.",
+    "snapshot_corrupt": "The archive is damaged or not safe to extract.",
+    "compacted": "The events asked for were archived; `first` is the first position still there.",
+    "wrong_log": "The token belongs to another event log.",
+    "storage_unavailable": "The event log or state directory cannot be written: free space or mend the disk.",
+    "internal": "A defect of Sandkeep; the daemon's log has the details.",
+}
+
+
+def error_from(code: str, message: str, data: dict[str, Any]) -> SandkeepError:
+    """Rebuild an error that came over the wire; a code of a newer daemon becomes `internal` with the code in its data."""
+    kind = CODES.get(code)
+    if kind is None:
+        return DaemonError("internal", message, **{**data, "unknown_code": code})
+    return kind(code, message, **data)

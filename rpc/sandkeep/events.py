@@ -1,0 +1,267 @@
+"""Every event, one frozen Struct each, named by what happened.
+
+An event is a fact: it is in the log because it was committed there, and it is never changed. Its name on the wire and in
+the log is a string of our own (`type`), never a Python path; `version` is the version of its shape. Fields are only added,
+each with a default; a breaking change is a new version plus a pure dict-to-dict upcast in the store's codec. Golden files
+hold one example of every shape ever written.
+
+An event whose name ends in ``_requested`` is an intent: it is durable before anything happens, and one of its `outcomes`
+follows, after a crash from the reconciliation at start. Secrets are never in an event, only their names.
+
+Each event belongs to one stream, which is named by the id of the entity it tells about; `Daemon...` events are in the
+stream ``daemon``.
+"""
+
+from typing import Any, ClassVar, Final, Literal
+
+from msgspec import Struct, field
+
+from sandkeep.model import Isolation, SandboxSpec, SkippedFile
+
+MAX_EVENT_BYTES: Final = 64 * 1024
+DAEMON_STREAM: Final = "daemon"
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """What all events have in common. `type` and `version` are set by each class."""
+
+    type: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+    outcomes: ClassVar[tuple[str, ...]] = ()
+
+
+class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who caused an event: the command's id, the owner, the peer's process id and client name, or an earlier event.
+
+    `caused_by` is an event's token, ``log_id:position``.
+    """
+
+    command_id: str | None = None
+    owner: str | None = None
+    pid: int | None = None
+    client: str | None = None
+    caused_by: str | None = None
+
+
+# -- the daemon itself ------------------------------------------------------------------------------------------------
+
+
+class DaemonStarted(Event, frozen=True, kw_only=True):
+    """A daemon took over the state directory."""
+
+    type = "daemon.started"
+    software: str
+    pid: int
+    uid: int
+    boot_id: str
+
+
+class DaemonStopped(Event, frozen=True, kw_only=True):
+    """The daemon stopped in good order; sandboxes and processes went on."""
+
+    type = "daemon.stopped"
+    reason: str
+
+
+# -- images -----------------------------------------------------------------------------------------------------------
+
+
+class ImageCreateRequested(Event, frozen=True, kw_only=True):
+    """An image is about to be made from `source`, a directory's absolute path."""
+
+    type = "image.create_requested"
+    outcomes = ("image.created", "image.reused", "image.create_failed")
+    owner: str
+    provider: str
+    kind: Literal["directory"]
+    source: str
+    labels: dict[str, str] = field(default_factory=dict)
+    clean: bool = False
+
+
+class ImageCreated(Event, frozen=True, kw_only=True):
+    """The image is complete. `digest` is that of its content; `skipped` the first of the files that were left out."""
+
+    type = "image.created"
+    digest: str
+    size_bytes: int
+    file_count: int
+    skipped_count: int = 0
+    skipped: list[SkippedFile] = field(default_factory=list)
+
+
+class ImageReused(Event, frozen=True, kw_only=True):
+    """The owner had an image of the same content already; nothing was kept of the new one."""
+
+    type = "image.reused"
+    image_id: str
+
+
+class ImageCreateFailed(Event, frozen=True, kw_only=True):
+    """The image was not made and nothing is left of it."""
+
+    type = "image.create_failed"
+    code: str
+    message: str
+
+
+class ImageRemoveRequested(Event, frozen=True, kw_only=True):
+    """The image is about to be removed; no sandbox may start from it any more."""
+
+    type = "image.remove_requested"
+    outcomes = ("image.removed",)
+
+
+class ImageRemoved(Event, frozen=True, kw_only=True):
+    """The image's files are gone."""
+
+    type = "image.removed"
+
+
+# -- sandboxes --------------------------------------------------------------------------------------------------------
+
+
+class SandboxCreateRequested(Event, frozen=True, kw_only=True):
+    """A sandbox is about to be made. `plan` is what its provider decided beforehand, such as the uid it will run as."""
+
+    type = "sandbox.create_requested"
+    outcomes = ("sandbox.created", "sandbox.create_failed")
+    owner: str
+    image_id: str
+    provider: str
+    spec: SandboxSpec
+    secrets: list[str] = field(default_factory=list)
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+class SandboxCreated(Event, frozen=True, kw_only=True):
+    """The sandbox runs. `handle` is what its provider needs to find it again, also after a restart."""
+
+    type = "sandbox.created"
+    isolation: Isolation
+    handle: dict[str, Any] = field(default_factory=dict)
+
+
+class SandboxCreateFailed(Event, frozen=True, kw_only=True):
+    """The sandbox was not made and nothing is left of it."""
+
+    type = "sandbox.create_failed"
+    code: str
+    message: str
+
+
+class SandboxAdopted(Event, frozen=True, kw_only=True):
+    """A daemon that started found the sandbox running and looks after it again."""
+
+    type = "sandbox.adopted"
+
+
+class SandboxFailed(Event, frozen=True, kw_only=True):
+    """The sandbox ended by itself while the daemon watched."""
+
+    type = "sandbox.failed"
+    message: str
+
+
+class SandboxLost(Event, frozen=True, kw_only=True):
+    """The log says that the sandbox runs, but its provider has it no more."""
+
+    type = "sandbox.lost"
+    last_status: str
+    message: str
+
+
+class SandboxTerminateRequested(Event, frozen=True, kw_only=True):
+    """The sandbox is about to be ended, for `reason`: ``requested``, ``idle_timeout``, ``max_lifetime``, ``disk_limit``."""
+
+    type = "sandbox.terminate_requested"
+    outcomes = ("sandbox.terminated",)
+    reason: str
+
+
+class SandboxTerminated(Event, frozen=True, kw_only=True):
+    """Nothing of the sandbox runs any more and its files are gone; its journals stay."""
+
+    type = "sandbox.terminated"
+    reason: str
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+class ProcessLaunchRequested(Event, frozen=True, kw_only=True):
+    """A process is about to be started.
+
+    `name` is None for an unnamed ``exec``. `command` is cut to its first few kilobytes (`command_cut`); of the environment
+    and the secrets only the names are kept.
+    """
+
+    type = "process.launch_requested"
+    outcomes = ("process.started", "process.launch_failed", "process.lost")
+    sandbox_id: str
+    name: str | None
+    command: list[str]
+    command_cut: bool = False
+    working_dir: str | None = None
+    env: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
+    stdin: bool = False
+    timeout_s: float | None = None
+    durable: bool = False
+
+
+class ProcessStarted(Event, frozen=True, kw_only=True):
+    """The process runs. `pid` is its number inside the sandbox, as the sandbox told it."""
+
+    type = "process.started"
+    pid: int
+
+
+class ProcessLaunchFailed(Event, frozen=True, kw_only=True):
+    """The process was not started."""
+
+    type = "process.launch_failed"
+    code: str
+    message: str
+
+
+class ProcessSignalled(Event, frozen=True, kw_only=True):
+    """A signal was ordered for the process's group; recorded before it is sent."""
+
+    type = "process.signalled"
+    signal: str
+
+
+class ProcessTimedOut(Event, frozen=True, kw_only=True):
+    """The process's own time limit passed, and its group is being killed; what it wrote is kept."""
+
+    type = "process.timed_out"
+    timeout_s: float
+
+
+class ProcessExited(Event, frozen=True, kw_only=True):
+    """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that moment."""
+
+    type = "process.exited"
+    exit_code: int
+    stdout_bytes: int
+    stderr_bytes: int
+
+
+class ProcessLost(Event, frozen=True, kw_only=True):
+    """The process is gone and nobody saw how it ended."""
+
+    type = "process.lost"
+    message: str
+
+
+def _all_events() -> dict[str, type[Event]]:
+    found: dict[str, type[Event]] = {}
+    for kind in Event.__subclasses__():
+        if not kind.type or kind.type in found:
+            raise TypeError(f"{kind.__name__} needs a type of its own")
+        found[kind.type] = kind
+    return found
+
+
+EVENTS: Final[dict[str, type[Event]]] = _all_events()

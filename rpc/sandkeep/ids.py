@@ -1,0 +1,66 @@
+"""Identifiers: prefixed, time-ordered and safe in a URL, a file name and a shell word.
+
+An id that Sandkeep makes is a three-letter prefix that names its kind, an underscore, and 26 characters of Crockford's
+base 32 in lower case: 48 bits of milliseconds since 1970 and 80 random bits (the layout of a ULID,
+https://github.com/ulid/spec). Sorting ids as text sorts them by the time they were made. An id that a caller gives, and
+the name of a process, follow the same one rule, `NAME_PATTERN`.
+"""
+
+import os
+import re
+import time
+from typing import Final
+
+from sandkeep.errors import CallerError
+
+IMAGE: Final = "img"
+SANDBOX: Final = "sbx"
+PROCESS: Final = "prc"
+SNAPSHOT: Final = "snp"
+CHECKPOINT: Final = "ckp"
+SESSION: Final = "ses"
+BRANCH: Final = "brn"
+LOCK: Final = "lck"
+PREFIXES: Final = frozenset({IMAGE, SANDBOX, PROCESS, SNAPSHOT, CHECKPOINT, SESSION, BRANCH, LOCK})
+
+# `$` alone would also accept a final newline in Python; `(?!\n)` means the same in Python and in JSON Schema's dialect.
+NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$(?!\n)"
+MAX_NAME_LENGTH: Final = 64
+
+_NAME = re.compile(NAME_PATTERN)
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS: Final = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
+
+
+def new_id(prefix: str) -> str:
+    """Make an id of the kind that `prefix` names, for instance ``new_id(SANDBOX)``."""
+    number = (time.time_ns() // 1_000_000 << 80) | int.from_bytes(os.urandom(10), "big")
+    return prefix + "_" + "".join([_PAIRS[number >> shift & 1023] for shift in range(120, -1, -10)])
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may be an id or a process's name."""
+    return _NAME.match(text) is not None
+
+
+def check_name(text: str, field: str) -> str:
+    """Return `text` if it may be a name; raise `invalid`, naming `field`, if not."""
+    if is_name(text):
+        return text
+    raise CallerError(
+        "invalid",
+        f"{field}: {text[:80]!r} is not a name: use 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit",
+        field=field,
+    )
+
+
+def check_given_id(text: str, prefix: str, field: str) -> str:
+    """Return a caller's own id for an object of kind `prefix`; raise `invalid` if it claims to be of another kind.
+
+    The names of events' streams are ids, so that an id of one kind must never look like one of another.
+    """
+    check_name(text, field)
+    kind, underscore, _ = text.partition("_")
+    if (underscore and kind in PREFIXES and kind != prefix) or text == "daemon":
+        raise CallerError("invalid", f"{field}: {text!r} is reserved for another kind of object: choose another id", field=field)
+    return text

@@ -1,0 +1,307 @@
+"""THE table: every method, with its parameters, result, access, deadline and one line on what it is for.
+
+The server dispatches by it, both clients are made from it, and ``rpc.discover`` and the reference are written from it.
+"""
+
+import enum
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct, field
+
+from sandkeep import model
+from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Seconds, Secrets
+
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+Wait = Annotated[float, Meta(ge=0, le=60)]
+Token = Annotated[str, Meta(max_length=128)]
+Signal = Annotated[str, Meta(pattern=r"^(SIG)?[A-Z0-9+]{1,12}$(?!\n)", description="A signal's name, with or without SIG, or its number.")]
+
+
+class Access(enum.Enum):
+    """Who may call a method."""
+
+    ANYONE = "anyone who may connect"
+    OWNER = "the owner of the object named, or an administrator"
+    ADMIN = "administrators"
+
+
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters by name; unknown ones are refused. Their representation shows no values, which may be secret."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self.__struct_fields__)})"
+
+
+class Mutation(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters of a method that changes something. A `command_id` given again within a day gives the first answer again."""
+
+    command_id: Name | None = None
+
+
+class NoParams(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A method without parameters."""
+
+
+class Hello(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`client` is recorded with each event that this connection causes."""
+
+    client: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[ -~]+$(?!\n)")]
+
+
+class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`source` is the absolute path of a directory, read with the caller's own rights. `clean` makes a new image even if one of the same content is there."""
+
+    source: Path
+    provider: Name | None = None
+    clean: bool = False
+    labels: Labels = field(default_factory=dict)
+
+
+class ImageRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An image."""
+
+    image_id: Name
+
+
+class ImageRemove(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image to remove; refused with `in_use` while a sandbox needs it."""
+
+    image_id: Name
+
+
+class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`all` adds those that failed or were removed."""
+
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the sandbox is to be. `secrets` are given to its processes' environment and stored nowhere."""
+
+    image_id: Name
+    sandbox_id: Name | None = None
+    provider: Name | None = None
+    cpus: Annotated[float, Meta(ge=0.01, le=1024)] | None = None
+    memory_bytes: Annotated[int, Meta(ge=4 * 1024 * 1024, le=2**50)] | None = None
+    pids: Annotated[int, Meta(ge=8, le=4_000_000)] | None = None
+    disk_bytes: Annotated[int, Meta(ge=1024 * 1024, le=2**60)] | None = None
+    network: model.Network = "none"
+    user: Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)")] | None = None
+    read_only: bool = False
+    working_dir: Path | None = None
+    isolation: model.IsolationMode = "default"
+    env: Environment = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=dict)
+    labels: Labels = field(default_factory=dict)
+    idle_timeout_s: Seconds | None = None
+    max_lifetime_s: Seconds | None = None
+
+
+class SandboxRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sandbox."""
+
+    sandbox_id: Name
+
+
+class SandboxQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`all` adds those that ended."""
+
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class SandboxExec(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command to run to its end: a list of words, or one text for ``sh -c``. `stdin` is all that it can read."""
+
+    sandbox_id: Name
+    command: Command
+    env: Environment = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=dict)
+    working_dir: Path | None = None
+    stdin: Annotated[bytes, Meta(max_length=8 * 1024 * 1024)] | None = None
+    timeout_s: Seconds | None = None
+    inline_bytes: Annotated[int, Meta(ge=0, le=model.MAX_INLINE_BYTES)] = model.MAX_INLINE_BYTES
+    durable: bool = False
+
+
+class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox to end, with all that runs in it. Its journals stay readable."""
+
+    sandbox_id: Name
+
+
+class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`after` is a token from an earlier page."""
+
+    sandbox_id: Name
+    after: Token | None = None
+    limit: Limit = 1000
+
+
+class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A command to start. With `stdin` it reads what `process.write_stdin` brings; otherwise it has none.
+
+    With `durable` what it wrote is on disk before its end is recorded.
+    """
+
+    sandbox_id: Name
+    command: Command
+    name: Name | None = None
+    env: Environment = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=dict)
+    working_dir: Path | None = None
+    stdin: bool = False
+    timeout_s: Seconds | None = None
+    durable: bool = False
+
+
+class ProcessRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A process, by its name or its process_id."""
+
+    sandbox_id: Name
+    name: Name
+
+
+class ProcessQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Without `sandbox_id`: the processes of all the caller's sandboxes. `all` adds those that ended, and the last of the unnamed."""
+
+    sandbox_id: Name | None = None
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class ProcessWait(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Without `timeout_s` it waits until the process has ended."""
+
+    sandbox_id: Name
+    name: Name
+    timeout_s: Seconds | None = None
+
+
+class ProcessSignal(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The signal goes to the whole process group."""
+
+    sandbox_id: Name
+    name: Name
+    signal: Signal = "TERM"
+
+
+class ProcessWriteStdin(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`data` is written whole, or not beyond what `written_bytes` of the answer says; `eof` closes the input after it."""
+
+    sandbox_id: Name
+    name: Name
+    data: Annotated[bytes, Meta(max_length=1024 * 1024)] = b""
+    eof: bool = False
+
+
+class Written(Struct, frozen=True, kw_only=True):
+    """How many bytes the process's input took."""
+
+    written_bytes: int
+
+
+class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Up to `max_bytes` of each stream from its offset. With nothing new there it waits up to `wait_s` for some, or for the end."""
+
+    sandbox_id: Name
+    name: Name
+    stdout_offset: Offset = 0
+    stderr_offset: Offset = 0
+    max_bytes: Annotated[int, Meta(ge=0, le=model.MAX_READ_BYTES)] = 1024 * 1024
+    wait_s: Wait = 0
+
+
+class EventQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Events after a token, oldest first; with nothing new it waits up to `wait_s` for some. No `after`: from the first there is.
+
+    ``after="now"`` answers no event, and the token of this moment.
+    """
+
+    after: Token | None = None
+    sandbox_id: Name | None = None
+    type: Annotated[str, Meta(max_length=64, pattern=r"^[a-z_]+(\.[a-z_]+)?$(?!\n)", description="A type, or its first word.")] | None = None
+    limit: Limit = 1000
+    wait_s: Wait = 0
+
+
+class Method(Struct, frozen=True, kw_only=True):
+    """One row. `deadline_s` is None for a method that waits for what its caller asks it to wait for, or cannot wait at all.
+
+    `subject` is the parameter that names the object whose owner may call; `admin_if` are values that only an
+    administrator may give; `intent` is the event that is durable before a mutation acts.
+    """
+
+    name: str
+    summary: str
+    result: Any
+    params: type[Params] = NoParams
+    access: Access = Access.ANYONE
+    subject: Literal["sandbox_id", "image_id"] | None = None
+    mutates: bool = False
+    intent: str | None = None
+    deadline_s: float | None = None
+    admin_if: dict[str, str] = field(default_factory=dict)
+
+
+def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:
+    return Method(name=name, summary=summary, result=result, params=params, mutates=issubclass(params, Mutation), **rest)
+
+
+_M = _method
+_OWNER_OF_SANDBOX: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "sandbox_id"}
+_OWNER_OF_IMAGE: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "image_id"}
+_ADMIN: Final[dict[str, Any]] = {"access": Access.ADMIN}
+
+METHODS: Final[dict[str, Method]] = {
+    row.name: row
+    for row in (
+        _M("rpc.discover", "Describe every method, as an OpenRPC document.", dict[str, Any]),
+        _M("rpc.hello", "Tell the client's name, for the record.", model.Empty, Hello),
+        _M("daemon.ping", "See that the daemon answers.", model.Pong),
+        _M("daemon.status", "How the daemon is and what it looks after.", model.DaemonStatus),
+        _M("daemon.capabilities", "What works on this machine, and why something does not.", model.Capabilities, deadline_s=30.0),
+        _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, **_ADMIN),
+        _M("image.create", "Make an image of a directory.", model.Image, ImageCreate, intent="image.create_requested", deadline_s=3600.0),
+        _M("image.list", "List images.", model.ImageList, ImageQuery),
+        _M("image.get", "Show an image.", model.Image, ImageRef, **_OWNER_OF_IMAGE),
+        _M("image.remove", "Remove an image.", model.Image, ImageRemove, **_OWNER_OF_IMAGE, intent="image.remove_requested", deadline_s=600.0),
+        _M(
+            "sandbox.create",
+            "Make a sandbox from an image and start it.",
+            model.Sandbox,
+            SandboxCreate,
+            **_OWNER_OF_IMAGE,
+            intent="sandbox.create_requested",
+            deadline_s=120.0,
+            admin_if={"network": "host", "isolation": "none"},
+        ),
+        _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef, **_OWNER_OF_SANDBOX),
+        _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),
+        _M("sandbox.exec", "Run a command to its end and answer its output.", model.ExecResult, SandboxExec, **_OWNER_OF_SANDBOX, intent="process.launch_requested"),
+        _M(
+            "sandbox.terminate",
+            "End a sandbox and all that runs in it.",
+            model.Sandbox,
+            SandboxTerminate,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.terminate_requested",
+            deadline_s=120.0,
+        ),
+        _M("sandbox.history", "The events of a sandbox and of its processes.", model.EventPage, HistoryQuery, **_OWNER_OF_SANDBOX),
+        _M("process.launch", "Start a command in the background.", model.Process, ProcessLaunch, **_OWNER_OF_SANDBOX, intent="process.launch_requested", deadline_s=60.0),
+        _M("process.get", "Show a process.", model.Process, ProcessRef, **_OWNER_OF_SANDBOX),
+        _M("process.list", "List processes.", model.ProcessList, ProcessQuery),
+        _M("process.wait", "Wait until a process has ended.", model.Process, ProcessWait, **_OWNER_OF_SANDBOX),
+        _M("process.signal", "Send a signal to a process and its group.", model.Process, ProcessSignal, **_OWNER_OF_SANDBOX, intent="process.signalled", deadline_s=30.0),
+        _M("process.write_stdin", "Write to a process's input, or close it.", Written, ProcessWriteStdin, **_OWNER_OF_SANDBOX, deadline_s=60.0),
+        _M("process.read", "Read what a process wrote, from byte offsets.", model.ProcessOutput, ProcessRead, **_OWNER_OF_SANDBOX),
+        _M("event.list", "Events in the order they were committed.", model.EventPage, EventQuery),
+        _M("store.verify", "Check the event log and every metadata.json.", model.VerifyReport, **_ADMIN, deadline_s=3600.0),
+        _M("store.rebuild", "Write every metadata.json anew from the event log.", model.RebuildReport, **_ADMIN, deadline_s=3600.0),
+    )
+}

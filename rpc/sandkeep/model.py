@@ -1,0 +1,304 @@
+"""What callers send and see: frozen Structs, with units in the names of their fields.
+
+Times are text in RFC 3339 form, in UTC, with microseconds and a final ``Z``. Bytes travel in JSON as base64. A view names
+its own id by its word (`sandbox_id`, never `id`).
+"""
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+from sandkeep.ids import NAME_PATTERN
+
+MAX_INLINE_BYTES: Final = 1024 * 1024
+"""How much of each stream an ``exec`` answers inline. The rest is in the journal."""
+
+MAX_READ_BYTES: Final = 4 * 1024 * 1024
+"""How much one `process.read` answers: base64 of two streams of that stays below the 16 MiB of a message."""
+
+Name: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=64, description="An id or name: 1 to 64 letters, digits, '_', '.' or '-'.")]
+Timestamp: TypeAlias = Annotated[str, Meta(description="RFC 3339, UTC, microseconds, final Z.")]
+Text: TypeAlias = Annotated[str, Meta(max_length=131071, pattern=r"^[^\x00]*$(?!\n)", description="Any text without NUL.")]
+Key: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$(?!\n)", description="A variable's name.")]
+Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Path: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$(?!\n)", description="A path without NUL.")]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=31_536_000)]
+Offset: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+Environment: TypeAlias = Annotated[dict[Key, Text], Meta(max_length=1024)]
+Labels: TypeAlias = Annotated[dict[Label, Annotated[str, Meta(max_length=1024)]], Meta(max_length=64)]
+Secrets: TypeAlias = Annotated[dict[Key, Annotated[str, Meta(max_length=65536, pattern=r"^[^\x00]*$(?!\n)")]], Meta(max_length=64)]
+Command: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=4096)] | Annotated[Text, Meta(min_length=1)]
+
+ImageStatus: TypeAlias = Literal["creating", "ready", "failed", "removing", "removed"]
+SandboxStatus: TypeAlias = Literal["creating", "running", "stopping", "stopped", "failed", "lost"]
+ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
+Network: TypeAlias = Literal["none", "host", "bridge"]
+IsolationMode: TypeAlias = Literal["default", "none"]
+
+
+class SkippedFile(Struct, frozen=True, kw_only=True):
+    """A file that an image does not hold, and why: ``socket`` or ``device``."""
+
+    path: str
+    why: str
+
+
+class Image(Struct, frozen=True, kw_only=True):
+    """An immutable template that sandboxes start from."""
+
+    image_id: str
+    provider: str
+    kind: str
+    source: str
+    status: ImageStatus
+    owner: str
+    created_at: Timestamp
+    digest: str | None = None
+    size_bytes: int = 0
+    file_count: int = 0
+    skipped_count: int = 0
+    skipped: list[SkippedFile] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+
+
+class SandboxSpec(Struct, frozen=True, kw_only=True):
+    """What a sandbox was asked to be. Limits mean the same with every provider; None is the provider's default.
+
+    `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start.
+    """
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    pids: int | None = None
+    disk_bytes: int | None = None
+    network: Network = "none"
+    user: str | None = None
+    read_only: bool = False
+    working_dir: str | None = None
+    isolation: IsolationMode = "default"
+    env: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    idle_timeout_s: float | None = None
+    max_lifetime_s: float | None = None
+
+
+class Isolation(Struct, frozen=True, kw_only=True):
+    """Which mechanisms a sandbox got, so that nobody has to guess.
+
+    `mechanism` isolates (``bubblewrap``, ``none``, ``fake``); `files` is how the image became the sandbox's own (``overlay``,
+    ``reflink``, ``copy``); `host_uid` is the uid that its code has on the host; `limits` says by what each limit is held;
+    `notes` are sentences on what is weaker than it could be.
+    """
+
+    mechanism: str
+    files: str
+    host_uid: int | None = None
+    workspace: str = "/workspace"
+    limits: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class Sandbox(Struct, frozen=True, kw_only=True):
+    """A running environment made from an image by a provider."""
+
+    sandbox_id: str
+    image_id: str
+    provider: str
+    status: SandboxStatus
+    owner: str
+    created_at: Timestamp
+    spec: SandboxSpec
+    secrets: list[str] = field(default_factory=list)
+    isolation: Isolation | None = None
+    running_processes: int = 0
+    exec_count: int = 0
+    ended_at: Timestamp | None = None
+    terminated_reason: str | None = None
+    error: str | None = None
+    position: int = 0
+
+
+class Process(Struct, frozen=True, kw_only=True):
+    """A command in a sandbox. `name` is its process_id when it was not given one (`named` is False then).
+
+    `exit_code` is the shell's: 128+n when signal n ended it. `kill_scope` says what a kill reaches: the process ``group``.
+    """
+
+    process_id: str
+    sandbox_id: str
+    name: str
+    named: bool
+    command: list[str]
+    status: ProcessStatus
+    requested_at: Timestamp
+    command_cut: bool = False
+    working_dir: str | None = None
+    env: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
+    stdin: bool = False
+    timeout_s: float | None = None
+    pid: int | None = None
+    started_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
+    exit_code: int | None = None
+    timed_out: bool = False
+    last_signal: str | None = None
+    stdout_bytes: int | None = None
+    stderr_bytes: int | None = None
+    kill_scope: str = "group"
+    error: str | None = None
+
+
+class ExecResult(Struct, frozen=True, kw_only=True):
+    """How an ``exec`` ended, with up to `MAX_INLINE_BYTES` of each stream; the whole is in the journal of `process_id`."""
+
+    process_id: str
+    sandbox_id: str
+    exit_code: int | None
+    timed_out: bool
+    status: ProcessStatus
+    stdout: bytes
+    stderr: bytes
+    stdout_bytes: int
+    stderr_bytes: int
+    stdout_truncated: bool
+    stderr_truncated: bool
+    duration_s: float
+    error: str | None = None
+
+
+class ProcessOutput(Struct, frozen=True, kw_only=True):
+    """A piece of a journal. Ask again from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will come.
+
+    `note` tells of something odd, such as a journal that became shorter.
+    """
+
+    process_id: str
+    status: ProcessStatus
+    stdout: bytes
+    stderr: bytes
+    stdout_offset: int
+    stderr_offset: int
+    next_stdout_offset: int
+    next_stderr_offset: int
+    ended: bool
+    exit_code: int | None = None
+    timed_out: bool = False
+    note: str | None = None
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """An event as it is in the log and on the wire. `version` is its shape's, `revision` its place in its stream."""
+
+    position: int
+    time: Timestamp
+    type: str
+    version: int
+    stream: str
+    revision: int
+    data: dict[str, Any]
+    meta: dict[str, Any]
+
+
+class EventPage(Struct, frozen=True, kw_only=True):
+    """Events in order. `next` is the token to go on from; `caught_up` says that there were no more at that moment."""
+
+    events: list[Event]
+    next: str
+    caught_up: bool
+
+
+class ImageList(Struct, frozen=True, kw_only=True):
+    """Images, oldest first; `next` is what to give as `after` for more."""
+
+    images: list[Image]
+    next: str | None = None
+
+
+class SandboxList(Struct, frozen=True, kw_only=True):
+    """Sandboxes, oldest first; `next` is what to give as `after` for more."""
+
+    sandboxes: list[Sandbox]
+    next: str | None = None
+
+
+class ProcessList(Struct, frozen=True, kw_only=True):
+    """Processes, oldest first; `next` is what to give as `after` for more."""
+
+    processes: list[Process]
+    next: str | None = None
+
+
+class Pong(Struct, frozen=True, kw_only=True):
+    """The daemon's answer to a ping."""
+
+    version: str
+    pid: int
+
+
+class Capability(Struct, frozen=True, kw_only=True):
+    """Whether something works here; if not, or not fully, `why` says what is missing and what to do."""
+
+    works: bool
+    why: str | None = None
+
+
+class ProviderCapabilities(Struct, frozen=True, kw_only=True):
+    """What a provider can do on this machine."""
+
+    provider: str
+    works: bool
+    why: str | None = None
+    features: dict[str, Capability] = field(default_factory=dict)
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What works on this machine, provider by provider."""
+
+    providers: list[ProviderCapabilities]
+
+
+class DaemonStatus(Struct, frozen=True, kw_only=True):
+    """How the daemon is. `healthy` is False when mutations are refused; `problems` says why and what to do."""
+
+    version: str
+    pid: int
+    uid: int
+    state_dir: str
+    socket: str
+    log_id: str
+    position: int
+    started_at: Timestamp
+    healthy: bool
+    problems: list[str]
+    owner: str
+    admin: bool
+    sandboxes: dict[str, int]
+    images: dict[str, int]
+    running_processes: int
+    connections: int
+    resident_bytes: int
+
+
+class VerifyReport(Struct, frozen=True, kw_only=True):
+    """What a check of the event log and of every `metadata.json` found."""
+
+    ok: bool
+    events: int
+    first_position: int
+    last_position: int
+    problems: list[str]
+
+
+class RebuildReport(Struct, frozen=True, kw_only=True):
+    """What a rebuild of every `metadata.json` did."""
+
+    position: int
+    written: int
+    unchanged: int
+    removed: int
+
+
+class Empty(Struct, frozen=True, kw_only=True):
+    """An answer that says only that it was done."""

@@ -1,0 +1,104 @@
+"""Sandkeep's own settings: environment variables, each with its parser, default and one line, read when used.
+
+`SETTINGS` is the table that the reference is written from. A malformed value is `not_configured`, naming the variable.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+from sandkeep.errors import SetupError
+
+T = TypeVar("T")
+
+SETTINGS: Final[dict[str, "Setting[Any]"]] = {}
+
+
+class Setting(Generic[T]):
+    """One environment variable. Calling it parses and answers its present value."""
+
+    def __init__(self, name: str, parse: Callable[[str], T], default: Callable[[], T], shown: str, summary: str) -> None:
+        self.name = name
+        self.parse = parse
+        self.default = default
+        self.shown_default = shown
+        self.summary = summary
+        SETTINGS[name] = self
+
+    def __call__(self, environ: Mapping[str, str] | None = None) -> T:
+        text = (os.environ if environ is None else environ).get(self.name, "")
+        if not text:
+            return self.default()
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise SetupError("not_configured", f"{self.name}={text!r} cannot be used: {error}", setting=self.name) from None
+
+
+def _absolute(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError("give an absolute path")
+    return os.path.normpath(text)
+
+
+def _uid_base(text: str) -> int:
+    number = int(text)
+    if not 100_000 <= number <= 4_294_000_000 - UID_RANGE:
+        raise ValueError(f"give a number from 100000 to {4_294_000_000 - UID_RANGE}")
+    return number
+
+
+def parse_size(text: str) -> int:
+    """Bytes from text such as ``512``, ``64k``, ``512M``, ``10GiB`` (powers of 1024). Raises ValueError."""
+    units = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+    lowered = text.strip().lower()
+    digits = lowered.rstrip("bikmgt")
+    unit = lowered[len(digits) :].removesuffix("b").removesuffix("i")
+    if unit not in units or not digits.replace(".", "", 1).isdigit():
+        raise ValueError("give a size such as 512M or 10G")
+    return int(float(digits) * 1024 ** units[unit])
+
+
+def _level(text: str) -> str:
+    if text.lower() not in ("debug", "info", "warning", "error"):
+        raise ValueError("give debug, info, warning or error")
+    return text.lower()
+
+
+def _default_state_dir() -> str:
+    if os.geteuid() == 0:
+        return "/var/lib/sandkeep"
+    return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "sandkeep")
+
+
+def _default_socket() -> str:
+    if os.geteuid() == 0:
+        return "/run/sandkeep/sandkeep.sock"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(runtime, "sandkeep", "sandkeep.sock") if runtime else os.path.join(_default_state_dir(), "sandkeep.sock")
+
+
+UID_RANGE: Final = 65_536
+"""How many host uids a root daemon may use, from `UID_BASE` on. The first owns the images."""
+
+STATE_DIR = Setting(
+    "SANDKEEP_STATE_DIR", _absolute, _default_state_dir, "/var/lib/sandkeep as root, else $XDG_STATE_HOME/sandkeep",
+    "Where the event log, images and sandboxes are kept. Mode 0700.",
+)
+SOCKET = Setting(
+    "SANDKEEP_SOCKET", _absolute, _default_socket, "/run/sandkeep/sandkeep.sock as root, else $XDG_RUNTIME_DIR/sandkeep/sandkeep.sock",
+    "The Unix socket of the JSON-RPC API.",
+)
+ADMIN_GROUP = Setting(
+    "SANDKEEP_ADMIN_GROUP", str, lambda: "", "none",
+    "Members of this group are administrators, as root is and the user that the daemon runs as.",
+)
+UID_BASE = Setting(
+    "SANDKEEP_UID_BASE", _uid_base, lambda: 1_900_000_000, "1900000000",
+    f"The first of {UID_RANGE} host uids that a root daemon gives to images and sandboxes.",
+)
+DISK_LIMIT = Setting(
+    "SANDKEEP_DISK_LIMIT", parse_size, lambda: 10 * 1024**3, "10G",
+    "How many bytes a sandbox may write when it was not given a limit of its own.",
+)
+LOG_LEVEL = Setting("SANDKEEP_LOG_LEVEL", _level, lambda: "info", "info", "How much the daemon logs to stderr: debug, info, warning or error.")
