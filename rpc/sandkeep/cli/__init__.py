@@ -1,0 +1,47 @@
+"""The `sandkeep` command. Ids and answers go to stdout, everything else to stderr.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted. `exec`, `run` and `wait` exit with the
+process's own code, 124 when its time was up, and 125 when Sandkeep itself failed. What a command needs is imported when
+it runs.
+"""
+
+import os
+import sys
+from typing import Final, NoReturn
+
+REFUSED: Final = 1
+TIMED_OUT: Final = 124
+OWN_FAILURE: Final = 125
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+
+def main() -> NoReturn:
+    """Run the command that the arguments name, then exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; answer its exit code. Nothing that can go wrong for a user ends in a traceback."""
+    import click
+
+    from sandkeep.cli.root import sandkeep
+
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that knows no UTF-8 still gets its table
+    try:
+        code = sandkeep.main(arguments, prog_name="sandkeep", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_left()
+    return code if isinstance(code, int) else 0
+
+
+def _reader_left() -> int:
+    """Whoever read our output has gone: say nothing more, and do not let the interpreter try at its end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE

@@ -1,0 +1,249 @@
+"""Being with a process: its output as it comes, our input and signals to it, its exit code as ours.
+
+Output is read from the journal by byte offset, so nothing is lost or doubled when the daemon is restarted meanwhile:
+the connection is made again and reading goes on where it was. Input and signals have connections of their own, since a
+read may be waiting on the first.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, Protocol
+
+from sandkeep.cli import OWN_FAILURE, TIMED_OUT
+from sandkeep.cli.options import Frontend
+from sandkeep.cli.output import note, plain
+from sandkeep.errors import SandkeepError
+from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
+
+POLL_S: Final = 30.0
+RECONNECT_S: Final = 15.0
+STDIN_PIECE: Final = 65536
+
+
+class Sink(Protocol):
+    """Takes a process's output, piece by piece."""
+
+    def take(self, output: ProcessOutput) -> None:
+        """Take the next bytes of both streams."""
+
+
+class Descriptors:
+    """Output goes to our own stdout and stderr, byte for byte."""
+
+    def take(self, output: ProcessOutput) -> None:
+        """Write both pieces out at once."""
+        write_all(1, output.stdout)
+        write_all(2, output.stderr)
+
+
+class Collector:
+    """Output is kept for one JSON document, up to `MAX_INLINE_BYTES` of each stream."""
+
+    def __init__(self) -> None:
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+
+    def take(self, output: ProcessOutput) -> None:
+        """Keep what there is room for."""
+        for kept, piece in ((self.stdout, output.stdout), (self.stderr, output.stderr)):
+            kept.extend(piece[: MAX_INLINE_BYTES - len(kept)])
+
+    def result(self, process: Process, last: ProcessOutput) -> ExecResult:
+        """The document, in the form that `sandbox.exec` answers."""
+        from sandkeep.cli.output import moment
+
+        return ExecResult(
+            process_id=process.process_id,
+            sandbox_id=process.sandbox_id,
+            exit_code=last.exit_code,
+            timed_out=last.timed_out,
+            status=process.status,
+            stdout=bytes(self.stdout),
+            stderr=bytes(self.stderr),
+            stdout_bytes=last.next_stdout_offset,
+            stderr_bytes=last.next_stderr_offset,
+            stdout_truncated=last.next_stdout_offset > len(self.stdout),
+            stderr_truncated=last.next_stderr_offset > len(self.stderr),
+            duration_s=moment(process.ended_at) - moment(process.requested_at) if process.ended_at else 0.0,
+            error=process.error,
+        )
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte, past Python's own buffers."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+class Reader:
+    """Reads a journal over a connection that is made again when the daemon went away."""
+
+    def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
+        self._front = front
+        self._of = (sandbox_id, name)
+        self._client = front.connect()
+
+    def read(self, stdout_offset: int, stderr_offset: int, wait_s: float) -> ProcessOutput:
+        """What there is from these offsets on. Raises what the daemon refuses, or when it stays away too long."""
+        patience = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                output = self._client.process.read(
+                    *self._of, stdout_offset=stdout_offset, stderr_offset=stderr_offset, wait_s=wait_s
+                )
+            except SandkeepError as error:
+                if not is_lost(error):
+                    raise
+                self._reconnect(patience)
+            else:
+                assert isinstance(output, ProcessOutput)
+                return output
+
+    def _reconnect(self, patience: float) -> None:
+        self._client.close()
+        while True:
+            try:
+                self._client = self._front.connect()
+            except SandkeepError:
+                if time.monotonic() > patience:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+    def follow(
+        self, sink: Sink, stdout_offset: int = 0, stderr_offset: int = 0, *, wait_s: float = POLL_S
+    ) -> ProcessOutput:
+        """Read until there is no more and answer the last piece; with no `wait_s` that is all there is now."""
+        while True:
+            output = self.read(stdout_offset, stderr_offset, wait_s)
+            sink.take(output)
+            if output.note:
+                note(f"sandkeep: {plain(output.note)}")
+            if output.ended or not (wait_s or output.stdout or output.stderr):
+                return output
+            stdout_offset, stderr_offset = output.next_stdout_offset, output.next_stderr_offset
+
+    def process(self) -> Process:
+        """The process as it is now."""
+        found = self._client.process.get(*self._of)
+        assert isinstance(found, Process)
+        return found
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._client.close()
+
+
+def is_lost(error: SandkeepError) -> bool:
+    """Whether it was the connection that failed, rather than the request."""
+    return bool(error.data.get("connection_lost"))
+
+
+class Signals:
+    """Our INT and TERM become the process's. The second INT kills it; the third ends us alone."""
+
+    def __init__(self, front: Frontend, process: Process) -> None:
+        self._front = front
+        self._process = process
+        self._interrupts = 0
+
+    def install(self) -> None:
+        """From now on, signals go to the process."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        signal.signal(signal.SIGTERM, lambda *_: self.send("TERM"))
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += 1
+        if self._interrupts > 2:
+            raise KeyboardInterrupt
+        self.send("INT" if self._interrupts == 1 else "KILL")
+
+    def send(self, name: str) -> None:
+        """Send it in the background: whoever is interrupted here may be waiting for an answer."""
+        threading.Thread(target=self.send_now, args=(name,), daemon=True).start()
+
+    def send_now(self, name: str) -> None:
+        """Send it and wait until it was sent. That it could not be is told, and no more can be done."""
+        try:
+            with self._front.client() as client:
+                client.process.signal(self._process.sandbox_id, self._process.process_id, name)
+        except SandkeepError as error:
+            note(f"sandkeep: the signal {name} was not sent: {plain(error.message)}")
+
+
+def feed(front: Frontend, process: Process, source: int = 0) -> None:
+    """Carry our standard input to the process in the background, up to its end."""
+    threading.Thread(target=_pump, args=(front, process, source), daemon=True).start()
+
+
+def _pump(front: Frontend, process: Process, source: int) -> None:
+    try:
+        with front.client() as client:
+
+            def write(data: bytes, *, eof: bool = False) -> int:
+                taken = client.process.write_stdin(process.sandbox_id, process.process_id, data, eof=eof)
+                return int(taken.written_bytes)
+
+            while data := os.read(source, STDIN_PIECE):
+                write_pieces(write, data)
+            write(b"", eof=True)
+    except SandkeepError as error:
+        if error.code != "not_ready":  # it ended without reading all, which is its right
+            note(f"sandkeep: the input was not passed on: {plain(error.message)}")
+
+
+def write_pieces(write: Callable[..., int], data: bytes) -> None:
+    """Write it all, however little is taken at a time."""
+    while data:
+        data = data[write(data) :]
+
+
+def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
+    """Be with the process to its end; answer what to exit with.
+
+    `kill_when_unread` ends it when nobody reads our output any more.
+    """
+    signals = Signals(front, process)
+    signals.install()
+    if interactive:
+        feed(front, process)
+    reader = Reader(front, process.sandbox_id, process.process_id)
+    sink: Any = Collector() if front.as_json else Descriptors()
+    try:
+        last = reader.follow(sink)
+        ended = reader.process() if front.as_json or last.exit_code is None else None
+    except BrokenPipeError:
+        if kill_when_unread:
+            signals.send_now("KILL")
+        raise
+    finally:
+        reader.close()
+    if front.as_json and ended is not None:
+        from sandkeep.cli.output import json_line
+
+        json_line(sink.result(ended, last))
+    return exit_code(last, ended)
+
+
+def exit_code(last: ProcessOutput, process: Process | None) -> int:
+    """The process's code, 124 when its time was up, 125 with a word why when nobody knows how it ended."""
+    if last.timed_out:
+        note("sandkeep: its time was up")
+        return TIMED_OUT
+    if last.exit_code is not None:
+        return last.exit_code
+    why = (process.error if process else None) or f"the process is {last.status}"
+    note(f"sandkeep: {plain(why)}")
+    return OWN_FAILURE
+
+
+def on_stdin() -> bool:
+    """Whether our standard input is a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()

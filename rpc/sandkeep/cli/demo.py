@@ -1,0 +1,16 @@
+"""`sandkeep demo`."""
+
+import click
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Keep the state directory and say where it is.")
+@click.option("--fast", is_flag=True, help="Without the pauses that are there for reading.")
+def demo(keep: bool, fast: bool) -> int:
+    """See Sandkeep do its job: its own daemon, a sandbox, processes, events, a restart, and nothing left behind.
+
+    Exits with 1 when anything was not as it should be.
+    """
+    from sandkeep.demo.main import run
+
+    return run(keep=keep, fast=fast)

@@ -1,0 +1,105 @@
+"""`exec` and `run`: start a process and, unless told otherwise, be with it to its end.
+
+Both launch and then follow the journal, so output streams as it comes and a signal always has somebody to go to.
+That is two short requests more than `sandbox.exec` takes; beside the start of this command itself they do not show.
+"""
+
+from typing import Any
+
+import click
+
+from sandkeep.cli import OWN_FAILURE
+from sandkeep.cli.attach import attach
+from sandkeep.cli.options import SANDBOX, Frontend, common, cwd_option, env_option, given, secret_option, timeout_option
+from sandkeep.cli.output import json_line
+from sandkeep.model import Process
+
+
+def _launch(front: Frontend, sandbox: str, command: tuple[str, ...], **options: Any) -> Process:
+    with front.client() as client:
+        process = client.process.launch(sandbox, list(command), **given(**options))
+    assert isinstance(process, Process)
+    return process
+
+
+@click.command("exec")
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option("--interactive", "-i", is_flag=True, help="Pass standard input on to it.")
+@timeout_option
+@env_option
+@secret_option
+@cwd_option
+@common(OWN_FAILURE)
+def exec_(
+    front: Frontend,
+    sandbox: str,
+    command: tuple[str, ...],
+    interactive: bool,
+    timeout: float | None,
+    env: Any,
+    secret: Any,
+    cwd: str | None,
+) -> int:
+    """Run COMMAND in SANDBOX to its end, with its output as it comes.
+
+    Exits with the command's own code; 124 when its time was up; 125 when Sandkeep itself failed. Ctrl-C interrupts the
+    command and all it started; a second Ctrl-C kills them. With --json: one document at the end, output in base64.
+    """
+    process = _launch(
+        front,
+        sandbox,
+        command,
+        env=dict(env),
+        secrets=dict(secret),
+        working_dir=cwd,
+        stdin=interactive or None,
+        timeout_s=timeout,
+    )
+    return attach(front, process, interactive=interactive, kill_when_unread=True)
+
+
+@click.command()
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.argument("name", metavar="NAME")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option("--detach", "-d", is_flag=True, help="Start it and return.")
+@click.option("--interactive", "-i", is_flag=True, help="Pass standard input on to it.")
+@timeout_option
+@env_option
+@secret_option
+@cwd_option
+@common(OWN_FAILURE)
+def run(
+    front: Frontend,
+    sandbox: str,
+    name: str,
+    command: tuple[str, ...],
+    detach: bool,
+    interactive: bool,
+    timeout: float | None,
+    env: Any,
+    secret: Any,
+    cwd: str | None,
+) -> int:
+    """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does.
+
+    With --detach its process id is printed and it goes on by itself: see `ps`, `logs`, `kill` and `wait`.
+    """
+    if detach and interactive:
+        raise click.UsageError("--detach and --interactive exclude each other: a detached process has no input")
+    process = _launch(
+        front,
+        sandbox,
+        command,
+        name=name,
+        env=dict(env),
+        secrets=dict(secret),
+        working_dir=cwd,
+        stdin=interactive or None,
+        timeout_s=timeout,
+    )
+    if not detach:
+        return attach(front, process, interactive=interactive)
+    json_line(process) if front.as_json else print(process.process_id)
+    return 0

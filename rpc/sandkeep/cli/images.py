@@ -1,0 +1,79 @@
+"""Images: make one of a directory, list, show, remove."""
+
+import os
+
+import click
+
+from sandkeep.cli.options import Frontend, common, given, label_option
+from sandkeep.cli.output import age, facts, json_line, note, size, table
+from sandkeep.model import Image
+
+
+@click.command()
+@click.argument("source", metavar="PATH")
+@click.option("--provider", metavar="NAME", help="Who shall run its sandboxes; a directory is for `local`.")
+@click.option("--clean", is_flag=True, help="Make a new image even if one of the same content is there.")
+@label_option
+@common()
+def create(front: Frontend, source: str, provider: str | None, clean: bool, label: tuple[tuple[str, str], ...]) -> None:
+    """Make an image of the directory PATH and print its id."""
+    with front.client() as client:
+        image = client.image.create(
+            os.path.abspath(source), **given(provider=provider, clean=clean, labels=dict(label))
+        )
+    if front.as_json:
+        return json_line(image)
+    if image.skipped_count:
+        note(f"sandkeep: {image.skipped_count} files were left out: sockets and devices cannot be in an image")
+    return print(image.image_id)
+
+
+@click.command()
+@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were removed.")
+@common()
+def ls(front: Frontend, everything: bool) -> None:
+    """List images."""
+    from sandkeep.cli.pages import every
+
+    with front.client() as client:
+        images: list[Image] = every(client.image.list, "images", all=everything)
+    if front.as_json:
+        return json_line(images)
+    rows = [(i.image_id, i.status, age(i.created_at), size(i.size_bytes), i.file_count, i.source) for i in images]
+    return table(("IMAGE", "STATUS", "AGE", "SIZE", "FILES", "SOURCE"), rows)
+
+
+@click.command()
+@click.argument("image", metavar="IMAGE")
+@common()
+def get(front: Frontend, image: str) -> None:
+    """Show an image."""
+    with front.client() as client:
+        found = client.image.get(image)
+    if front.as_json:
+        return json_line(found)
+    return facts(
+        [
+            ("image", found.image_id),
+            ("status", found.status),
+            ("provider", found.provider),
+            ("source", found.source),
+            ("created", found.created_at),
+            ("size", f"{size(found.size_bytes)} in {found.file_count} files"),
+            ("digest", found.digest),
+            ("labels", ", ".join(f"{key}={value}" for key, value in found.labels.items())),
+            *(("left out", f"{skipped.path} ({skipped.why})") for skipped in found.skipped),
+            ("error", found.error),
+        ]
+    )
+
+
+@click.command()
+@click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
+@common()
+def rm(front: Frontend, images: tuple[str, ...]) -> None:
+    """Remove images that no sandbox needs, and print their ids."""
+    with front.client() as client:
+        for image in images:
+            removed = client.image.remove(image)
+            json_line(removed) if front.as_json else print(removed.image_id, flush=True)

@@ -1,0 +1,159 @@
+"""What commands share: the connection, `--json`, and the parsing of sizes and of K=V."""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import click
+
+from sandkeep.blocking import Client, connect
+from sandkeep.errors import SandkeepError
+from sandkeep.settings import parse_size
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+CLIENT_NAME: Final = "cli"
+
+
+class Refusal(click.ClickException):
+    """Sandkeep said no, or failed. One sentence on stderr; with `--json` also the error as a document."""
+
+    def __init__(self, error: SandkeepError, exit_code: int = 1, as_json: bool = False) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.exit_code = exit_code
+        self.as_json = as_json
+
+    def show(self, file: Any = None) -> None:
+        """Print it, without control characters that may have come from a sandbox."""
+        from sandkeep.cli.output import json_line, note, plain
+
+        if self.as_json:
+            json_line({"error": {"code": self.error.code, "message": self.error.message, "data": self.error.data}})
+        note(f"sandkeep: {plain(self.error.message)} [{self.error.code}]")
+
+
+class Frontend:
+    """How the caller wants to be served: over which socket, and whether in JSON."""
+
+    def __init__(self, socket: str | None, as_json: bool, failure_code: int) -> None:
+        self.socket = socket
+        self.as_json = as_json
+        self.failure_code = failure_code
+
+    def connect(self) -> Client:
+        """A new connection to the daemon; the caller closes it."""
+        return connect(self.socket, client=CLIENT_NAME)
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """A connection for the length of a block."""
+        with self.connect() as client:
+            yield client
+
+    def refusal(self, error: SandkeepError) -> Refusal:
+        """The error as the end of this command."""
+        return Refusal(error, self.failure_code, self.as_json)
+
+
+def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
+    """Give a command `--json` and `--socket` as a `Frontend`; Sandkeep's errors become its exit code."""
+
+    def decorate(function: Function) -> Callable[..., Any]:
+        @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+        @click.option("--socket", metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET.")
+        @functools.wraps(function)
+        def command(*args: Any, as_json: bool, socket: str | None, **options: Any) -> Any:
+            root = click.get_current_context().find_root()
+            frontend = Frontend(socket or root.params.get("socket"), as_json, failure_code)
+            try:
+                return function(frontend, *args, **options)
+            except SandkeepError as error:
+                raise frontend.refusal(error) from None
+
+        return command
+
+    return decorate
+
+
+class Size(click.ParamType):
+    """A number of bytes: ``512M``, ``10G``, ``4096``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes from text."""
+        try:
+            return value if isinstance(value, int) else parse_size(value)
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+class Pair(click.ParamType):
+    """``K=V``. With `from_environment`, ``K`` alone takes its value from the caller's environment."""
+
+    name = "pair"
+
+    def __init__(self, *, from_environment: bool) -> None:
+        self.from_environment = from_environment
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """A name and its value. A secret's value is never repeated in a message."""
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = value.partition("=")
+        if not key:
+            self.fail("give NAME=VALUE", param, ctx)
+        if equals:
+            return key, text
+        if not self.from_environment:
+            self.fail(f"{key!r} has no value: give {key}=VALUE", param, ctx)
+        if key not in os.environ:
+            self.fail(f"{key} is not set in the environment: set it, or give {key}=VALUE", param, ctx)
+        return key, os.environ[key]
+
+
+class SandboxName(click.ParamType):
+    """A sandbox's id, which the shell can complete."""
+
+    name = "sandbox"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """The ids of the caller's sandboxes that begin so; none when no daemon answers."""
+        from click.shell_completion import CompletionItem
+
+        try:
+            with connect(ctx.find_root().params.get("socket"), client=CLIENT_NAME) as client:
+                found = client.sandbox.list().sandboxes
+        except SandkeepError:
+            return []
+        return [CompletionItem(s.sandbox_id, help=s.status) for s in found if s.sandbox_id.startswith(incomplete)]
+
+
+SANDBOX: Final = SandboxName()
+env_option = click.option(
+    "--env",
+    "-e",
+    type=Pair(from_environment=True),
+    multiple=True,
+    metavar="K[=V]",
+    help="A variable; K alone is taken from this environment.",
+)
+secret_option = click.option(
+    "--secret",
+    type=Pair(from_environment=True),
+    multiple=True,
+    metavar="K[=V]",
+    help="A secret, stored nowhere. K alone is safer: a command line is visible to others.",
+)
+cwd_option = click.option("--cwd", metavar="DIR", help="Where in the sandbox it starts.")
+timeout_option = click.option(
+    "--timeout", type=float, metavar="SECONDS", help="Kill it and all it started after that long."
+)
+label_option = click.option("--label", type=Pair(from_environment=False), multiple=True, metavar="K=V", help="A label.")
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The parameters that have a value; the rest is left to the daemon's defaults."""
+    return {name: value for name, value in values.items() if value not in (None, {}, ())}

@@ -1,0 +1,116 @@
+"""Processes that run by themselves: list them, read them, signal them, wait for them."""
+
+import shlex
+from typing import Final
+
+import click
+
+from sandkeep.cli import OWN_FAILURE, TIMED_OUT
+from sandkeep.cli.attach import POLL_S, Descriptors, Reader, Sink
+from sandkeep.cli.options import SANDBOX, Frontend, common
+from sandkeep.cli.output import age, json_line, note, plain, table
+from sandkeep.model import Process, ProcessOutput
+
+BEYOND: Final = 2**62
+"""An offset at which no stream ever is: nothing is read there."""
+
+
+@click.command()
+@click.argument("sandbox", required=False, type=SANDBOX, metavar="[SANDBOX]")
+@click.option("--all", "-a", "everything", is_flag=True, help="Also those that ended.")
+@common()
+def ps(front: Frontend, sandbox: str | None, everything: bool) -> None:
+    """List the processes of one sandbox, or of all."""
+    from sandkeep.cli.pages import every
+
+    with front.client() as client:
+        found: list[Process] = every(client.process.list, "processes", sandbox_id=sandbox, all=everything)
+    if front.as_json:
+        return json_line(found)
+    if sandbox is None:
+        return table(("SANDBOX", "NAME", "STATUS", "AGE", "COMMAND"), [(p.sandbox_id, *_row(p)) for p in found])
+    return table(("NAME", "STATUS", "AGE", "COMMAND"), [_row(p) for p in found])
+
+
+def _row(process: Process) -> tuple[object, ...]:
+    return process.name, _status(process), age(process.started_at or process.requested_at), shlex.join(process.command)
+
+
+def _status(process: Process) -> str:
+    return f"exited {process.exit_code}" if process.status == "exited" else process.status
+
+
+class _JsonLines:
+    def take(self, output: ProcessOutput) -> None:
+        if output.stdout or output.stderr or output.ended:
+            json_line(output)
+
+
+@click.command()
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.argument("name", metavar="NAME")
+@click.option("--follow", "-f", is_flag=True, help="Go on as it writes, until it ends.")
+@click.option("--since", type=click.IntRange(0), default=0, metavar="OFFSET", help="From this byte of each stream on.")
+@click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this one.")
+@common()
+def logs(front: Frontend, sandbox: str, name: str, follow: bool, since: int, stream: str | None) -> None:
+    """Show what a process wrote: its stdout on stdout, its stderr on stderr, byte for byte.
+
+    With --json: one document for each piece, with its offsets; bytes in base64.
+    """
+    sink: Sink = _JsonLines() if front.as_json else Descriptors()
+    reader = Reader(front, sandbox, name)
+    try:
+        reader.follow(
+            sink,
+            BEYOND if stream == "stderr" else since,
+            BEYOND if stream == "stdout" else since,
+            wait_s=POLL_S if follow else 0,
+        )
+    finally:
+        reader.close()
+
+
+@click.command()
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--signal", "-s", "signal_name", metavar="SIGNAL", default="TERM", show_default=True, help="Its name or number."
+)
+@common()
+def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
+    """Send a signal to a process and to all that it started."""
+    with front.client() as client:
+        process = client.process.signal(sandbox, name, signal_name.upper())
+    if front.as_json:
+        json_line(process)
+
+
+@click.command()
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.argument("name", metavar="NAME")
+@click.option("--timeout", type=float, metavar="SECONDS", help="How long to wait; the process goes on.")
+@common(OWN_FAILURE)
+def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int:
+    """Wait until a process has ended, and exit with its code.
+
+    Exits with 124 when the wait, or the process's own time, was up; with 125 when nobody saw how it ended.
+    """
+    from sandkeep.errors import StateError
+
+    with front.client() as client:
+        try:
+            process: Process = client.process.wait(sandbox, name, timeout)
+        except StateError as error:
+            if error.code != "timeout":
+                raise
+            note(f"sandkeep: {plain(error.message)}")
+            return TIMED_OUT
+    if front.as_json:
+        json_line(process)
+    if process.timed_out:
+        return TIMED_OUT
+    if process.exit_code is None:
+        note(f"sandkeep: {plain(process.error or f'the process is {process.status}')}")
+        return OWN_FAILURE
+    return process.exit_code

@@ -1,0 +1,122 @@
+"""The tree of commands. A command's module is imported when the command is used, so that none pays for the others."""
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+_CLI: Final = "sandkeep.cli."
+
+COMMANDS: Final = {
+    "demo": ("demo:demo", "See Sandkeep do its job, in half a minute."),
+    "daemon": ("daemon:daemon", "Run the daemon in the foreground."),
+    "status": ("daemon:status", "How the daemon is and what it looks after."),
+    "capabilities": ("daemon:capabilities", "What works on this machine, and why something does not."),
+    "image": ("root:image", "Images, from which sandboxes start."),
+    "create": ("sandboxes:create", "Make a sandbox from an image and start it."),
+    "ls": ("sandboxes:ls", "List sandboxes."),
+    "get": ("sandboxes:get", "Show a sandbox."),
+    "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
+    "sandbox": ("root:sandbox", "The commands on sandboxes, under their noun."),
+    "exec": ("exec:exec_", "Run a command in a sandbox to its end."),
+    "run": ("exec:run", "Start a named process in a sandbox."),
+    "ps": ("processes:ps", "List processes."),
+    "logs": ("processes:logs", "Show what a process wrote."),
+    "kill": ("processes:kill", "Send a signal to a process and its group."),
+    "wait": ("processes:wait", "Wait until a process has ended."),
+    "events": ("events:events", "What happened, in the order it was committed."),
+    "history": ("events:history", "The life of one sandbox."),
+    "store": ("root:store", "The event log and what is computed from it."),
+    "rpc": ("daemon:rpc", "Call any method with JSON and print the raw result."),
+}
+
+IMAGE_COMMANDS: Final = {
+    "create": ("images:create", "Make an image of a directory."),
+    "ls": ("images:ls", "List images."),
+    "get": ("images:get", "Show an image."),
+    "rm": ("images:rm", "Remove images."),
+}
+
+SANDBOX_COMMANDS: Final = {name: COMMANDS[name] for name in ("create", "ls", "get", "rm", "exec", "run", "history")}
+
+STORE_COMMANDS: Final = {
+    "verify": ("store:verify", "Check the event log and every metadata.json."),
+    "rebuild": ("store:rebuild", "Write every metadata.json anew from the event log."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by a table of name -> (``module:attribute``, one line)."""
+
+    def __init__(self, *, table: dict[str, tuple[str, str]], **settings: object) -> None:
+        super().__init__(**settings)  # type: ignore[arg-type]  # click's own settings, passed through
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, in the table's order: what a newcomer needs comes first."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command's module and answer the command."""
+        if cmd_name not in self.table:
+            return None
+        module, attribute = self.table[cmd_name][0].split(":")
+        command = getattr(import_module(_CLI + module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that was named, or say which there are like it."""
+        if args and not args[0].startswith("-") and args[0] not in self.table:
+            ctx.fail(f"There is no command {args[0]!r}.{_suggestion(args[0], self.table)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self.table.items()])
+
+
+def _suggestion(word: str, table: dict[str, tuple[str, str]]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, table, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    click.echo(f"sandkeep {version('sandkeep')}")
+    ctx.exit()
+
+
+HELP: Final = {"help_option_names": ["-h", "--help"]}
+
+sandkeep = LazyGroup(
+    name="sandkeep",
+    table=COMMANDS,
+    help="""Sandkeep keeps sandboxes: isolated places in which agents and developers run code.
+
+    New here? `sandkeep demo` shows all of it.""",
+    context_settings=HELP,
+    params=[
+        click.Option(["--socket"], metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET."),
+        click.Option(
+            ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
+        ),
+    ],
+    # Options of the group are read where they are needed, from the root context.
+    callback=lambda socket: None,  # noqa: ARG005
+)
+image = LazyGroup(name="image", table=IMAGE_COMMANDS, help="Images, from which sandboxes start.", context_settings=HELP)
+sandbox = LazyGroup(
+    name="sandbox", table=SANDBOX_COMMANDS, help="The commands on sandboxes, under their noun.", context_settings=HELP
+)
+store = LazyGroup(
+    name="store", table=STORE_COMMANDS, help="The event log and what is computed from it.", context_settings=HELP
+)

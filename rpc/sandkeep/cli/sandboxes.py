@@ -1,0 +1,111 @@
+"""Sandboxes: make, list, show, end."""
+
+from typing import Any
+
+import click
+
+from sandkeep.cli.options import SANDBOX, Frontend, Size, common, env_option, given, label_option, secret_option
+from sandkeep.cli.output import age, facts, json_line, size, table
+from sandkeep.model import Sandbox, SandboxSpec
+
+
+@click.command()
+@click.argument("image", metavar="IMAGE")
+@click.option("--id", "sandbox_id", metavar="ID", help="An id of your own.")
+@click.option("--provider", metavar="NAME", help="Who runs it; the image's own provider otherwise.")
+@click.option("--cpus", type=float, metavar="N", help="How many processors it may use.")
+@click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Memory, such as 512M.")
+@click.option("--pids", type=int, metavar="N", help="How many processes it may have.")
+@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="How much it may write, such as 2G.")
+@click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="What it reaches; none unless given.")
+@click.option("--user", metavar="UID[:GID]", help="Who its processes are, inside.")
+@click.option("--read-only", is_flag=True, help="It cannot change its files.")
+@click.option("--cwd", "working_dir", metavar="DIR", help="Where its processes start.")
+@click.option(
+    "--isolation", type=click.Choice(["default", "none"]), help="`none` runs it unisolated, for administrators."
+)
+@click.option(
+    "--idle-timeout", "idle_timeout_s", type=float, metavar="SECONDS", help="End it when nothing ran for that long."
+)
+@click.option("--max-lifetime", "max_lifetime_s", type=float, metavar="SECONDS", help="End it at that age.")
+@env_option
+@secret_option
+@label_option
+@common()
+def create(front: Frontend, image: str, env: Any, secret: Any, label: Any, **spec: Any) -> None:
+    """Make a sandbox from IMAGE, start it and print its id."""
+    with front.client() as client:
+        sandbox = client.sandbox.create(image, **given(env=dict(env), secrets=dict(secret), labels=dict(label), **spec))
+    return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
+
+
+@click.command()
+@click.option("--all", "-a", "everything", is_flag=True, help="Also those that ended.")
+@common()
+def ls(front: Frontend, everything: bool) -> None:
+    """List sandboxes."""
+    from sandkeep.cli.pages import every
+
+    with front.client() as client:
+        found: list[Sandbox] = every(client.sandbox.list, "sandboxes", all=everything)
+    if front.as_json:
+        return json_line(found)
+    rows = [(s.sandbox_id, s.status, age(s.created_at), s.running_processes, s.image_id) for s in found]
+    return table(("SANDBOX", "STATUS", "AGE", "RUNS", "IMAGE"), rows)
+
+
+@click.command()
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@common()
+def get(front: Frontend, sandbox: str) -> None:
+    """Show a sandbox."""
+    with front.client() as client:
+        found = client.sandbox.get(sandbox)
+    return json_line(found) if front.as_json else facts(_describe(found))
+
+
+def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
+    isolation = sandbox.isolation
+    return [
+        ("sandbox", sandbox.sandbox_id),
+        ("status", sandbox.status + (f" ({sandbox.terminated_reason})" if sandbox.terminated_reason else "")),
+        ("error", sandbox.error),
+        ("image", sandbox.image_id),
+        ("provider", sandbox.provider),
+        ("owner", sandbox.owner),
+        ("created", sandbox.created_at),
+        ("ended", sandbox.ended_at),
+        ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
+        *_describe_spec(sandbox.spec),
+        ("secrets", ", ".join(sandbox.secrets)),
+        *(
+            []
+            if isolation is None
+            else [("isolation", isolation.mechanism), ("files", isolation.files), ("host uid", isolation.host_uid)]
+        ),
+        *([] if isolation is None else [("limit", f"{name} by {how}") for name, how in isolation.limits.items()]),
+        *([] if isolation is None else [("note", text) for text in isolation.notes]),
+    ]
+
+
+def _describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
+    return [
+        ("cpus", spec.cpus),
+        ("memory", spec.memory_bytes and size(spec.memory_bytes)),
+        ("pids", spec.pids),
+        ("disk", spec.disk_bytes and size(spec.disk_bytes)),
+        ("network", spec.network),
+        ("env", ", ".join(f"{key}={value}" for key, value in spec.env.items())),
+        ("labels", ", ".join(f"{key}={value}" for key, value in spec.labels.items())),
+    ]
+
+
+@click.command()
+@click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
+@common()
+def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
+    """End sandboxes, with all that runs in them, and print their ids. Logs and history stay readable."""
+    with front.client() as client:
+        for sandbox in sandboxes:
+            ended = client.sandbox.terminate(sandbox)
+            json_line(ended) if front.as_json else print(ended.sandbox_id, flush=True)
