@@ -1,0 +1,126 @@
+"""What every part of the daemon shares: the log, the state folded from it, the providers, and how facts get on record.
+
+A mutation has three steps, always the same. Its *intent* is appended, by the call, with the caller's `command_id`. A
+*carrier*, a task of the daemon's own, acts and records the outcome; it does not care whether the caller is still there.
+The *answer* is read from the state once that has settled, by the call or by a later call that repeats the command.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from sandkeep.errors import DaemonError, SandkeepError, SetupError
+from sandkeep.events import Event, Meta
+from sandkeep_store.log import EventLog, NewEvent, Recorded
+from sandkeep_store.metadata_files import MetadataFiles
+from sandkeep_store.views.state import State
+from sandkeepd.providers.base import Provider
+
+logger = logging.getLogger("sandkeepd")
+
+RETRY_S = 1.0
+"""How long a carrier waits before it tries again to record an outcome that the disk did not take."""
+
+
+class Core:
+    """The log, the state and the carriers. One a daemon; `app.py` builds it."""
+
+    def __init__(
+        self, log: EventLog, state: State, files: MetadataFiles, providers: dict[str, Provider], nursery: trio.Nursery
+    ) -> None:
+        self.log = log
+        self.state = state
+        self.files = files
+        self.providers = providers
+        self.nursery = nursery
+        self.problems: list[str] = []
+        self._waiting: dict[str, trio.Event] = {}
+        self._stalled: dict[str, DaemonError] = {}
+        log.on_commit.append(self._committed)
+
+    def _committed(self, facts: Sequence[Recorded]) -> None:
+        for fact in facts:
+            assert fact.event is not None
+            self.state.apply(fact.event, fact)
+            if fact.sandbox_id is not None:
+                self.files.mark(fact.sandbox_id)
+            waiting = self._waiting.pop(fact.stream, None)
+            if waiting is not None:
+                waiting.set()
+
+    def provider(self, name: str) -> Provider:
+        """The provider of that name. Raises `not_supported`."""
+        found = self.providers.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.providers))
+            raise SetupError("not_supported", f"there is no provider {name!r} here: use one of {known}", provider=name)
+        return found
+
+    async def intend(self, new: NewEvent, meta: Meta, *, essential: bool = False) -> Recorded:
+        """Append an intent. It is durable, and in the state, when this returns. Raises `storage_unavailable`, `conflict`."""
+        if self.problems and not essential:
+            raise DaemonError("storage_unavailable", self.problems[0])
+        recorded = await self.log.append([new], meta, essential=essential)
+        return recorded[0]
+
+    async def record(self, new: Sequence[NewEvent], cause: Recorded | None, *, essential: bool = True) -> None:
+        """Append an outcome, trying again for as long as the disk refuses it: what happened has happened.
+
+        Meanwhile whoever waits for it is told `storage_unavailable`.
+        """
+        meta = Meta(caused_by=self.log.token(cause.position)) if cause is not None else Meta()
+        while True:
+            try:
+                await self.log.append(new, meta, essential=essential)
+            except DaemonError as error:
+                if error.code != "storage_unavailable":
+                    raise
+                self._stall([event.stream for event in new], error)
+                await trio.sleep(RETRY_S)
+            else:
+                for event in new:
+                    self._stalled.pop(event.stream, None)
+                return
+
+    def _stall(self, streams: Sequence[str], error: DaemonError) -> None:
+        for stream in streams:
+            self._stalled[stream] = error
+            waiting = self._waiting.pop(stream, None)
+            if waiting is not None:
+                waiting.set()
+
+    async def settled(self, stream: str, done: Callable[[], bool]) -> None:
+        """Wait until `done`, which is looked at after each event of that stream. Raises `storage_unavailable` when it cannot be recorded."""
+        while not done():
+            stalled = self._stalled.get(stream)
+            if stalled is not None:
+                raise DaemonError("storage_unavailable", stalled.message)
+            waiting = self._waiting.get(stream)
+            if waiting is None:
+                waiting = self._waiting[stream] = trio.Event()
+            await waiting.wait()
+
+    def carry(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
+        """Start a carrier. One that fails in a way that nobody foresaw is logged, and ends alone."""
+        self.nursery.start_soon(self.guarded, carrier, what)
+
+    async def guarded(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
+        """Run a carrier to its end."""
+        try:
+            await carrier()
+        except Exception:
+            logger.exception("carrier failed", extra={"what": what})
+
+
+def new(stream: str, event: Event, sandbox_id: str | None = None, expected_revision: int | None = None) -> NewEvent:
+    """An event to append to a stream."""
+    return NewEvent(stream, event, sandbox_id, expected_revision)
+
+
+def as_sandkeep_error(error: BaseException) -> SandkeepError:
+    """An error of ours as it is; anything else as `internal`, logged with its traceback."""
+    if isinstance(error, SandkeepError):
+        return error
+    logger.error("unforeseen failure", exc_info=error)
+    return DaemonError("internal", f"a defect of Sandkeep ({type(error).__name__}): the daemon's log has the details")

@@ -1,0 +1,230 @@
+"""Pure decisions: from the state and a command to the event to append, or an error that says why not.
+
+Nothing here waits, reads or writes. `SANDBOX_MAY` is the table of a sandbox's life: the states in which each event may be
+appended.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sandkeep import events, ids
+from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
+from sandkeep.events import MAX_EVENT_BYTES
+from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec
+from sandkeep.model import SandboxSpec
+from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.state import State
+
+SANDBOX_MAY: Final[dict[str, frozenset[str]]] = {
+    "sandbox.created": frozenset({"creating"}),
+    "sandbox.create_failed": frozenset({"creating"}),
+    "sandbox.adopted": frozenset({"running"}),
+    "sandbox.failed": frozenset({"running"}),
+    "sandbox.lost": frozenset({"running", "stopping"}),
+    "sandbox.terminate_requested": frozenset({"creating", "running", "failed", "lost"}),
+    "sandbox.terminated": frozenset({"stopping"}),
+    "process.launch_requested": frozenset({"running"}),
+}
+
+MAX_COMMAND_ON_RECORD: Final = 8 * 1024
+MAX_SPEC_BYTES: Final = 48 * 1024
+
+WHY_NOT_READY: Final[dict[str, str]] = {
+    "creating": "is still being made: wait until it runs",
+    "stopping": "is being ended",
+    "stopped": "has ended: create a new one",
+    "failed": "failed: look at its `error`, then terminate it and create a new one",
+    "lost": "was lost by its provider: terminate it and create a new one",
+}
+
+
+def image(state: State, image_id: str) -> ImageState:
+    """The image of that id, or of the older one that stands for it. Raises `not_found`."""
+    found = state.images.get(image_id)
+    while found is not None and found.reused is not None:
+        found = state.images.get(found.reused)
+    if found is None:
+        raise CallerError("not_found", f"there is no image {image_id!r}", image_id=image_id)
+    return found
+
+
+def sandbox(state: State, sandbox_id: str) -> SandboxState:
+    """The sandbox of that id. Raises `not_found`."""
+    found = state.sandboxes.get(sandbox_id)
+    if found is None:
+        raise CallerError("not_found", f"there is no sandbox {sandbox_id!r}", sandbox_id=sandbox_id)
+    return found
+
+
+def may(sandbox: SandboxState, event_type: str) -> bool:
+    """Whether that event may follow in the sandbox's present state."""
+    return sandbox.status in SANDBOX_MAY[event_type]
+
+
+def require_running(sandbox: SandboxState) -> None:
+    """Raise `not_ready` unless processes can be started in it."""
+    if not may(sandbox, "process.launch_requested"):
+        raise StateError(
+            "not_ready",
+            f"sandbox {sandbox.sandbox_id} {WHY_NOT_READY[sandbox.status]}",
+            sandbox_id=sandbox.sandbox_id,
+            status=sandbox.status,
+        )
+
+
+def create_image(command: ImageCreate, owner: str, provider: str) -> events.ImageCreateRequested:
+    """The intent to make an image of a directory."""
+    if not command.source.startswith("/"):
+        raise CallerError("invalid", f"source: {command.source!r} is not an absolute path of a directory", field="source")
+    return events.ImageCreateRequested(
+        owner=owner, provider=provider, kind="directory", source=command.source, labels=command.labels, clean=command.clean
+    )
+
+
+def same_content(state: State, image_id: str, digest: str) -> ImageState | None:
+    """An older image, ready and of the same owner, provider and content, that can stand for a new one."""
+    new = state.images[image_id]
+    for other in state.images.values():
+        if (
+            other.status == "ready"
+            and other.created is not None
+            and other.created.digest == digest
+            and other.owner == new.owner
+            and other.requested.provider == new.requested.provider
+            and other.requested.labels == new.requested.labels
+        ):
+            return other
+    return None
+
+
+def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.ImageRemoveRequested | None:
+    """The intent to remove an image; None if it is gone already. `pending` are sandboxes about to be made from it."""
+    found = state.images[image_id]
+    if found.status in ("removed", "failed"):
+        return None
+    if found.status == "creating":
+        raise StateError("not_ready", f"image {image_id} is still being made: wait, then remove it", image_id=image_id)
+    users = [user.sandbox_id for user in state.image_users(image_id)] or list(pending)
+    if users:
+        raise StateError(
+            "in_use",
+            f"image {image_id} is used by {_some(users)}: terminate {'it' if len(users) == 1 else 'them'} first",
+            image_id=image_id,
+            sandbox_ids=users[:20],
+        )
+    return events.ImageRemoveRequested()
+
+
+def create_sandbox(
+    state: State, command: SandboxCreate, owner: str, sandbox_id: str, taken: Mapping[str, Any], disk_bytes: int
+) -> tuple[ImageState, SandboxSpec]:
+    """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used."""
+    ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
+    if sandbox_id in state.sandboxes or sandbox_id in taken:
+        raise StateError("conflict", f"the id {sandbox_id!r} is taken: choose another", sandbox_id=sandbox_id)
+    source = image(state, command.image_id)
+    if source.status != "ready":
+        raise StateError(
+            "not_ready", f"image {source.image_id} is {source.status}, not ready", image_id=source.image_id, status=source.status
+        )
+    made_for = source.requested.provider
+    if command.provider not in (None, made_for):
+        raise SetupError(
+            "not_supported",
+            f"image {source.image_id} was made for the provider {made_for!r}: make one for {command.provider!r} first",
+            provider=command.provider,
+        )
+    spec = SandboxSpec(
+        cpus=command.cpus,
+        memory_bytes=command.memory_bytes,
+        pids=command.pids,
+        disk_bytes=command.disk_bytes or disk_bytes,
+        network=command.network,
+        user=command.user,
+        read_only=command.read_only,
+        working_dir=command.working_dir,
+        isolation=command.isolation,
+        env=command.env,
+        labels=command.labels,
+        idle_timeout_s=command.idle_timeout_s,
+        max_lifetime_s=command.max_lifetime_s,
+    )
+    if _size(spec.env) + _size(spec.labels) > MAX_SPEC_BYTES:
+        raise CallerError("invalid", f"env: together with the labels it is larger than {MAX_SPEC_BYTES} bytes: put it in a file", field="env")
+    return source, spec
+
+
+def words(command: Sequence[str] | str) -> list[str]:
+    """The words to execute: a text is a script for the shell."""
+    return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+
+
+def launch(
+    sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, taken: Mapping[tuple[str, str], Any]
+) -> events.ProcessLaunchRequested:
+    """The intent to start a process. `taken` are names about to be used, by sandbox and name."""
+    require_running(sandbox)
+    if name is not None and (name in sandbox.named or (sandbox.sandbox_id, name) in taken):
+        raise StateError(
+            "conflict",
+            f"sandbox {sandbox.sandbox_id} has a process called {name!r} on record: choose another name",
+            sandbox_id=sandbox.sandbox_id,
+            name=name,
+        )
+    if name is not None and name.startswith(ids.PROCESS + "_"):
+        raise CallerError("invalid", f"name: {name!r} looks like the id of a process: choose another name", field="name")
+    shown, cut = _cut(words(command.command))
+    return events.ProcessLaunchRequested(
+        sandbox_id=sandbox.sandbox_id,
+        name=name,
+        command=shown,
+        command_cut=cut,
+        working_dir=command.working_dir,
+        env=_names(command.env),
+        secrets=sorted(command.secrets),
+        stdin=command.stdin is not None and command.stdin is not False,
+        timeout_s=command.timeout_s,
+        durable=command.durable,
+    )
+
+
+def failure_of(process: ProcessState) -> SandkeepError:
+    """The error that a process which was not started is answered with."""
+    code, message = process.error or ("internal", "the process was lost")
+    return error_from(code, message, {"sandbox_id": process.sandbox_id, "process_id": process.process_id})
+
+
+def _cut(command: Sequence[str]) -> tuple[list[str], bool]:
+    """The first words of a command, as many characters as go on record, and whether that cut anything."""
+    shown: list[str] = []
+    room = MAX_COMMAND_ON_RECORD
+    for word in command:
+        piece = word[:room] if len(json.dumps(word)) > room else word
+        shown.append(piece)
+        room -= len(json.dumps(piece)) + 1
+        if room <= 0 or len(piece) < len(word):
+            break
+    return shown, shown != list(command)
+
+
+def _names(env: Mapping[str, str]) -> list[str]:
+    """The names of the variables, as many as fit well into an event."""
+    names: list[str] = []
+    room = MAX_EVENT_BYTES // 4
+    for name in sorted(env):
+        room -= len(name) + 3
+        if room < 0:
+            return [*names, "…"]
+        names.append(name)
+    return names
+
+
+def _size(values: Mapping[str, str]) -> int:
+    return len(json.dumps(values, ensure_ascii=False).encode())
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

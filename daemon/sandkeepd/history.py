@@ -1,0 +1,105 @@
+"""The record as callers read it: events from a token on, whole or of one sandbox, as they were committed."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+from msgspec import Raw, Struct
+
+from sandkeep.clock import rfc3339
+from sandkeep.errors import CallerError
+from sandkeep.methods import EventQuery, HistoryQuery
+from sandkeep_store.log import Recorded
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+
+MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
+SCANNED_AT_ONCE: Final = 1000
+NOW: Final = "now"
+
+
+class RawEvent(Struct, frozen=True):
+    """`model.Event` as it is sent: the bytes of the log are spliced in unchanged, also those of types not known here."""
+
+    position: int
+    time: str
+    type: str
+    version: int
+    stream: str
+    revision: int
+    data: Raw
+    meta: Raw
+
+
+class RawEventPage(Struct, frozen=True):
+    """`model.EventPage` as it is sent."""
+
+    events: list[RawEvent]
+    next: str
+    caught_up: bool
+
+
+class History:
+    """The handlers of ``event.list`` and ``sandbox.history``."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def list(self, request: Request[EventQuery]) -> RawEventPage:
+        """Events that the caller may see, after a token; with nothing new it waits a while for some."""
+        query, log = request.params, self._core.log
+        if query.after == NOW:
+            return RawEventPage([], log.token(log.head), caught_up=True)
+        if query.sandbox_id is not None and not request.sees(self._core.state.owner_of("", query.sandbox_id)):
+            raise CallerError("not_found", f"there is no sandbox {query.sandbox_id!r}", sandbox_id=query.sandbox_id)
+        after = self._start(query.after)
+        deadline = trio.current_time() + query.wait_s
+        while True:
+            page = await self._page(request, after, query.limit, query.sandbox_id, query.type)
+            if page.events or not page.caught_up or trio.current_time() >= deadline:
+                return page
+            after = log.parse_token(page.next)
+            with trio.move_on_at(deadline):
+                await log.wait(after)
+
+    async def of_sandbox(self, request: Request[HistoryQuery]) -> RawEventPage:
+        """The events of one sandbox and of its processes."""
+        query = request.params
+        decide.sandbox(self._core.state, query.sandbox_id)
+        return await self._page(request, self._start(query.after), query.limit, query.sandbox_id, None)
+
+    def _start(self, token: str | None) -> int:
+        log = self._core.log
+        return log.first_position - 1 if token is None else log.parse_token(token)
+
+    async def _page(
+        self, request: Request[EventQuery] | Request[HistoryQuery], after: int, limit: int, sandbox_id: str | None, kind: str | None
+    ) -> RawEventPage:
+        """The next events that pass; it looks at a bounded number of rows, so a page may be empty and yet not caught up."""
+        log = self._core.log
+        upto = log.head
+        rows = await log.read(after, SCANNED_AT_ONCE if not request.admin else limit, sandbox_id=sandbox_id, type=kind, upto=upto)
+        passed: list[RawEvent] = []
+        size = 0
+        at = after
+        for row in rows:
+            if len(passed) >= limit or size > MAX_PAGE_BYTES:
+                return RawEventPage(passed, log.token(at), caught_up=False)
+            at = row.position
+            if request.admin or request.sees(self._core.state.owner_of(row.stream, row.sandbox_id)):
+                passed.append(raw_event(row))
+                size += len(row.data) + len(row.meta)
+        caught_up = _was_all(rows, SCANNED_AT_ONCE if not request.admin else limit)
+        return RawEventPage(passed, log.token(max(at, upto) if caught_up else at), caught_up=caught_up)
+
+
+def raw_event(row: Recorded) -> RawEvent:
+    """An event as it is sent."""
+    return RawEvent(
+        row.position, rfc3339(row.time_us), row.type, row.version, row.stream, row.revision, Raw(row.data), Raw(row.meta)
+    )
+
+
+def _was_all(rows: Sequence[Recorded], asked: int) -> bool:
+    return len(rows) < asked

@@ -1,0 +1,122 @@
+"""Images: made, listed, removed."""
+
+from collections import Counter
+from functools import partial
+
+from sandkeep import events, ids
+from sandkeep.errors import CallerError, error_from
+from sandkeep.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
+from sandkeep.model import Image, ImageList
+from sandkeep_store.log import Recorded
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import Core, as_sandkeep_error, new
+from sandkeepd.providers.base import Caller, Progress
+from sandkeepd.query import page
+
+DEFAULT_PROVIDER = "local"
+
+
+class Images:
+    """The handlers of ``image.*``. `holds` counts, by image, what is about to use it and not on record yet."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.holds: Counter[str] = Counter()
+        self._leaving: set[str] = set()
+
+    async def create(self, request: Request[ImageCreate]) -> Image:
+        """Make an image of a directory; one of the same content is used again unless `clean`."""
+        provider = self._core.provider(request.params.provider or DEFAULT_PROVIDER)
+        event = decide.create_image(request.params, request.owner, provider.name)
+        image_id = ids.new_id(ids.IMAGE)
+        intent = await self._core.intend(new(image_id, event, expected_revision=0), request.meta)
+        work = partial(self._import, image_id, request.caller, request.progress, intent)
+        self._core.carry(work, f"import of {image_id}")
+        return await self.answer_create(image_id)
+
+    async def answer_create(self, image_id: str) -> Image:
+        """Wait until the image is made or failed, and answer it."""
+        image = self._core.state.images[image_id]
+        await self._core.settled(image_id, lambda: image.status != "creating")
+        if image.status == "failed" and image.error is not None:
+            raise error_from(*image.error, {"image_id": image_id})
+        return decide.image(self._core.state, image_id).view()
+
+    async def _import(self, image_id: str, caller: Caller, progress: Progress, intent: Recorded) -> None:
+        core = self._core
+        requested = core.state.images[image_id].requested
+        provider = core.provider(requested.provider)
+        try:
+            made = await provider.import_image(image_id, requested.source, caller, progress)
+        except Exception as unforeseen:
+            error = as_sandkeep_error(unforeseen)
+            failed = events.ImageCreateFailed(code=error.code, message=error.message)
+            await core.record([new(image_id, failed)], intent)
+            return
+        same = None if requested.clean else decide.same_content(core.state, image_id, made.digest)
+        if same is None:
+            outcome: events.Event = events.ImageCreated(
+                digest=made.digest,
+                size_bytes=made.size_bytes,
+                file_count=made.file_count,
+                skipped_count=made.skipped_count,
+                skipped=made.skipped,
+            )
+            await core.record([new(image_id, outcome)], intent)
+            return
+        self.holds[same.image_id] += 1
+        try:
+            await provider.remove_image(image_id)
+            await core.record([new(image_id, events.ImageReused(image_id=same.image_id))], intent)
+        finally:
+            self.holds[same.image_id] -= 1
+
+    async def remove(self, request: Request[ImageRemove]) -> Image:
+        """Remove an image that no sandbox needs."""
+        core = self._core
+        image_id = decide.image(core.state, request.params.image_id).image_id
+        pending = ["one that is being made"] * self.holds[image_id]
+        event = decide.remove_image(core.state, image_id, pending)
+        image = core.state.images[image_id]
+        if event is not None and image.status != "removing":
+            self._leaving.add(image_id)  # nobody may start to use it while the intent is on its way to the disk
+            try:
+                intent = await core.intend(new(image_id, event, expected_revision=image.revision), request.meta, essential=True)
+            finally:
+                self._leaving.discard(image_id)
+            core.carry(partial(self.finish_remove, image_id, intent), f"removal of {image_id}")
+        return await self.answer_remove(image_id)
+
+    async def answer_remove(self, image_id: str) -> Image:
+        """Wait until the image is gone, and answer it."""
+        image = self._core.state.images[image_id]
+        await self._core.settled(image_id, lambda: image.status != "removing")
+        return image.view()
+
+    async def finish_remove(self, image_id: str, intent: Recorded | None) -> None:
+        """Remove the files of an image whose removal is on record."""
+        core = self._core
+        await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
+        await core.record([new(image_id, events.ImageRemoved())], intent)
+
+    def hold(self, image_id: str) -> None:
+        """Say that a sandbox is about to be made from it. Raises `not_found` when it is being removed."""
+        if image_id in self._leaving:
+            raise CallerError("not_found", f"image {image_id} is being removed", image_id=image_id)
+        self.holds[image_id] += 1
+
+    def release(self, image_id: str) -> None:
+        """The sandbox is on record, or will not be made."""
+        self.holds[image_id] -= 1
+
+    def get_now(self, request: Request[ImageRef]) -> Image:
+        """Show an image."""
+        return decide.image(self._core.state, request.params.image_id).view()
+
+    def list_now(self, request: Request[ImageQuery]) -> ImageList:
+        """List the caller's images; an administrator sees all."""
+        query = request.params
+        mine = (i for i in self._core.state.images.values() if request.sees(i.owner) and (query.all or not i.ended))
+        found, following = page(mine, lambda image: image.image_id, query.after, query.limit)
+        return ImageList(images=[image.view() for image in found], next=following)

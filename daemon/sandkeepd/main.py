@@ -1,0 +1,42 @@
+"""``sandkeepd``: the daemon in the foreground."""
+
+import argparse
+import os
+import sys
+
+from sandkeep import settings
+from sandkeep.errors import SandkeepError
+
+
+def main() -> None:
+    """Parse the few options, which stand for settings, and be the daemon. Exits with 1 and a sentence when that cannot be."""
+    parser = argparse.ArgumentParser(prog="sandkeepd", description="The Sandkeep daemon, in the foreground.")
+    parser.add_argument("--state-dir", metavar="DIR", help=f"where to keep everything ({settings.STATE_DIR.name})")
+    parser.add_argument("--socket", metavar="PATH", help=f"the Unix socket to listen on ({settings.SOCKET.name})")
+    parser.add_argument("--log-level", metavar="LEVEL", help=f"debug, info, warning or error ({settings.LOG_LEVEL.name})")
+    options = parser.parse_args()
+    for name, value in (
+        (settings.STATE_DIR.name, options.state_dir and os.path.abspath(options.state_dir)),
+        (settings.SOCKET.name, options.socket and os.path.abspath(options.socket)),
+        (settings.LOG_LEVEL.name, options.log_level),
+    ):
+        if value:
+            os.environ[name] = value
+    try:
+        _run()
+    except SandkeepError as error:
+        print(f"sandkeepd: {error.message}", file=sys.stderr)  # noqa: T201  # the last words of a daemon that cannot start
+        sys.exit(1)
+
+
+def _run() -> None:
+    import trio
+
+    from sandkeepd import app, logs
+
+    logs.set_up(settings.LOG_LEVEL())
+    trio.run(app.run, app.config_from_settings(), strict_exception_groups=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Processes: launched, followed to their end, signalled, read.
+
+A process has one carrier, in the nursery of its sandbox. It starts the process, records that it started and how it ended
+(in one append when the end came first), and enforces its time limit. The daemon is not in the way of what the process
+writes: that goes to a journal, from which `read` answers by byte offset.
+"""
+
+import math
+from functools import partial
+from signal import Signals
+
+import trio
+
+from sandkeep import events, ids
+from sandkeep.clock import now_us
+from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.methods import (
+    ProcessLaunch,
+    ProcessQuery,
+    ProcessRead,
+    ProcessRef,
+    ProcessSignal,
+    ProcessWait,
+    ProcessWriteStdin,
+    SandboxExec,
+    Written,
+)
+from sandkeep.model import ExecResult, Process, ProcessList, ProcessOutput
+from sandkeep_store.codec import CODEC
+from sandkeep_store.log import Recorded
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.state import State
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import Core, new
+from sandkeepd.providers.base import Chunk, Exit, Launch
+from sandkeepd.query import page
+from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
+
+GRACE_S = 0.1
+"""How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
+
+
+class Processes:
+    """The handlers of ``process.*`` and of ``sandbox.exec``."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+        self._naming: dict[tuple[str, str], None] = {}
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    async def exec(self, request: Request[SandboxExec]) -> ExecResult:
+        """Run a command to its end."""
+        command = request.params
+        process = await self._begin(request, command, None, command.stdin, eager=False)
+        return await self.answer_exec(process, command.inline_bytes)
+
+    async def launch(self, request: Request[ProcessLaunch]) -> Process:
+        """Start a command in the background."""
+        command = request.params
+        process = await self._begin(request, command, command.name, command.stdin or None, eager=True)
+        return await self.answer_launch(process)
+
+    async def _begin(
+        self,
+        request: Request[SandboxExec] | Request[ProcessLaunch],
+        command: SandboxExec | ProcessLaunch,
+        name: str | None,
+        stdin: bytes | bool | None,
+        *,
+        eager: bool,
+    ) -> ProcessState:
+        """Put the intent on record and start the process's carrier."""
+        core = self._core
+        sandbox = decide.sandbox(core.state, command.sandbox_id)
+        decide.require_running(sandbox)
+        runtime = await self._sandboxes.runtime(sandbox)
+        event = decide.launch(sandbox, command, name, self._naming)
+        process_id = ids.new_id(ids.PROCESS)
+        key = (sandbox.sandbox_id, name or process_id)
+        self._naming[key] = None
+        try:
+            intent = await core.intend(new(process_id, event, sandbox.sandbox_id, 0), request.meta)
+        finally:
+            del self._naming[key]
+        process = core.state.processes[process_id]
+        launch = Launch(
+            process_id=process_id,
+            command=decide.words(command.command),
+            env=command.env,
+            secrets=command.secrets,
+            working_dir=command.working_dir,
+            stdin=stdin,
+        )
+        work = partial(self._carry, runtime, process, launch, intent, eager=eager)
+        if not start_in(runtime, work, core, f"process {process_id}") and not process.ended:
+            failed = events.ProcessLaunchFailed(code="not_ready", message=f"sandbox {sandbox.sandbox_id} is being ended")
+            await core.record([new(process_id, failed, sandbox.sandbox_id)], intent)
+        return process
+
+    async def answer_launch(self, process: ProcessState) -> Process:
+        """Wait until the process runs, and answer it."""
+        await self._core.settled(process.process_id, lambda: process.status != "starting")
+        if process.status == "failed":
+            raise decide.failure_of(process)
+        return process.view()
+
+    async def answer_exec(self, process: ProcessState, inline_bytes: int) -> ExecResult:
+        """Wait until the process has ended, and answer how, with the beginning of what it wrote."""
+        await self._core.settled(process.process_id, lambda: process.ended)
+        if process.status == "failed":
+            raise decide.failure_of(process)
+        out, err = (self._read(process, stream, 0, inline_bytes) for stream in ("stdout", "stderr"))
+        begun = process.started_us or process.requested_us
+        return ExecResult(
+            process_id=process.process_id,
+            sandbox_id=process.sandbox_id,
+            exit_code=process.exit_code,
+            timed_out=process.timed_out,
+            status=process.status,
+            stdout=out.data,
+            stderr=err.data,
+            stdout_bytes=out.size,
+            stderr_bytes=err.size,
+            stdout_truncated=out.size > len(out.data),
+            stderr_truncated=err.size > len(err.data),
+            duration_s=((process.ended_us or begun) - process.requested_us) / 1e6,
+            error=process.error[1] if process.error else None,
+        )
+
+    # -- carrying -----------------------------------------------------------------------------------------------------
+
+    async def _carry(self, runtime: Runtime, process: ProcessState, launch: Launch, intent: Recorded, *, eager: bool) -> None:
+        """Start the process and follow it to its end."""
+        try:
+            pid = await runtime.instance.launch(launch)
+        except SandkeepError as error:
+            await self._record(process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent)
+            return
+        started = events.ProcessStarted(pid=pid)
+        exited = runtime.instance.exit_of(process.process_id)
+        if exited is None and not eager:
+            with trio.move_on_after(min(GRACE_S, process.requested.timeout_s or GRACE_S)):
+                exited = await runtime.instance.wait(process.process_id)
+        if exited is not None:
+            await self._end(runtime, process, exited, intent, started)
+            return
+        await self._record(process, started, cause=intent)
+        await self.follow(runtime, process, intent)
+
+    async def follow(self, runtime: Runtime, process: ProcessState, intent: Recorded | None) -> None:
+        """Wait for the end of a process that is on record as started; kill it when its time is up."""
+        instance = runtime.instance
+        exited: Exit | None = None
+        with trio.move_on_after(_time_left(process)):
+            exited = await instance.wait(process.process_id)
+        if exited is None:
+            assert process.requested.timeout_s is not None
+            if not process.timed_out:
+                await self._record(process, events.ProcessTimedOut(timeout_s=process.requested.timeout_s), cause=intent)
+            await instance.signal(process.process_id, Signals.SIGKILL)
+            exited = await instance.wait(process.process_id)
+        await self._end(runtime, process, exited, intent)
+
+    async def adopt(self, runtime: Runtime, process: ProcessState) -> None:
+        """Take over a process of an earlier daemon: one that was started, or that nobody knows whether it was."""
+        instance = runtime.instance
+        if process.status == "starting":
+            pid = await instance.find(process.process_id)
+            if pid is None:
+                message = "the daemon stopped before the process was started: launch it again"
+                await self._record(process, events.ProcessLaunchFailed(code="not_ready", message=message))
+                return
+            await self._record(process, events.ProcessStarted(pid=pid))
+        await self.follow(runtime, process, None)
+
+    async def _end(
+        self, runtime: Runtime, process: ProcessState, exited: Exit, intent: Recorded | None, *before: events.Event
+    ) -> None:
+        instance, process_id = runtime.instance, process.process_id
+        if process.requested.durable:
+            await trio.to_thread.run_sync(instance.sync, process_id)
+        outcome: events.Event
+        if exited.exit_code is None:
+            outcome = events.ProcessLost(message=exited.message or "nobody saw how the process ended")
+        else:
+            sizes = [instance.read(process_id, stream, 0, 0).size for stream in ("stdout", "stderr")]
+            outcome = events.ProcessExited(exit_code=exited.exit_code, stdout_bytes=sizes[0], stderr_bytes=sizes[1])
+        await self._record(process, *before, outcome, cause=intent)
+        instance.forget(process_id)
+
+    async def _record(self, process: ProcessState, *facts: events.Event, cause: Recorded | None = None) -> None:
+        await self._core.record([new(process.process_id, fact, process.sandbox_id) for fact in facts], cause)
+
+    # -- acting on ----------------------------------------------------------------------------------------------------
+
+    async def signal(self, request: Request[ProcessSignal]) -> Process:
+        """Send a signal to the process's group. One that has ended is answered as it is."""
+        number = parse_signal(request.params.signal)
+        process = await self.find(request.params.sandbox_id, request.params.name)
+        if process.ended:
+            return process.view()
+        sandbox = decide.sandbox(self._core.state, process.sandbox_id)
+        runtime = await self._sandboxes.runtime(sandbox)
+        event = events.ProcessSignalled(signal=Signals(number).name.removeprefix("SIG"))
+        await self._core.intend(new(process.process_id, event, sandbox.sandbox_id), request.meta, essential=True)
+        await runtime.instance.signal(process.process_id, number)
+        return process.view()
+
+    async def write_stdin(self, request: Request[ProcessWriteStdin]) -> Written:
+        """Write to a process's input, or close it."""
+        command = request.params
+        process = await self.find(command.sandbox_id, command.name)
+        if process.ended or not process.requested.stdin:
+            why = "has ended" if process.ended else "was started without an input: launch it with stdin"
+            raise StateError("not_ready", f"process {command.name!r} {why}", name=command.name, status=process.status)
+        runtime = await self._sandboxes.runtime(decide.sandbox(self._core.state, command.sandbox_id))
+        taken = await runtime.instance.write_stdin(process.process_id, command.data, eof=command.eof)
+        return Written(written_bytes=taken)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    async def get(self, request: Request[ProcessRef]) -> Process:
+        """Show a process."""
+        return (await self.find(request.params.sandbox_id, request.params.name)).view()
+
+    async def wait(self, request: Request[ProcessWait]) -> Process:
+        """Wait until a process has ended."""
+        query = request.params
+        process = await self.find(query.sandbox_id, query.name)
+        with trio.move_on_after(query.timeout_s if query.timeout_s is not None else math.inf):
+            await self._core.settled(process.process_id, lambda: process.ended)
+        if not process.ended:
+            raise StateError("timeout", f"process {query.name!r} still runs after {query.timeout_s:g} s", name=query.name)
+        return process.view()
+
+    async def list(self, request: Request[ProcessQuery]) -> ProcessList:
+        """List the processes of one sandbox, or of all that the caller has."""
+        query, state = request.params, self._core.state
+        if query.sandbox_id is not None and not request.sees(state.owner_of("", query.sandbox_id)):
+            raise CallerError("not_found", f"there is no sandbox {query.sandbox_id!r}", sandbox_id=query.sandbox_id)
+        shown = (
+            p
+            for p in state.processes.values()
+            if (query.sandbox_id in (None, p.sandbox_id)) and (query.all or not p.ended) and request.sees(state.owner_of("", p.sandbox_id))
+        )
+        found, following = page(shown, lambda process: process.process_id, query.after, query.limit)
+        return ProcessList(processes=[process.view() for process in found], next=following)
+
+    async def read(self, request: Request[ProcessRead]) -> ProcessOutput:
+        """Read a journal from byte offsets, waiting a while for more when there is nothing new."""
+        query = request.params
+        process = await self.find(query.sandbox_id, query.name)
+        deadline = trio.current_time() + query.wait_s
+        while True:
+            ended = process.ended  # looked at before the journal: what is read after the end is all there is
+            out = self._read(process, "stdout", query.stdout_offset, query.max_bytes)
+            err = self._read(process, "stderr", query.stderr_offset, query.max_bytes)
+            if out.data or err.data or ended or trio.current_time() >= deadline or query.max_bytes == 0:
+                return _output(process, out, err, ended=ended)
+            with trio.move_on_at(deadline):
+                await self._wait_for_more(process, query)
+
+    async def _wait_for_more(self, process: ProcessState, query: ProcessRead) -> None:
+        runtime = self._sandboxes.runtimes.get(process.sandbox_id)
+        if runtime is None or process.status == "starting" or runtime.instance.exit_of(process.process_id) is not None:
+            before = process.status
+            await self._core.settled(process.process_id, lambda: process.status != before)
+        else:
+            await runtime.instance.wait_output(process.process_id, query.stdout_offset, query.stderr_offset)
+
+    def _read(self, process: ProcessState, stream: str, offset: int, max_bytes: int) -> Chunk:
+        runtime = self._sandboxes.runtimes.get(process.sandbox_id)
+        if runtime is not None:
+            return runtime.instance.read(process.process_id, stream, offset, max_bytes)
+        sandbox = self._core.state.sandboxes[process.sandbox_id]
+        provider = self._core.provider(sandbox.requested.provider)
+        return provider.read_ended(process.sandbox_id, process.process_id, stream, offset, max_bytes)
+
+    async def find(self, sandbox_id: str, name: str) -> ProcessState:
+        """A process by its name or id; one too old for the view is read from its stream in the log. Raises `not_found`."""
+        sandbox = decide.sandbox(self._core.state, sandbox_id)
+        found = sandbox.named.get(name) or self._core.state.processes.get(name) or await self._from_log(sandbox, name)
+        if found is None or found.sandbox_id != sandbox_id:
+            raise CallerError("not_found", f"sandbox {sandbox_id} has no process {name!r}", sandbox_id=sandbox_id, name=name)
+        return found
+
+    async def _from_log(self, sandbox: SandboxState, process_id: str) -> ProcessState | None:
+        if not process_id.startswith(ids.PROCESS + "_"):
+            return None
+        facts = await self._core.log.read(0, 100, stream=process_id)
+        return fold_process(facts, sandbox.sandbox_id)
+
+
+def fold_process(facts: list[Recorded], sandbox_id: str) -> ProcessState | None:
+    """The state of one process, from the events of its stream alone; None when it is of another sandbox."""
+    apart = State()
+    for fact in facts:
+        if fact.sandbox_id != sandbox_id:
+            return None
+        apart.apply(CODEC.decode(fact.position, fact.type, fact.version, fact.data), fact)
+    return next(iter(apart.processes.values()), None)
+
+
+def parse_signal(text: str) -> int:
+    """A signal's number from its name, with or without SIG, or from its digits. Raises `invalid`."""
+    try:
+        return Signals(int(text)) if text.isdigit() else Signals["SIG" + text.removeprefix("SIG")]
+    except (KeyError, ValueError):
+        raise CallerError("invalid", f"signal: {text!r} is not a signal: use a name such as TERM or a number", field="signal") from None
+
+
+def _time_left(process: ProcessState) -> float:
+    limit = process.requested.timeout_s
+    if limit is None or process.started_us is None:
+        return math.inf
+    return max(0.0, limit - (now_us() - process.started_us) / 1e6)
+
+
+def _output(process: ProcessState, out: Chunk, err: Chunk, *, ended: bool) -> ProcessOutput:
+    after_out, after_err = out.offset + len(out.data), err.offset + len(err.data)
+    return ProcessOutput(
+        process_id=process.process_id,
+        status=process.status,
+        stdout=out.data,
+        stderr=err.data,
+        stdout_offset=out.offset,
+        stderr_offset=err.offset,
+        next_stdout_offset=after_out,
+        next_stderr_offset=after_err,
+        ended=ended and after_out >= out.size and after_err >= err.size,
+        exit_code=process.exit_code,
+        timed_out=process.timed_out,
+        note=out.note or err.note,
+    )
+

@@ -1,0 +1,20 @@
+"""How lists are cut into pages."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def page(items: Iterable[T], key: Callable[[T], str], after: str | None, limit: int) -> tuple[list[T], str | None]:
+    """Up to `limit` items in their own order, beginning behind the one that `after` names, and what to give for more.
+
+    An `after` that is not among them any more begins at the front, so that nothing is missed.
+    """
+    found = list(items)
+    if after is not None:
+        start = next((i + 1 for i, item in enumerate(found) if key(item) == after), 0)
+        found = found[start:]
+    part = list(islice(found, limit))
+    return part, key(part[-1]) if len(part) < len(found) else None

@@ -1,0 +1,43 @@
+"""The reaper: the only place that decides by itself to end a sandbox.
+
+A sandbox's lifetime is looked at first, then whether it is idle; one in which a process runs is never idle.
+"""
+
+import logging
+
+import trio
+
+from sandkeep.clock import now_us
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.core import Core
+from sandkeepd.sandboxes import Sandboxes
+
+logger = logging.getLogger("sandkeepd")
+
+LOOK_EVERY_S = 1.0
+
+
+def reason_to_end(sandbox: SandboxState, moment_us: int) -> str | None:
+    """``max_lifetime`` or ``idle_timeout`` when one of them has passed for a running sandbox, else None."""
+    if sandbox.status != "running":
+        return None
+    spec = sandbox.spec
+    if spec.max_lifetime_s is not None and moment_us >= sandbox.requested_us + spec.max_lifetime_s * 1e6:
+        return "max_lifetime"
+    idle = spec.idle_timeout_s is not None and not sandbox.active
+    if idle and moment_us >= sandbox.last_activity_us + (spec.idle_timeout_s or 0) * 1e6:
+        return "idle_timeout"
+    return None
+
+
+async def run(core: Core, sandboxes: Sandboxes) -> None:
+    """End what is due, once a second, until cancelled. A disk that refuses is tried again at the next look."""
+    while True:
+        await trio.sleep(LOOK_EVERY_S)
+        moment = now_us()
+        for sandbox in list(core.state.sandboxes.values()):
+            reason = reason_to_end(sandbox, moment)
+            if reason is not None:
+                logger.info("reaping", extra={"sandbox_id": sandbox.sandbox_id, "reason": reason})
+                sandbox_id = sandbox.sandbox_id
+                await core.guarded(lambda sandbox_id=sandbox_id, reason=reason: sandboxes.end(sandbox_id, reason), "reaping")  # type: ignore[misc]

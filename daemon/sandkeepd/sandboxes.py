@@ -1,0 +1,306 @@
+"""Sandboxes: made, kept, ended.
+
+A running sandbox has one task of its own (`_keep`), whose nursery owns the carriers of its processes. That task ends when
+the sandbox does: by itself, which is recorded as a failure, or because it is being terminated, which stops the task first.
+A stopping daemon cancels it, and the sandbox goes on.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from sandkeep import events, ids
+from sandkeep.errors import CallerError, ProviderError, StateError, error_from
+from sandkeep.methods import SandboxCreate, SandboxQuery, SandboxRef, SandboxTerminate
+from sandkeep.model import Sandbox, SandboxList
+from sandkeep.settings import DISK_LIMIT
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import RETRY_S, Core, as_sandkeep_error, new
+from sandkeepd.images import Images
+from sandkeepd.providers.base import Instance
+from sandkeepd.query import page
+
+logger = logging.getLogger("sandkeepd")
+
+ADOPTION_PATIENCE_S = 30.0
+KILLED = 128 + 9
+
+
+class Runtime:
+    """A running sandbox as the daemon holds it: its instance, and the nursery of its processes' carriers."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.scope = trio.CancelScope()
+        self.nursery: trio.Nursery | None = None
+        self.finished = trio.Event()
+
+    @property
+    def open(self) -> bool:
+        """Whether carriers can be started in it."""
+        return self.nursery is not None and not self.scope.cancel_called
+
+    async def stop(self) -> None:
+        """Stop the carriers and wait until they have stopped. The sandbox goes on."""
+        self.scope.cancel()
+        await self.finished.wait()
+
+
+class Sandboxes:
+    """The handlers of ``sandbox.*`` but for processes, and the runtimes."""
+
+    def __init__(self, core: Core, images: Images) -> None:
+        self._core = core
+        self._images = images
+        self.runtimes: dict[str, Runtime] = {}
+        self.adopting: dict[str, trio.Event] = {}
+        self._making: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
+        self._planned: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    # -- making -------------------------------------------------------------------------------------------------------
+
+    async def create(self, request: Request[SandboxCreate]) -> Sandbox:
+        """Make a sandbox and start it."""
+        core, command = self._core, request.params
+        sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
+        image, spec = decide.create_sandbox(core.state, command, request.owner, sandbox_id, self._planned, DISK_LIMIT())
+        if not request.sees(image.owner):
+            raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
+        provider = core.provider(image.requested.provider)
+        plan = provider.plan(sandbox_id, image.image_id, spec, request.caller, self._plans(provider.name))
+        event = events.SandboxCreateRequested(
+            owner=request.owner,
+            image_id=image.image_id,
+            provider=provider.name,
+            spec=spec,
+            secrets=sorted(command.secrets),
+            plan=plan,
+        )
+        self._images.hold(image.image_id)
+        self._planned[sandbox_id] = (provider.name, plan)
+        try:
+            intent = await core.intend(new(sandbox_id, event, sandbox_id, 0), request.meta)
+        finally:
+            self._images.release(image.image_id)
+            del self._planned[sandbox_id]
+        self._making[sandbox_id] = (trio.CancelScope(), trio.Event())
+        core.carry(partial(self._make, sandbox_id, dict(command.secrets), intent), f"creation of {sandbox_id}")
+        return await self.answer_create(sandbox_id)
+
+    def _plans(self, provider: str) -> list[dict[str, Any]]:
+        """The plans of the provider's sandboxes that have not ended, and of those about to be on record."""
+        kept = [
+            s.requested.plan
+            for s in self._core.state.sandboxes.values()
+            if s.requested.provider == provider and not s.hidden
+        ]
+        return kept + [plan for name, plan in self._planned.values() if name == provider]
+
+    async def answer_create(self, sandbox_id: str) -> Sandbox:
+        """Wait until the sandbox runs or failed, and answer it."""
+        sandbox = self._core.state.sandboxes[sandbox_id]
+        await self._core.settled(sandbox_id, lambda: sandbox.status != "creating")
+        if not sandbox.made:
+            if sandbox.error is not None:
+                raise error_from(*sandbox.error, {"sandbox_id": sandbox_id})
+            raise StateError("conflict", f"sandbox {sandbox_id} was terminated while it was being made", sandbox_id=sandbox_id)
+        return sandbox.view()
+
+    async def _make(self, sandbox_id: str, secrets: dict[str, str], intent: Recorded) -> None:
+        core = self._core
+        sandbox = core.state.sandboxes[sandbox_id]
+        asked = sandbox.requested
+        scope, finished = self._making[sandbox_id]
+        instance: Instance | None = None
+        outcome: events.Event | None = None
+        try:
+            with scope:
+                instance = await core.provider(asked.provider).create(
+                    sandbox_id, asked.image_id, asked.spec, secrets, asked.plan
+                )
+        except Exception as unforeseen:
+            error = as_sandkeep_error(unforeseen)
+            outcome = events.SandboxCreateFailed(code=error.code, message=error.message)
+        finally:
+            secrets.clear()
+            del self._making[sandbox_id]
+            finished.set()
+        if instance is not None and decide.may(sandbox, "sandbox.created"):
+            outcome = events.SandboxCreated(isolation=instance.isolation, handle=instance.handle)
+        if outcome is None or not decide.may(sandbox, outcome.type):
+            if instance is not None:  # it is being terminated: that carrier ends what was made
+                await instance.aclose()
+            return
+        await core.record([new(sandbox_id, outcome, sandbox_id)], intent)
+        if instance is not None:
+            self.keep(instance)
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    def keep(self, instance: Instance) -> Runtime:
+        """Look after a sandbox that runs."""
+        runtime = Runtime(instance)
+        self.runtimes[instance.sandbox_id] = runtime
+        self._core.carry(partial(self._keep, runtime), f"keeping {instance.sandbox_id}")
+        return runtime
+
+    async def _keep(self, runtime: Runtime) -> None:
+        """Own the carriers of a sandbox's processes until the sandbox ends, is terminated, or the daemon stops."""
+        why: str | None = None
+        try:
+            with runtime.scope:
+                async with trio.open_nursery() as nursery:
+                    runtime.nursery = nursery
+                    why = await runtime.instance.ended()
+                    nursery.cancel_scope.cancel()
+        finally:
+            runtime.nursery = None
+            runtime.finished.set()
+        if why is not None and not runtime.scope.cancel_called:
+            await self._ended_by_itself(runtime, why)
+
+    async def _ended_by_itself(self, runtime: Runtime, why: str) -> None:
+        core, sandbox_id = self._core, runtime.instance.sandbox_id
+        sandbox = core.state.sandboxes[sandbox_id]
+        if not decide.may(sandbox, "sandbox.failed"):
+            return
+        if why.startswith("disk_limit"):
+            await self.end(sandbox_id, "disk_limit")
+            return
+        logger.warning("sandbox failed", extra={"sandbox_id": sandbox_id, "why": why})
+        facts = [*self._last_words(sandbox, runtime.instance, None), new(sandbox_id, events.SandboxFailed(message=why), sandbox_id)]
+        await core.record(facts, None)
+        del self.runtimes[sandbox_id]
+        await runtime.instance.aclose()
+
+    async def runtime(self, sandbox: SandboxState) -> Runtime:
+        """The runtime of a running sandbox, waiting a while for one that a starting daemon is still adopting."""
+        adopted = self.adopting.get(sandbox.sandbox_id)
+        if adopted is not None:
+            with trio.move_on_after(ADOPTION_PATIENCE_S):
+                await adopted.wait()
+        found = self.runtimes.get(sandbox.sandbox_id)
+        if found is None or not found.open:
+            decide.require_running(sandbox)
+            with trio.move_on_after(1):  # its task is about to run
+                while (found := self.runtimes.get(sandbox.sandbox_id)) is None or not found.open:
+                    await trio.sleep(0.005)
+        if found is None or not found.open:
+            raise ProviderError(
+                "provider_unavailable",
+                f"sandbox {sandbox.sandbox_id} does not answer: try again, or terminate it",
+                sandbox_id=sandbox.sandbox_id,
+            )
+        return found
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    async def terminate(self, request: Request[SandboxTerminate]) -> Sandbox:
+        """End a sandbox and all that runs in it. One that has ended is answered as it is."""
+        sandbox_id = decide.sandbox(self._core.state, request.params.sandbox_id).sandbox_id
+        await self.end(sandbox_id, "requested", request)
+        return await self.answer_terminate(sandbox_id)
+
+    async def answer_terminate(self, sandbox_id: str) -> Sandbox:
+        """Wait until the sandbox has ended, and answer it."""
+        sandbox = self._core.state.sandboxes[sandbox_id]
+        await self._core.settled(sandbox_id, lambda: sandbox.status != "stopping")
+        return sandbox.view()
+
+    async def end(self, sandbox_id: str, reason: str, request: Request[Any] | None = None) -> None:
+        """Order the end of a sandbox, if that is not ordered already. It is on record when this returns."""
+        core = self._core
+        sandbox = core.state.sandboxes[sandbox_id]
+        while decide.may(sandbox, "sandbox.terminate_requested"):
+            event = events.SandboxTerminateRequested(reason=reason)
+            meta = request.meta if request is not None else events.Meta()
+            try:
+                intent = await core.intend(new(sandbox_id, event, sandbox_id, sandbox.revision), meta, essential=True)
+            except StateError:
+                continue  # something else happened to it at that instant: look again
+            core.carry(partial(self.finish_end, sandbox_id, intent), f"end of {sandbox_id}")
+            return
+
+    async def finish_end(self, sandbox_id: str, intent: Recorded | None) -> None:
+        """Carry out an end that is on record: complete or half made, running or not."""
+        core = self._core
+        sandbox = core.state.sandboxes[sandbox_id]
+        if sandbox_id in self._making:
+            scope, finished = self._making[sandbox_id]
+            scope.cancel()
+            await finished.wait()
+        runtime = self.runtimes.get(sandbox_id)
+        if runtime is not None:
+            await runtime.stop()
+        await self._terminate_for_sure(sandbox)
+        instance = runtime.instance if runtime is not None else None
+        outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
+        await core.record([*self._last_words(sandbox, instance, KILLED), new(sandbox_id, outcome, sandbox_id)], intent)
+        if runtime is not None:
+            self.runtimes.pop(sandbox_id, None)
+            await runtime.instance.aclose()
+
+    async def _terminate_for_sure(self, sandbox: SandboxState) -> None:
+        """Have the provider end it, however often that takes."""
+        delay = RETRY_S
+        while True:
+            try:
+                await self._core.provider(sandbox.requested.provider).terminate(
+                    sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle
+                )
+            except Exception as unforeseen:
+                error = as_sandkeep_error(unforeseen)
+                logger.warning("cannot end a sandbox yet", extra={"sandbox_id": sandbox.sandbox_id, "why": error.message})
+                await trio.sleep(delay)
+                delay = min(delay * 2, 60)
+            else:
+                return
+
+    def _last_words(self, sandbox: SandboxState, instance: Instance | None, exit_code: int | None) -> list[NewEvent]:
+        """How the processes of a sandbox that is gone ended: as they told, else by `exit_code`, else nobody knows."""
+        return [
+            new(process.process_id, self._last_word(process, instance, exit_code), sandbox.sandbox_id)
+            for process in sandbox.active.values()
+        ]
+
+    def _last_word(self, process: ProcessState, instance: Instance | None, exit_code: int | None) -> events.Event:
+        if process.status == "starting":
+            return events.ProcessLaunchFailed(code="not_ready", message="the sandbox ended before the process was started")
+        seen = instance.exit_of(process.process_id) if instance is not None else None
+        code = seen.exit_code if seen is not None and seen.exit_code is not None else exit_code
+        if code is None:
+            return events.ProcessLost(message="the sandbox ended and nobody saw how the process did")
+        provider = self._core.provider(self._core.state.sandboxes[process.sandbox_id].requested.provider)
+        sizes = [
+            provider.read_ended(process.sandbox_id, process.process_id, stream, 0, 0).size for stream in ("stdout", "stderr")
+        ]
+        return events.ProcessExited(exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1])
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get_now(self, request: Request[SandboxRef]) -> Sandbox:
+        """Show a sandbox."""
+        return decide.sandbox(self._core.state, request.params.sandbox_id).view()
+
+    def list_now(self, request: Request[SandboxQuery]) -> SandboxList:
+        """List the caller's sandboxes; an administrator sees all."""
+        query = request.params
+        shown = (s for s in self._core.state.sandboxes.values() if request.sees(s.owner) and (query.all or not s.hidden))
+        found, following = page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
+        return SandboxList(sandboxes=[sandbox.view() for sandbox in found], next=following)
+
+
+def start_in(runtime: Runtime, carrier: Callable[[], Any], core: Core, what: str) -> bool:
+    """Start a carrier in a sandbox's own nursery; False when the sandbox is ending."""
+    if runtime.nursery is None or not runtime.open:
+        return False
+    runtime.nursery.start_soon(core.guarded, carrier, what)
+    return True
+

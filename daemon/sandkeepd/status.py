@@ -1,0 +1,96 @@
+"""What the daemon says of itself."""
+
+import os
+from collections import Counter
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import trio
+
+from sandkeep.clock import now_us, rfc3339
+from sandkeep.methods import NoParams
+from sandkeep.model import Capabilities, DaemonStatus, Empty, Pong, ProviderCapabilities
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+
+if TYPE_CHECKING:
+    from sandkeepd.api.server import Server
+
+
+@lru_cache(maxsize=1)
+def version() -> str:
+    """The version of Sandkeep that runs."""
+    from importlib.metadata import version as of
+
+    return of("sandkeep")
+
+
+class Software:
+    """The handlers of ``daemon.*``."""
+
+    def __init__(self, core: Core, state_dir: str, socket: str, stopping: trio.Event) -> None:
+        self.core = core
+        self.state_dir = state_dir
+        self.socket = socket
+        self.server: Server | None = None
+        self._stopping = stopping
+        self._started_us = now_us()
+        self._pong = Pong(version=version(), pid=os.getpid())
+
+    def ping(self, request: Request[NoParams]) -> Pong:
+        """See that the daemon answers."""
+        return self._pong
+
+    def status(self, request: Request[NoParams]) -> DaemonStatus:
+        """How the daemon is, counting what the caller may see."""
+        core = self.core
+        sandboxes = [s for s in core.state.sandboxes.values() if request.sees(s.owner)]
+        images = [i for i in core.state.images.values() if request.sees(i.owner)]
+        problems = [p for p in (*core.problems, core.log.failure, core.files.failure) if p]
+        return DaemonStatus(
+            version=version(),
+            pid=os.getpid(),
+            uid=os.geteuid(),
+            state_dir=self.state_dir,
+            socket=self.socket,
+            log_id=core.log.log_id,
+            position=core.log.head,
+            started_at=rfc3339(self._started_us),
+            healthy=not problems,
+            problems=problems,
+            owner=request.owner,
+            admin=request.admin,
+            sandboxes=dict(Counter(s.status for s in sandboxes)),
+            images=dict(Counter(i.status for i in images)),
+            running_processes=sum(len(s.active) for s in sandboxes),
+            connections=self.server.statistics().connections if self.server is not None else 0,
+            resident_bytes=resident_bytes(),
+        )
+
+    async def capabilities(self, request: Request[NoParams]) -> Capabilities:
+        """What works here, asked of all providers side by side."""
+        found: dict[str, ProviderCapabilities] = {}
+
+        async def ask(name: str) -> None:
+            found[name] = await self.core.providers[name].capabilities()
+
+        async with trio.open_nursery() as nursery:
+            for name in self.core.providers:
+                nursery.start_soon(ask, name)
+        return Capabilities(providers=[found[name] for name in sorted(found)])
+
+    async def shutdown(self, request: Request[NoParams]) -> Empty:
+        """Stop the daemon, once this call is answered; sandboxes and processes go on."""
+        self.core.nursery.start_soon(self._stop_soon)
+        await trio.lowlevel.checkpoint()
+        return Empty()
+
+    async def _stop_soon(self) -> None:
+        await trio.sleep(0.05)  # lets the answer out
+        self._stopping.set()
+
+
+def resident_bytes() -> int:
+    """How much memory the daemon has in use."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

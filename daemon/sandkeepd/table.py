@@ -1,0 +1,74 @@
+"""Which handler answers which method: the table of `sandkeep.methods`, from the daemon's side."""
+
+from typing import Any
+
+from sandkeep_store.log import Recorded
+from sandkeepd.access import Request
+from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
+from sandkeepd.core import Core
+from sandkeepd.history import History
+from sandkeepd.images import Images
+from sandkeepd.processes import Processes
+from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.status import Software
+from sandkeepd.upkeep import Upkeep
+
+__all__ = ["Dispatch", "dispatch"]
+
+
+def dispatch(core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, software: Software) -> Dispatch:
+    """The daemon's handler of calls."""
+    history, upkeep = History(core), Upkeep(core)
+    handlers: dict[str, Handle] = {
+        "daemon.capabilities": software.capabilities,
+        "daemon.shutdown": software.shutdown,
+        "image.create": images.create,
+        "image.remove": images.remove,
+        "sandbox.create": sandboxes.create,
+        "sandbox.exec": processes.exec,
+        "sandbox.terminate": sandboxes.terminate,
+        "sandbox.history": history.of_sandbox,
+        "process.launch": processes.launch,
+        "process.get": processes.get,
+        "process.list": processes.list,
+        "process.wait": processes.wait,
+        "process.signal": processes.signal,
+        "process.write_stdin": processes.write_stdin,
+        "process.read": processes.read,
+        "event.list": history.list,
+        "store.verify": upkeep.verify,
+        "store.rebuild": upkeep.rebuild,
+    }
+    at_once: dict[str, HandleNow] = {
+        "daemon.ping": software.ping,
+        "daemon.status": software.status,
+        "image.get": images.get_now,
+        "image.list": images.list_now,
+        "sandbox.get": sandboxes.get_now,
+        "sandbox.list": sandboxes.list_now,
+    }
+    return Dispatch(core, handlers, at_once, _again(images, sandboxes, processes))
+
+
+def _again(images: Images, sandboxes: Sandboxes, processes: Processes) -> dict[str, Again]:
+    """How a command given again gets its first answer: from what the intent's stream has become."""
+
+    async def exec_again(request: Request[Any], first: Recorded) -> Any:
+        process = await processes.find(request.params.sandbox_id, first.stream)
+        return await processes.answer_exec(process, request.params.inline_bytes)
+
+    async def launch_again(request: Request[Any], first: Recorded) -> Any:
+        return await processes.answer_launch(await processes.find(request.params.sandbox_id, first.stream))
+
+    async def signal_again(request: Request[Any], first: Recorded) -> Any:
+        return (await processes.find(request.params.sandbox_id, first.stream)).view()
+
+    return {
+        "image.create": lambda request, first: images.answer_create(first.stream),
+        "image.remove": lambda request, first: images.answer_remove(first.stream),
+        "sandbox.create": lambda request, first: sandboxes.answer_create(first.stream),
+        "sandbox.terminate": lambda request, first: sandboxes.answer_terminate(first.stream),
+        "sandbox.exec": exec_again,
+        "process.launch": launch_again,
+        "process.signal": signal_again,
+    }

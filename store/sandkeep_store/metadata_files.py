@@ -1,0 +1,209 @@
+"""`metadata.json` on disk: written whole or not at all, debounced, never on a request's way.
+
+`MetadataFiles` follows the state of a running daemon. `rebuild` and `check` compare what is on disk with what the log says,
+and need nothing but a folded `State`.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import trio
+
+from sandkeep.errors import DaemonError
+from sandkeep.ids import is_name
+from sandkeep.model import RebuildReport
+from sandkeep_store.views.metadata import FILE_NAME, Seen, document
+from sandkeep_store.views.state import State
+
+DEBOUNCE_S = 0.25
+BATCH = 64
+
+
+class MetadataFiles:
+    """Keeps the documents under `root` (``sandboxes/<sandbox_id>/metadata.json``) up to date with `state`."""
+
+    def __init__(self, root: str, state: State, log_id: str) -> None:
+        self.root = root
+        self.failure: str | None = None
+        self._state = state
+        self._log_id = log_id
+        self._dirty: dict[str, None] = {}
+        self._wake = trio.Event()
+        self._writing = trio.Lock()
+
+    def mark(self, sandbox_id: str) -> None:
+        """Say that a sandbox's document is out of date."""
+        self._dirty[sandbox_id] = None
+        self._wake.set()
+
+    def pending(self) -> list[str]:
+        """The sandboxes whose documents are out of date."""
+        return list(self._dirty)
+
+    async def run(self) -> None:
+        """Write what is out of date, until cancelled.
+
+        Error handling: a disk that cannot be written is told by `failure`; the documents stay marked and are tried again.
+        """
+        while True:
+            await self._wake.wait()
+            await trio.sleep(DEBOUNCE_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write all that is out of date at this moment."""
+        async with self._writing:
+            self._wake = trio.Event()
+            pending = list(self._dirty)
+            for start in range(0, len(pending), BATCH):
+                await self._write_batch(pending[start : start + BATCH])
+
+    async def _write_batch(self, sandbox_ids: list[str]) -> None:
+        for sandbox_id in sandbox_ids:
+            self._dirty.pop(sandbox_id, None)
+        documents = {sandbox_id: self._document(sandbox_id) for sandbox_id in sandbox_ids}
+        try:
+            await trio.to_thread.run_sync(_write_all, self.root, documents)
+            self.failure = None
+        except OSError as error:
+            self.failure = f"cannot write {FILE_NAME} below {self.root}: {error.strerror}"
+            for sandbox_id in sandbox_ids:
+                self.mark(sandbox_id)
+
+    def _document(self, sandbox_id: str) -> bytes | None:
+        sandbox = self._state.sandboxes.get(sandbox_id)
+        return document(sandbox, self._log_id) if sandbox else None
+
+    async def rebuild(self, fresh: State) -> RebuildReport:
+        """Write every document anew from `fresh`, a state folded from the log alone.
+
+        Sandboxes that moved on since `fresh` was folded are left to the ordinary writing, which has them marked.
+        """
+        async with self._writing:
+            live = self._state.sandboxes
+            settled = [s for s in fresh.sandboxes.values() if live[s.sandbox_id].position == s.position]
+            documents = {s.sandbox_id: document(s, self._log_id) for s in settled}
+            report = await trio.to_thread.run_sync(rebuild, self.root, documents, fresh.position)
+        await self.flush()
+        return report
+
+
+def rebuild(root: str, documents: Mapping[str, bytes | None], position: int) -> RebuildReport:
+    """Make the files below `root` hold exactly `documents`; those that do already are not touched. Raises DaemonError."""
+    changed: dict[str, bytes | None] = {}
+    for sandbox_id, wanted in documents.items():
+        if read(root, sandbox_id) != wanted:
+            changed[sandbox_id] = wanted
+    try:
+        _write_all(root, changed)
+    except OSError as error:
+        raise DaemonError("storage_unavailable", f"cannot write below {root}: {error.strerror}") from None
+    removed = sum(wanted is None for wanted in changed.values())
+    return RebuildReport(
+        position=position, written=len(changed) - removed, unchanged=len(documents) - len(changed), removed=removed
+    )
+
+
+def check(root: str, state: State, log_id: str, *, skip: Iterable[str] = ()) -> list[str]:
+    """Say, a sentence each, which documents are missing, damaged, or of sandboxes that no event knows. `skip` those being written."""
+    passed_over = set(skip)
+    problems = []
+    for sandbox in state.sandboxes.values():
+        if sandbox.sandbox_id in passed_over:
+            continue
+        wanted, found = document(sandbox, log_id), read(root, sandbox.sandbox_id)
+        if wanted != found:
+            what = "is missing" if found is None else "should not be there" if wanted is None else "differs from the log"
+            problems.append(f"{root}/{sandbox.sandbox_id}/{FILE_NAME} {what}: `sandkeep store rebuild` writes it anew")
+    problems.extend(
+        f"{root}/{name} belongs to no sandbox on record: look at it and remove it"
+        for name in _names(root)
+        if name not in state.sandboxes
+    )
+    return problems
+
+
+def ahead_of(root: str, log_id: str, head: int) -> list[str]:
+    """Say which documents have seen events that the log does not hold: a sign that the log lost its tail."""
+    problems = []
+    for name in _names(root):
+        seen = _seen(read(root, name))
+        if seen is not None and seen.log_id == log_id and seen.position > head:
+            problems.append(
+                f"the event log ends at position {head}, but {root}/{name}/{FILE_NAME} has seen position {seen.position}: "
+                "events were lost, restore the log from a copy"
+            )
+    return problems
+
+
+def read(root: str, sandbox_id: str) -> bytes | None:
+    """The document's bytes, or None if there is none that can be read."""
+    try:
+        descriptor = os.open(f"{root}/{sandbox_id}/{FILE_NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        try:
+            return file.read()
+        except OSError:
+            return None
+
+
+def _seen(content: bytes | None) -> Seen | None:
+    try:
+        return msgspec.json.decode(content, type=Seen) if content else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _names(root: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(root) if is_name(name))
+    except FileNotFoundError:
+        return []
+
+
+def _write_all(root: str, documents: Mapping[str, bytes | None]) -> None:
+    for sandbox_id, content in documents.items():
+        if content is None:
+            _remove(root, sandbox_id)
+        else:
+            _write(root, sandbox_id, content)
+
+
+def _write(root: str, sandbox_id: str, content: bytes) -> None:
+    folder = f"{root}/{sandbox_id}"
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        temporary = f".{FILE_NAME}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=directory)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        if _is_directory(FILE_NAME, directory):
+            os.rename(FILE_NAME, f".{FILE_NAME}.displaced.{os.getpid()}", src_dir_fd=directory, dst_dir_fd=directory)
+        os.rename(temporary, FILE_NAME, src_dir_fd=directory, dst_dir_fd=directory)
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _is_directory(name: str, directory: int) -> bool:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode & 0o170000 == 0o040000
+    except FileNotFoundError:
+        return False
+
+
+def _remove(root: str, sandbox_id: str) -> None:
+    folder = f"{root}/{sandbox_id}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{folder}/{FILE_NAME}")
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)  # leaves a folder that holds anything else

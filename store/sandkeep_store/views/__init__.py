@@ -1,0 +1,1 @@
+"""State computed from events: what all reads are answered from."""

@@ -1,0 +1,19 @@
+"""The daemon's own stream: on record, but nothing that readers ask of a view."""
+
+from typing import TYPE_CHECKING
+
+from sandkeep import events
+from sandkeep_store.views.base import Fact, folds
+
+if TYPE_CHECKING:
+    from sandkeep_store.views.state import State
+
+
+@folds(events.DaemonStarted)
+def _started(state: "State", event: events.DaemonStarted, fact: Fact) -> None:
+    state.starts += 1
+
+
+@folds(events.DaemonStopped)
+def _stopped(state: "State", event: events.DaemonStopped, fact: Fact) -> None:
+    state.clean_stops += 1

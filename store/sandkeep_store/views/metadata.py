@@ -1,0 +1,76 @@
+"""The view `metadata.json`: one document a sandbox, made from its state alone.
+
+The first keys are those of the format that this one continues (`sandbox_id, created_timestamp, idle_timeout,
+latest_checkpoint, latest_snapshot`); the rest is ours. `position` is that of the sandbox's last event, so that the same log
+gives the same bytes, whenever and by whom the document is written.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from sandkeep.clock import rfc3339
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+
+SCHEMA: Final = 1
+FILE_NAME: Final = "metadata.json"
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What a check needs of a document: of which log it is, and which event it has seen last."""
+
+    log_id: str
+    position: int
+
+
+def document(sandbox: SandboxState, log_id: str) -> bytes | None:
+    """The document's bytes, or None for a sandbox that is not made yet, or never was: it has no document."""
+    if not sandbox.made:
+        return None
+    asked = sandbox.requested
+    fields: dict[str, Any] = {
+        "sandbox_id": sandbox.sandbox_id,
+        "created_timestamp": rfc3339(sandbox.requested_us),
+        "idle_timeout": asked.spec.idle_timeout_s,
+        "latest_checkpoint": None,
+        "latest_snapshot": None,
+        "schema": SCHEMA,
+        "log_id": log_id,
+        "position": sandbox.position,
+        "fence": 0,
+        "owner": asked.owner,
+        "provider": asked.provider,
+        "image_id": asked.image_id,
+        "status": sandbox.status,
+        "terminated_reason": sandbox.terminated_reason,
+        "error": sandbox.error[1] if sandbox.error else None,
+        "spec": asked.spec,
+        "secrets": asked.secrets,
+        "isolation": sandbox.isolation,
+        "exec_count": sandbox.exec_count,
+        "processes": [_process(process) for process in _shown(sandbox)],
+        "snapshots": [],
+        "checkpoints": [],
+    }
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
+
+
+def _shown(sandbox: SandboxState) -> list[ProcessState]:
+    """Those that run and the last named ones that ended, oldest first."""
+    shown = [*sandbox.recent_named, *(process for process in sandbox.active.values() if process.named)]
+    return sorted(shown, key=lambda process: (process.requested_us, process.process_id))
+
+
+def _process(process: ProcessState) -> dict[str, Any]:
+    view = process.view()
+    return {
+        "process_id": view.process_id,
+        "name": view.name,
+        "command": view.command,
+        "status": view.status,
+        "started_at": view.started_at,
+        "ended_at": view.ended_at,
+        "exit_code": view.exit_code,
+        "timed_out": view.timed_out,
+    }

@@ -1,0 +1,175 @@
+"""The view of processes.
+
+Of the unnamed ones that ended, the last `RECENT_UNNAMED` of a sandbox stay in the view, of the named ones the last
+`RECENT_NAMED`; older ones are read from their own streams in the log.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from sandkeep import events, model
+from sandkeep.clock import optional_rfc3339, rfc3339
+from sandkeep_store.views.base import Fact, folds
+
+if TYPE_CHECKING:
+    from sandkeep_store.views.state import State
+
+RECENT_UNNAMED: Final = 32
+RECENT_NAMED: Final = 100
+
+
+class ProcessState(Struct, kw_only=True):
+    """What is known of a process."""
+
+    process_id: str
+    sandbox_id: str
+    name: str
+    requested: events.ProcessLaunchRequested
+    requested_us: int
+    status: model.ProcessStatus = "starting"
+    pid: int | None = None
+    started_us: int | None = None
+    ended_us: int | None = None
+    exit_code: int | None = None
+    timed_out: bool = False
+    last_signal: str | None = None
+    stdout_bytes: int | None = None
+    stderr_bytes: int | None = None
+    error: tuple[str, str] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.ended_us is not None
+
+    @property
+    def named(self) -> bool:
+        return self.requested.name is not None
+
+    def view(self) -> model.Process:
+        """The process as readers see it."""
+        asked = self.requested
+        return model.Process(
+            process_id=self.process_id,
+            sandbox_id=self.sandbox_id,
+            name=self.name,
+            named=self.named,
+            command=asked.command,
+            command_cut=asked.command_cut,
+            working_dir=asked.working_dir,
+            env=asked.env,
+            secrets=asked.secrets,
+            stdin=asked.stdin,
+            timeout_s=asked.timeout_s,
+            status=self.status,
+            requested_at=rfc3339(self.requested_us),
+            started_at=optional_rfc3339(self.started_us),
+            ended_at=optional_rfc3339(self.ended_us),
+            pid=self.pid,
+            exit_code=self.exit_code,
+            timed_out=self.timed_out,
+            last_signal=self.last_signal,
+            stdout_bytes=self.stdout_bytes,
+            stderr_bytes=self.stderr_bytes,
+            error=self.error[1] if self.error else None,
+        )
+
+
+@folds(events.ProcessLaunchRequested)
+def _launch_requested(state: "State", event: events.ProcessLaunchRequested, fact: Fact) -> None:
+    process_id = fact.stream
+    process = ProcessState(
+        process_id=process_id,
+        sandbox_id=event.sandbox_id,
+        name=event.name or process_id,
+        requested=event,
+        requested_us=fact.time_us,
+    )
+    state.processes[process_id] = process
+    sandbox = state.sandboxes.get(event.sandbox_id)
+    if sandbox is None:
+        return
+    sandbox.position = fact.position
+    sandbox.last_activity_us = fact.time_us
+    sandbox.active[process_id] = process
+    if event.name is None:
+        sandbox.exec_count += 1
+    else:
+        sandbox.named[event.name] = process
+
+
+@folds(events.ProcessStarted)
+def _started(state: "State", event: events.ProcessStarted, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is None:
+        return
+    process.pid, process.started_us, process.status = event.pid, fact.time_us, "running"
+    _touch(state, process, fact)
+
+
+@folds(events.ProcessSignalled)
+def _signalled(state: "State", event: events.ProcessSignalled, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is not None:
+        process.last_signal = event.signal
+        _touch(state, process, fact)
+
+
+@folds(events.ProcessTimedOut)
+def _timed_out(state: "State", event: events.ProcessTimedOut, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is not None:
+        process.timed_out = True
+        _touch(state, process, fact)
+
+
+@folds(events.ProcessExited)
+def _exited(state: "State", event: events.ProcessExited, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is None:
+        return
+    process.exit_code, process.stdout_bytes, process.stderr_bytes = event.exit_code, event.stdout_bytes, event.stderr_bytes
+    _end(state, process, "exited", fact)
+
+
+@folds(events.ProcessLaunchFailed)
+def _launch_failed(state: "State", event: events.ProcessLaunchFailed, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is not None:
+        process.error = (event.code, event.message)
+        _end(state, process, "failed", fact)
+
+
+@folds(events.ProcessLost)
+def _lost(state: "State", event: events.ProcessLost, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is not None:
+        process.error = ("internal", event.message)
+        _end(state, process, "lost", fact)
+
+
+def _touch(state: "State", process: ProcessState, fact: Fact) -> None:
+    sandbox = state.sandboxes.get(process.sandbox_id)
+    if sandbox is not None:
+        sandbox.position = fact.position
+        sandbox.last_activity_us = fact.time_us
+
+
+def _end(state: "State", process: ProcessState, status: model.ProcessStatus, fact: Fact) -> None:
+    """Move the process from the active to the recent ones, and let the oldest of those go."""
+    process.status, process.ended_us = status, fact.time_us
+    sandbox = state.sandboxes.get(process.sandbox_id)
+    if sandbox is None or sandbox.active.pop(process.process_id, None) is None:
+        return
+    sandbox.position = fact.position
+    sandbox.last_activity_us = fact.time_us
+    if process.requested.name is None:
+        recent, limit = sandbox.recent_unnamed, RECENT_UNNAMED
+    else:
+        recent, limit = sandbox.recent_named, RECENT_NAMED
+    recent.append(process)
+    if len(recent) > limit:
+        oldest = recent.popleft()
+        del state.processes[oldest.process_id]
+        if oldest.requested.name is not None and sandbox.named.get(oldest.name) is oldest:
+            del sandbox.named[oldest.name]

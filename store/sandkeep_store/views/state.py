@@ -1,0 +1,45 @@
+"""All views in one state, moved on by one fold, so that they always stand at the same position."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from sandkeep.events import DAEMON_STREAM, Event
+from sandkeep_store.views import daemon, images, processes, sandboxes
+from sandkeep_store.views.base import HANDLERS, Fact
+from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+
+# Importing a noun's module registers its handlers; naming them here says that all of them are needed.
+_NOUNS: Final = (daemon, images, processes, sandboxes)
+
+
+class State:
+    """What is the case after the event at `position`. Only `apply` changes it."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.images: dict[str, ImageState] = {}
+        self.sandboxes: dict[str, SandboxState] = {}
+        self.processes: dict[str, ProcessState] = {}
+        self.starts = 0
+        self.clean_stops = 0
+
+    def apply(self, event: Event, fact: Fact) -> None:
+        """Move on by one event."""
+        HANDLERS[event.__class__](self, event, fact)
+        self.position = fact.position
+
+    def owner_of(self, stream: str, sandbox_id: str | None) -> str | None:
+        """Whose object an event tells about; None for the daemon's own."""
+        if sandbox_id is not None:
+            sandbox = self.sandboxes.get(sandbox_id)
+            return sandbox.owner if sandbox else None
+        if stream == DAEMON_STREAM:
+            return None
+        image = self.images.get(stream)
+        return image.owner if image else None
+
+    def image_users(self, image_id: str) -> Iterator[SandboxState]:
+        """The sandboxes that still need an image."""
+        return (s for s in self.sandboxes.values() if s.requested.image_id == image_id and s.needs_image)
