@@ -1,0 +1,1 @@
+"""The demo and the small project that it works on."""

@@ -1,0 +1,38 @@
+"""What of a place is still on the machine: processes that run from it or see it, and mounts below it."""
+
+import os
+import time
+from contextlib import suppress
+from typing import Final
+
+VANISH_S: Final = 5.0
+
+
+def processes(root: str) -> list[int]:
+    """Processes with the path of this place in their arguments or among their mounts, ourselves apart."""
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid() and _knows(pid, root)]
+
+
+def _knows(pid: str, root: str) -> bool:
+    name = os.fsencode(root)
+    for file in ("cmdline", "mountinfo"):
+        with suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as text:
+            if name in text.read():
+                return True
+    return False
+
+
+def mounts(root: str) -> list[str]:
+    """Mounts of this place in our own mount namespace."""
+    with open("/proc/self/mountinfo") as text:
+        return [line.split()[4] for line in text if root in line]
+
+
+def remaining(root: str, patience_s: float = VANISH_S) -> list[str]:
+    """What is still there after a moment: the kernel takes its time to clear a namespace."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        left = [f"process {pid}" for pid in processes(root)] + [f"mount {path}" for path in mounts(root)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)

@@ -1,0 +1,196 @@
+"""What all tests share: engines that a test needs, a real daemon, and the check that nothing of it stays behind.
+
+Rules for tests: temporary directories only; an engine that is absent skips with its reason, and fails where
+SANDKEEP_REQUIRE names it; no sleeps for order; whatever was started is gone at the end of the session.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sandkeep.demo import traces
+from sandkeep.demo.house import remove_tree
+
+START_S = 30.0
+
+
+# -- engines ----------------------------------------------------------------------------------------------------------
+
+
+def _program(name: str) -> Callable[[], str | None]:
+    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    return lambda: None if shutil.which(name, path=path) else f"{name} is not installed"
+
+
+ENGINES: dict[str, Callable[[], str | None]] = {
+    "bwrap": _program("bwrap"),
+    "tmux": _program("tmux"),
+    "docker": _program("dockerd"),
+    "runsc": _program("runsc"),
+    "busybox": _program("busybox"),
+    "root": lambda: None if os.geteuid() == 0 else "only root can become other users",
+}
+"""Why an engine cannot be had here, or None when it can."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    required = os.environ.get("SANDKEEP_REQUIRE", "").replace(",", " ").split()
+    for engine in (name for marker in item.iter_markers("needs") for name in marker.args):
+        why = ENGINES[engine]()
+        if why and engine in required:
+            pytest.fail(f"{why}, and SANDKEEP_REQUIRE names {engine}", pytrace=False)
+        if why:
+            pytest.skip(why)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Soaking is asked for by name: `pytest -m soak`."""
+    if "soak" in (config.option.markexpr or ""):
+        return
+    deep = [item for item in items if item.get_closest_marker("soak")]
+    config.hook.pytest_deselected(items=deep)
+    items[:] = [item for item in items if item not in deep]
+
+
+# -- a place for daemons ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def places() -> Iterator[str]:
+    """Where daemons of tests live: a short path, as sockets need, of which nothing may stay when all tests are through."""
+    root = tempfile.mkdtemp(prefix="skt-")
+    os.chmod(root, 0o711)
+    yield root
+    left = traces.remaining(root)
+    for pid in traces.processes(root):
+        os.kill(pid, signal.SIGKILL)
+    remove_tree(root)
+    assert left == [], f"the tests left behind: {left}"
+
+
+class RunningDaemon:
+    """A real `sandkeepd` on a state directory of its own, which a test may stop, kill and start again."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.state_dir = os.path.join(root, "state")
+        self.socket = os.path.join(root, "sock")
+        self.log = os.path.join(root, "daemon.log")
+        self.env = {**os.environ, "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **environment: str) -> None:
+        """Start it and return when it answers."""
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sandkeepd.main"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**self.env, **environment},
+                start_new_session=True,
+            )
+        self._wait_until_it_answers(self.process)
+
+    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+        from sandkeep.errors import SandkeepError
+
+        deadline = time.monotonic() + START_S
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                with self.connect() as client:
+                    client.daemon.ping()
+            except SandkeepError:
+                time.sleep(0.01)
+            else:
+                return
+        raise RuntimeError(f"the daemon did not start:\n{self.said()}")
+
+    def said(self) -> str:
+        """The daemon's own log."""
+        with open(self.log, errors="replace") as log:
+            return log.read()
+
+    def connect(self) -> Any:
+        """A blocking client."""
+        from sandkeep.blocking import connect
+
+        return connect(self.socket)
+
+    def stop(self) -> int:
+        """Stop it in good order; sandboxes go on."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """Kill it; sandboxes go on."""
+        return self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> int:
+        assert self.process is not None
+        process, self.process = self.process, None
+        process.send_signal(number)
+        return process.wait(30)
+
+    def cli(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        """Run `sandkeep WORDS` against it, to its end."""
+        options = {"capture_output": True, "timeout": 60, "stdin": None, **options}
+        if "input" not in options and options["stdin"] is None:
+            options["stdin"] = subprocess.DEVNULL
+        elif "input" in options:
+            del options["stdin"]
+        return subprocess.run(
+            [sys.executable, "-m", "sandkeep.cli", *words], env={**self.env, **(env or {})}, **options
+        )
+
+    def clear(self) -> None:
+        """End every sandbox, and the daemon."""
+        if self.process is None and os.path.isdir(self.state_dir):
+            self.start()
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            with self.connect() as client:
+                for sandbox in client.sandbox.list().sandboxes:
+                    client.sandbox.terminate(sandbox.sandbox_id)
+        self.stop()
+
+
+@pytest.fixture
+def new_daemon(places: str) -> Iterator[Callable[[], RunningDaemon]]:
+    """Makes daemons that are not started yet, and clears them when the test is through."""
+    made: list[RunningDaemon] = []
+
+    def make() -> RunningDaemon:
+        made.append(RunningDaemon(tempfile.mkdtemp(dir=places)))
+        os.chmod(made[-1].root, 0o711)
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.clear()
+
+
+@pytest.fixture
+def running_daemon(new_daemon: Callable[[], RunningDaemon]) -> RunningDaemon:
+    """A real daemon that answers, for one test."""
+    daemon = new_daemon()
+    daemon.start()
+    return daemon
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(places: str) -> Iterator[RunningDaemon]:
+    """A real daemon that answers, for all tests of a file; they may not stop it."""
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    daemon.start()
+    yield daemon
+    daemon.clear()
