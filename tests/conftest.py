@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def places() -> Iterator[str]:
-    """Where daemons of tests live: a short path, as sockets need, of which nothing may stay when all tests are through."""
+    """Where daemons of tests live: a short path, as sockets need. Nothing of it may stay when all tests are through."""
     root = tempfile.mkdtemp(prefix="skt-")
     os.chmod(root, 0o711)
     yield root

@@ -1,0 +1,48 @@
+# `make demo` and `make test` set everything up by themselves; see scripts/setup for what that is.
+
+VENV ?= .venv
+export VENV
+BIN := $(VENV)/bin
+
+.PHONY: help demo test bench check soak docs clean setup-demo setup-test
+
+help:
+	@echo "make demo    see Sandkeep do its job, in half a minute"
+	@echo "make test    run the tests"
+	@echo "make check   style, types, layers, and whether docs/reference is fresh"
+	@echo "make bench   measure against the floors; writes benches/README.md"
+	@echo "make soak    the deep and slow tests"
+	@echo "make docs    write docs/reference from the tables"
+	@echo "make clean   remove what the others made"
+
+setup-demo:
+	@scripts/setup demo
+
+setup-test:
+	@scripts/setup test
+
+demo: setup-demo
+	@$(BIN)/python -m sandkeep.cli demo
+
+test: setup-test
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: setup-test
+	@$(BIN)/python -m benches $(ARGS)
+
+check: setup-test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m sandkeep.reference --check docs/reference
+
+soak: setup-test
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+docs: setup-test
+	@$(BIN)/python -m sandkeep.reference docs/reference
+
+clean:
+	rm -rf $(VENV) .setup .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
