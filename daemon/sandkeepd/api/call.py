@@ -1,0 +1,50 @@
+"""What a handler gets and gives: one call, checked and decoded, and the two ways to answer it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from sandkeep.methods import Method, Params
+from sandkeepd.api.peer import Peer
+
+Progress = Callable[[str], Awaitable[None]]
+
+
+async def no_progress(message: str) -> None:
+    """For a call that nobody watches."""
+
+
+class Call(Struct, frozen=True, gc=False):
+    """A call of a method of the table. `client` is the name that the peer gave itself with ``rpc.hello``, if it did.
+
+    `progress` tells the caller, in a sentence, how far a long call is. It never waits for a slow reader and never fails.
+    """
+
+    method: Method
+    params: Params
+    peer: Peer
+    client: str | None = None
+    progress: Progress = no_progress
+
+
+class Handler(Protocol):
+    """Answers calls. It raises `SandkeepError` for what it refuses; anything else it raises is a defect and `internal`.
+
+    A call of a method that only reads is cancelled when its caller goes away; one that changes something runs to its end.
+    """
+
+    async def __call__(self, call: Call) -> Any:
+        """Answer a call with something that the method's row says it answers."""
+        ...
+
+
+@runtime_checkable
+class ImmediateHandler(Handler, Protocol):
+    """A handler that knows methods which can be answered at once, without a task of their own.
+
+    `immediate` maps their names to plain functions. Such a function must not block; it may answer `NotImplemented` for a
+    call that has to wait after all, which then goes to the handler itself.
+    """
+
+    immediate: Mapping[str, Callable[[Call], Any]]

@@ -1,0 +1,340 @@
+"""One client's connection: lines in, calls carried out side by side, answers out."""
+
+import contextlib
+import logging
+import select
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import trio
+from msgspec import Raw, Struct
+
+from sandkeep import jsonrpc
+from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.jsonrpc import Batch, Fault, Request
+from sandkeep.lines import MAX_LINE_BYTES, LineBuffer
+from sandkeep.methods import Hello, Params
+from sandkeepd.api.batch import BatchAnswers
+from sandkeepd.api.call import Call, Handler, no_progress
+from sandkeepd.api.defects import only_error, report
+from sandkeepd.api.peer import Peer
+from sandkeepd.api.room import Room
+from sandkeepd.api.routes import HELLO, Route
+from sandkeepd.api.writer import Writer
+
+log: Final = logging.getLogger(__name__)
+
+_CHUNK_BYTES: Final = 64 * 1024
+_FLUSH_BYTES: Final = 64 * 1024
+_FLUSH_LINES: Final = 32
+_BATCH_WORKERS: Final = 16
+_TOO_LONG: Final = Fault(
+    jsonrpc.INVALID_REQUEST, f"a message has at most {MAX_LINE_BYTES} bytes: send what is longer in pieces"
+)
+
+
+class Pending(Struct, frozen=True, gc=False):
+    """A call that could not be answered at once."""
+
+    request: Request
+    route: Route
+    params: Params
+    weight: int
+
+
+class Connection:
+    """A client. `run` lives as long as it does, and as the calls that must run to their end.
+
+    The connection's own task reads. What can be answered at once is answered in that task; each other call gets a task of
+    its own, of which there are at most `room.MAX_CALLS`: beyond that nothing more is read. What a client may make the daemon
+    hold is thereby bounded: a line that is not complete, the calls under way, and their answers.
+    """
+
+    def __init__(
+        self, sock: socket.socket, peer: Peer, handler: Handler, routes: Mapping[str, Route], send_deadline_s: float
+    ) -> None:
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._peer = peer
+        self._handler = handler
+        self._routes = routes
+        self._lines = LineBuffer()
+        self._writer = Writer(sock, send_deadline_s)
+        self._send_deadline_s = send_deadline_s
+        self._room = Room()
+        self._reading = trio.CancelScope()
+        self._waiting: set[trio.CancelScope] = set()
+        self._gone = False
+        self._client: str | None = None
+        self.answered = 0
+
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls have a task now."""
+        return self._room.calls
+
+    def stop(self) -> None:
+        """Read no more and cancel what only reads; `run` returns when the other calls have ended and were answered."""
+        self._reading.cancel()
+        self._cancel_waiting()
+
+    def lose(self) -> None:
+        """The client is gone, or taken for gone: nothing can be sent to it any more."""
+        if not self._gone:
+            self._gone = True
+            self.stop()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(
+                    socket.SHUT_RDWR
+                )  # wakes whoever waits for it; its descriptor stays ours until `run` ends
+
+    async def run(self) -> None:
+        """Serve the client until it goes away, or `stop` is called.
+
+        Resource handling
+            The socket is closed at the end.
+
+        Error handling
+            Whatever the client does ends at most its own connection. A defect of a handler is logged and answered as
+            `internal`.
+        """
+        try:
+            async with trio.open_nursery() as self._tasks:
+                with self._reading:
+                    await self._read()
+                    await self._finish_half_closed()
+        finally:
+            self._sock.close()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        """Read and begin calls until the client has sent its last, or is gone."""
+        while True:
+            await trio.lowlevel.wait_readable(self._fd)
+            try:
+                data = self._sock.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return self.lose()
+            if not data:
+                return None
+            await self._take(self._lines.feed(data))
+            if self._lines.overflowed:
+                return await self._refuse_overflow()
+
+    async def _take(self, lines: list[bytes]) -> None:
+        """Begin the calls of these lines, in their order, and send what could be answered at once."""
+        ready: list[bytes] = []
+        size = 0
+        for line in lines:
+            outcome = self._begin(line)
+            if type(outcome) is bytes:
+                ready.append(outcome)
+                size += len(outcome)
+            elif isinstance(outcome, Pending | Batch):
+                await self._launch(outcome)
+            if size > _FLUSH_BYTES or len(ready) >= _FLUSH_LINES:
+                await self._send(ready)
+                await trio.lowlevel.checkpoint()  # one busy client does not keep the others waiting
+                ready, size = [], 0
+        if ready:
+            await self._send(ready)
+
+    def _begin(self, line: bytes) -> "bytes | Pending | Batch | None":
+        """Answer a line if that can be done at once; None when it wants no answer."""
+        message = jsonrpc.parse(line)
+        if type(message) is Request:
+            return self._begin_request(message, len(line))
+        if type(message) is Fault:
+            return message.answer()
+        return message  # type: ignore[return-value]  # a Batch, which is all that is left
+
+    def _begin_request(self, request: Request, size: int) -> bytes | Pending | None:
+        route = self._routes.get(request.method)
+        if route is None:
+            return jsonrpc.unknown_method(request).answer() if request.wants_answer else None
+        call: Call | None = None
+        try:
+            params = route.decode(request.params)
+            if route.immediate is not None:
+                call = Call(route.method, params, self._peer, self._client)
+                value = route.immediate(call)
+                if value is not NotImplemented:
+                    return self._result(request, value)
+            elif route.method.name == HELLO:
+                return self._greet(request, params)
+        except Exception as error:  # noqa: BLE001  # a defect, which is reported
+            return self._failure(request, error, call)
+        return Pending(request, route, params, route.weight(size, params))
+
+    def _greet(self, request: Request, params: Params) -> bytes | None:
+        assert isinstance(params, Hello)
+        self._client = params.client
+        return self._result(request, {})
+
+    async def _launch(self, outcome: "Pending | Batch") -> None:
+        """Give a call, or the calls of a batch, tasks of their own as soon as there is room."""
+        if isinstance(outcome, Pending):
+            await self._take_room(1, outcome.weight)
+            self._tasks.start_soon(self._carry_out, outcome)
+        else:
+            workers = min(len(outcome.messages), _BATCH_WORKERS)
+            await self._take_room(workers, MAX_LINE_BYTES)
+            self._tasks.start_soon(self._carry_out_batch, outcome, workers)
+
+    async def _take_room(self, calls: int, weight: int) -> None:
+        if not self._room.try_take(calls, weight):
+            await self._unless_hung_up(partial(self._room.take, calls, weight))
+
+    # -- carrying out -------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, pending: Pending) -> None:
+        try:
+            answer = await self._answer(pending)
+            if answer is not None:
+                await self._send([answer])
+        finally:
+            self._room.give_back(1, pending.weight)
+
+    async def _answer(self, pending: Pending) -> bytes | None:
+        """Carry out one call; None when nobody waits for the answer."""
+        request, route = pending.request, pending.route
+        progress = partial(self._tell_progress, request.id) if request.wants_answer else no_progress
+        call = Call(route.method, pending.params, self._peer, self._client, progress)
+        answer = None  # if it is cancelled: the client is gone, or the server stops
+        with trio.CancelScope() as scope:
+            if not route.lasting:
+                self._waiting.add(scope)
+            try:
+                answer = self._result(request, await self._within_deadline(call))
+            except Exception as error:  # noqa: BLE001  # a defect, which is reported
+                answer = self._failure(request, error, call)
+            finally:
+                self._waiting.discard(scope)
+        return answer
+
+    async def _within_deadline(self, call: Call) -> Any:
+        deadline_s = call.method.deadline_s
+        if deadline_s is None:
+            return await self._handler(call)
+        value = None
+        with trio.move_on_after(deadline_s) as scope:
+            value = await self._handler(call)
+        if scope.cancelled_caught:
+            words = f"{call.method.name} took longer than {deadline_s:g} s: see what came of it before you try again"
+            raise StateError("timeout", words, deadline_s=deadline_s)
+        return value
+
+    async def _carry_out_batch(self, batch: Batch, workers: int) -> None:
+        """Carry out a batch, a few of its calls at a time, and answer it as one array."""
+        answers = BatchAnswers()
+        messages = iter(batch.messages)
+
+        async def work() -> None:
+            for message in messages:
+                answers.add(message, await self._settle(message))
+                await trio.lowlevel.checkpoint()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(workers):
+                    nursery.start_soon(work)
+            if answers.lines:
+                await self._send([jsonrpc.array(answers.lines)])
+        finally:
+            self._room.give_back(workers, MAX_LINE_BYTES)
+
+    async def _settle(self, message: Request | Fault) -> bytes | None:
+        if isinstance(message, Fault):
+            return message.answer()
+        outcome = self._begin_request(message, 0)
+        return await self._answer(outcome) if isinstance(outcome, Pending) else outcome
+
+    # -- answering ----------------------------------------------------------------------------------------------------
+
+    def _result(self, request: Request, value: Any) -> bytes | None:
+        if request.id is jsonrpc.NO_ID:
+            return None
+        answer = jsonrpc.result(request.id, jsonrpc.encode(value))
+        if len(answer) > MAX_LINE_BYTES:
+            raise CallerError(
+                "invalid",
+                f"the answer of {request.method} is longer than 16 MiB: ask for less at once, by `limit` or `max_bytes`",
+            )
+        return answer
+
+    def _failure(self, request: Request, error: Exception, call: Call | None) -> bytes | None:
+        """The answer to a call that failed. A defect is put on record also when nobody waits for the answer."""
+        failure = only_error(error)
+        if not isinstance(failure, SandkeepError):
+            failure = report(failure, request.method, call.params if call else None)
+        if not request.wants_answer:
+            return None
+        try:
+            return jsonrpc.error(request.id, failure)
+        except Exception as unfit:  # noqa: BLE001  # its data cannot be written as JSON
+            return jsonrpc.error(request.id, report(unfit, request.method, call.params if call else None))
+
+    async def _tell_progress(self, request_id: Raw, message: str) -> None:
+        """Tell how far a call is, unless the client has not even taken what was sent before."""
+        if self._writer.idle:
+            await self._send([jsonrpc.progress(request_id, message)])
+        await trio.lowlevel.checkpoint()
+
+    async def _send(self, answers: list[bytes]) -> None:
+        """Send lines; a client that is gone, or does not read for too long, is dropped."""
+        if self._gone:
+            return
+        self.answered += len(answers)
+        try:
+            await self._writer.send(b"\n".join(answers) + b"\n")
+        except trio.TooSlowError:
+            log.info("dropped client %s (pid %d): it did not read its answers", self._client, self._peer.pid)
+            self.lose()
+        except (OSError, trio.ClosedResourceError):
+            self.lose()
+
+    # -- endings ------------------------------------------------------------------------------------------------------
+
+    async def _refuse_overflow(self) -> None:
+        """Say what is wrong, and let the client finish sending: one that is cut off while it sends would not see why."""
+        self._cancel_waiting()
+        await self._send([_TOO_LONG.answer()])
+        with trio.move_on_after(self._send_deadline_s), contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            while self._discard():
+                await trio.lowlevel.wait_readable(self._fd)
+        self.lose()
+
+    def _discard(self) -> bool:
+        """Throw away what arrived; False at its end."""
+        try:
+            return bool(self._sock.recv(_CHUNK_BYTES))
+        except BlockingIOError:
+            return True
+
+    async def _finish_half_closed(self) -> None:
+        """The client will not ask for more, but may wait for its answers: ``nc -U`` and such do."""
+        if self._room.calls:
+            await self._unless_hung_up(self._room.wait_empty)
+
+    async def _unless_hung_up(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Wait for something while nothing is read, and so the end of the client not seen, but for its hanging up."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_for_hangup)
+            await wait()
+            nursery.cancel_scope.cancel()
+
+    async def _watch_for_hangup(self) -> None:
+        with select.epoll() as watcher:
+            watcher.register(self._sock, 0)  # asks for nothing: what is always told is EPOLLHUP, both directions closed
+            await trio.lowlevel.wait_readable(watcher.fileno())
+        self.lose()
+
+    def _cancel_waiting(self) -> None:
+        for scope in self._waiting:
+            scope.cancel()

@@ -1,0 +1,41 @@
+"""What becomes of an exception that no handler should raise: a report in the log, and `internal` for the caller."""
+
+import logging
+import os
+import traceback
+from typing import Final
+
+from sandkeep.errors import DaemonError
+from sandkeep.methods import Params
+
+log: Final = logging.getLogger(__name__)
+
+
+def only_error(error: Exception) -> Exception:
+    """The one error in a group of one, as nurseries make them; otherwise what was given."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def report(error: Exception, method: str, params: Params | None) -> DaemonError:
+    """Log a defect with its traceback, and make the error that the caller gets; both carry the same number.
+
+    Parameters are not logged, and where the words of the exception repeat one that may be secret, they are blotted out.
+    """
+    incident = os.urandom(4).hex()
+    text = "".join(traceback.format_exception(error))
+    for secret in _secrets(params):
+        text = text.replace(secret, "…")
+    log.error("defect %s in %s\n%s", incident, method, text)
+    return DaemonError(
+        "internal",
+        f"{method} failed by a defect of the daemon: its log has the details under {incident}",
+        incident=incident,
+    )
+
+
+def _secrets(params: Params | None) -> list[str]:
+    """What must not be repeated, longest first so that no part of one is left."""
+    values = [*getattr(params, "secrets", {}).values(), *getattr(params, "env", {}).values()]
+    return sorted((value for value in values if value), key=len, reverse=True)

@@ -1,0 +1,117 @@
+"""Opening the Unix socket that the API is served on: safely, and with words when that cannot be done."""
+
+import contextlib
+import errno
+import grp
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from sandkeep.errors import SetupError, StateError
+
+_BACKLOG: Final = 512
+_MOST_PATH_BYTES: Final = 107  # sockaddr_un of unix(7) holds 108, the last of them NUL
+
+
+@contextlib.contextmanager
+def listening(path: str, mode: int = 0o660, group: str | None = None) -> Iterator[socket.socket]:
+    """A socket that listens on `path`, non-blocking; afterwards it is closed, and its file removed if it is still ours.
+
+    `mode` says who may connect and `group` is the file's group by name. A directory that is missing is made with 0755.
+
+    Error handling
+        `conflict` when somebody listens there already; a socket file on which nobody does is replaced. `not_configured`,
+        naming the setting, for a path that is too long or cannot be used, and for a group that does not exist.
+    """
+    gid = -1 if group is None else _group_id(group)
+    _check_length(path)
+    try:
+        os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+        _remove_stale(path)
+        listener = _bind(path, mode, gid)
+    except OSError as error:
+        raise SetupError(
+            "not_configured",
+            f"{path} cannot be made to listen on: {error.strerror or error}; set SANDKEEP_SOCKET to a path that can",
+            setting="SANDKEEP_SOCKET",
+        ) from error
+    with listener:
+        made = _identity(path)
+        try:
+            yield listener
+        finally:
+            if _identity(path) == made:
+                os.unlink(path)
+
+
+def _group_id(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise SetupError(
+            "not_configured",
+            f"SANDKEEP_ADMIN_GROUP: there is no group {group!r}: create it or name another",
+            setting="SANDKEEP_ADMIN_GROUP",
+        ) from None
+
+
+def _check_length(path: str) -> None:
+    length = len(os.fsencode(path))
+    if length > _MOST_PATH_BYTES:
+        raise SetupError(
+            "not_configured",
+            f"SANDKEEP_SOCKET: the path of a socket has at most {_MOST_PATH_BYTES} bytes, and {path} has {length}: choose a shorter one",
+            setting="SANDKEEP_SOCKET",
+        )
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise SetupError(
+            "not_configured",
+            f"{path} is there and is no socket: set SANDKEEP_SOCKET to another path",
+            setting="SANDKEEP_SOCKET",
+        )
+    if _somebody_listens(path):
+        raise StateError(
+            "conflict",
+            f"a daemon is already listening on {path}: use that, stop it, or set SANDKEEP_SOCKET",
+            socket=path,
+        )
+    os.unlink(path)
+
+
+def _somebody_listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        number = probe.connect_ex(path)
+    return number in (0, errno.EAGAIN)  # EAGAIN: somebody does, and has a full queue
+
+
+def _bind(path: str, mode: int, gid: int) -> socket.socket:
+    """Bind, then set who may connect, then listen: before that nobody can connect, whatever the umask was."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(path)
+        os.chown(path, -1, gid)
+        os.chmod(path, mode)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

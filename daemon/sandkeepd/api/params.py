@@ -1,0 +1,91 @@
+"""Decoding a method's parameters, and refusing them in words: which field, and what it takes instead.
+
+A refusal never repeats a value, as a value may be a secret. What msgspec says is the source of the words; where it would
+show a value or a regular expression, the field's own annotation says what is right.
+"""
+
+import re
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from sandkeep.errors import CallerError
+from sandkeep.methods import Params
+
+_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(\w*)[^`]*`$")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
+_TYPES: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+
+
+def decoder(params: type[Params]) -> Callable[[Raw], Params]:
+    """A function that decodes parameters of this type; it raises `invalid`, naming the field, for any others."""
+    decode = msgspec.json.Decoder(params).decode
+
+    def decode_or_refuse(raw: Raw) -> Params:
+        try:
+            return decode(raw)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise refusal(params, str(error)) from None
+
+    return decode_or_refuse
+
+
+def refusal(params: type[Params], said: str) -> CallerError:
+    """The error for parameters that msgspec refused with the words `said`."""
+    if unknown := _UNKNOWN.match(said):
+        return _invalid(unknown[1][:64], "there is no such parameter")
+    if missing := _MISSING.match(said):
+        return _invalid(missing[1], "is missing")
+    place = _PLACE.search(said)
+    if place is None or not place[1]:
+        return _invalid("params", "give an object that holds the parameters by name")
+    return _invalid(
+        place[1], _words(said[: place.start()], typing.get_type_hints(params, include_extras=True).get(place[1]))
+    )
+
+
+def _invalid(field: str, words: str) -> CallerError:
+    return CallerError("invalid", f"{field}: {words}", field=field)
+
+
+def _words(said: str, annotation: Any) -> str:
+    """What msgspec `said` about a field with this annotation, in the terms of JSON and without the value."""
+    if said.startswith("Invalid enum value"):
+        return "must be one of " + ", ".join(f"`{choice}`" for choice in _choices(annotation))
+    if "matching regex" in said:
+        return _pattern_words(said, annotation)
+    said = re.sub(
+        r"`(\w+(?: \| \w+)*)`",
+        lambda found: " or ".join(_TYPES.get(name, name) for name in found[1].split(" | ")),
+        said,
+    )
+    return re.sub(
+        r"^Expected (.*?)(?:, got (\w+))?$",
+        lambda found: f"must be {found[1]}" + (f", not {found[2]}" if found[2] else ""),
+        said,
+    )
+
+
+def _pattern_words(said: str, annotation: Any) -> str:
+    for meta in _walk(annotation):
+        if isinstance(meta, Meta) and meta.description and repr(meta.pattern) in said:
+            return f"must be {meta.description[0].lower()}{meta.description[1:].rstrip('.')}"
+    return "holds characters that are not allowed"
+
+
+def _choices(annotation: Any) -> Iterator[str]:
+    for part in _walk(annotation):
+        if typing.get_origin(part) is Literal:
+            yield from map(str, typing.get_args(part))
+
+
+def _walk(annotation: Any) -> Iterator[Any]:
+    """An annotation and all that it is made of, metadata included."""
+    yield annotation
+    if typing.get_origin(annotation) is not Literal:
+        for part in (*typing.get_args(annotation), *getattr(annotation, "__metadata__", ())):
+            yield from _walk(part)

@@ -1,0 +1,42 @@
+"""How much one connection may have under way."""
+
+from typing import Final
+
+import trio
+
+MAX_CALLS: Final = 64
+MAX_BYTES: Final = 64 * 1024 * 1024
+
+
+class Room:
+    """Bounds the calls of a connection that are under way, and the bytes that they hold. One task takes, any give back."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.bytes = 0
+        self._changed = trio.Event()
+
+    def try_take(self, calls: int, weight: int) -> bool:
+        """Take room if there is enough. What is too big for any room is let in alone."""
+        if self.calls and (self.calls + calls > MAX_CALLS or self.bytes + weight > MAX_BYTES):
+            return False
+        self.calls += calls
+        self.bytes += weight
+        return True
+
+    async def take(self, calls: int, weight: int) -> None:
+        """Wait until there is room, and take it."""
+        while not self.try_take(calls, weight):
+            await self._changed.wait()
+
+    async def wait_empty(self) -> None:
+        """Wait until nothing is under way."""
+        while self.calls:
+            await self._changed.wait()
+
+    def give_back(self, calls: int, weight: int) -> None:
+        """Let go of room that was taken."""
+        self.calls -= calls
+        self.bytes -= weight
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,0 +1,58 @@
+"""The table of methods as the server needs it: each row with its decoder and the handler's quick way, looked up once."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from msgspec import Raw, Struct
+
+from sandkeep import jsonrpc
+from sandkeep.methods import METHODS, Access, Method, Params
+from sandkeep.openrpc import document
+from sandkeepd.api import params
+from sandkeepd.api.call import Call, Handler, ImmediateHandler
+
+HELLO: Final = "rpc.hello"
+
+# What one of these parameters costs in an answer: base64 of two streams.
+_ANSWER_BYTES: Final = {"max_bytes": 8 / 3, "inline_bytes": 8 / 3}
+
+
+class Route(Struct, frozen=True, gc=False):
+    """How calls of one method are carried out.
+
+    `lasting` calls run to their end although their caller has gone; `sized_by` is the parameter that says how long the
+    answer may become, and `factor` what one of it costs in bytes.
+    """
+
+    method: Method
+    decode: Callable[[Raw], Params]
+    immediate: Callable[[Call], Any] | None
+    lasting: bool
+    sized_by: str | None = None
+    factor: float = 0
+
+    def weight(self, request_bytes: int, decoded: Params) -> int:
+        """How many bytes a call of this method may hold in memory."""
+        return request_bytes + (int(getattr(decoded, self.sized_by) * self.factor) if self.sized_by else 0)
+
+
+def routes_of(handler: Handler) -> dict[str, Route]:
+    """A route for each method of the table."""
+    discovered = Raw(jsonrpc.encode(document()))
+    immediate: dict[str, Callable[[Call], Any]] = {"rpc.discover": lambda _: discovered}
+    if isinstance(handler, ImmediateHandler):
+        immediate.update(handler.immediate)
+    return {row.name: _route(row, immediate) for row in METHODS.values()}
+
+
+def _route(row: Method, immediate: Mapping[str, Callable[[Call], Any]]) -> Route:
+    sized_by = next((name for name in row.params.__struct_fields__ if name in _ANSWER_BYTES), None)
+    return Route(
+        method=row,
+        decode=params.decoder(row.params),
+        immediate=immediate.get(row.name),
+        # An administrator's command, such as a shutdown, changes something too, though it makes no event of its own.
+        lasting=row.mutates or row.access is Access.ADMIN,
+        sized_by=sized_by,
+        factor=_ANSWER_BYTES.get(sized_by or "", 0),
+    )

@@ -1,0 +1,168 @@
+"""Serving JSON-RPC on Unix sockets: accepting clients, and stopping in good order."""
+
+import errno
+import logging
+import os
+import socket
+from collections import Counter
+from typing import Any, Final
+
+import trio
+from msgspec import Struct
+from trio import TaskStatus
+
+from sandkeepd.api.call import Call, Handler
+from sandkeepd.api.connection import Connection
+from sandkeepd.api.peer import Peer, peer_of
+from sandkeepd.api.routes import routes_of
+
+__all__ = ["Call", "Handler", "Peer", "Server", "ServerStatistics", "serve"]
+
+log: Final = logging.getLogger(__name__)
+
+SEND_DEADLINE_S: Final = 30.0
+"""How long a client may take to read one answer."""
+
+GRACE_S: Final = 10.0
+"""How long calls that change something may go on when the server stops."""
+
+MAX_CONNECTIONS: Final = 512
+"""How many connections a user may have; root may have as many as there are descriptors."""
+
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE_S: Final = 0.1
+
+
+class ServerStatistics(Struct, frozen=True, kw_only=True):
+    """What a server is doing: `answers` is since it started, the others are at this moment."""
+
+    connections: int
+    calls_in_flight: int
+    answers: int
+
+
+class Server:
+    """Answers the calls of all who connect, by one handler.
+
+    Several listeners can be served at once, each by a `serve` of its own.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        send_deadline_s: float = SEND_DEADLINE_S,
+        grace_s: float = GRACE_S,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self._handler = handler
+        self._routes = routes_of(handler)
+        self._send_deadline_s = send_deadline_s
+        self._grace_s = grace_s
+        self._max_connections = max_connections
+        self._connections: set[Connection] = set()
+        self._of_uid: Counter[int] = Counter()
+        self._answers = 0
+
+    def statistics(self) -> ServerStatistics:
+        """Figures for the daemon's status."""
+        return ServerStatistics(
+            connections=len(self._connections),
+            calls_in_flight=sum(connection.calls_in_flight for connection in self._connections),
+            answers=self._answers + sum(connection.answered for connection in self._connections),
+        )
+
+    async def serve(
+        self,
+        listener: trio.SocketListener | socket.socket,
+        *,
+        task_status: TaskStatus["Server"] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve a listener until cancelled. `task_status.started` gives this server.
+
+        Resource handling
+            The listener is taken over, and closed at the end. Cancelled, it accepts no more, connections read no more, calls
+            that only read are cancelled; those that change something have `grace_s` to end and be answered.
+
+        Error handling
+            A client that fails, or makes a handler fail, ends at most its own connection. Without descriptors for more
+            clients it says so in the log, and accepts again a moment later.
+        """
+        stopping = trio.Event()
+        with _taken_over(listener) as sock:
+            async with trio.open_nursery() as nursery:
+                clients: trio.Nursery = await nursery.start(self._hold_connections, stopping)
+                try:
+                    task_status.started(self)
+                    await self._accept(sock, clients)
+                finally:
+                    sock.close()
+                    stopping.set()
+
+    async def _hold_connections(self, stopping: trio.Event, *, task_status: TaskStatus[trio.Nursery]) -> None:
+        """Own the connections of one listener, shielded from its cancellation: they are stopped, and given time."""
+        with trio.CancelScope(shield=True) as scope:
+            async with trio.open_nursery() as clients:
+                task_status.started(clients)
+                await stopping.wait()
+                scope.deadline = trio.current_time() + self._grace_s
+                for connection in self._connections:
+                    connection.stop()
+
+    async def _accept(self, listener: socket.socket, clients: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(listener.fileno())
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    log.error("cannot accept a client: %s; raise the limit of open files", os.strerror(error.errno))
+                    await trio.sleep(_PAUSE_S)
+                continue
+            clients.start_soon(self._serve_client, sock)
+
+    async def _serve_client(self, sock: socket.socket) -> None:
+        with sock:
+            sock.setblocking(False)
+            try:
+                peer = peer_of(sock)
+                if self._admit(peer):
+                    await self._run(Connection(sock, peer, self._handler, self._routes, self._send_deadline_s), peer)
+            except Exception:
+                log.exception("a connection failed by a defect of the daemon")
+
+    def _admit(self, peer: Peer) -> bool:
+        if peer.uid == 0 or self._of_uid[peer.uid] < self._max_connections:
+            return True
+        log.warning("refused a client of %s: it has %d connections", peer.owner, self._max_connections)
+        return False
+
+    async def _run(self, connection: Connection, peer: Peer) -> None:
+        self._connections.add(connection)
+        self._of_uid[peer.uid] += 1
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self._of_uid -= Counter({peer.uid: 1})
+            self._answers += connection.answered
+
+
+async def serve(
+    listener: trio.SocketListener | socket.socket,
+    handler: Handler,
+    *,
+    task_status: TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
+    **limits: Any,
+) -> None:
+    """Serve one listener with a server of its own; see `Server` for the limits, and `Server.serve` for the rest."""
+    await Server(handler, **limits).serve(listener, task_status=task_status)
+
+
+def _taken_over(listener: trio.SocketListener | socket.socket) -> socket.socket:
+    """The plain socket of a listener: accepting and reading without trio's wrapper costs a third less."""
+    sock = socket.socket(fileno=listener.socket.detach()) if isinstance(listener, trio.SocketListener) else listener
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,65 @@
+"""Sandkeep keeps sandboxes. This is what a client needs: `connect`, the models, and the errors.
+
+    async with sandkeep.connect() as client:
+        result = await client.sandbox.exec(sandbox_id, ["true"])
+
+The same without trio: `sandkeep.blocking.connect`. Everything here is imported on first use, so that importing the package
+costs next to nothing, and trio is loaded only by those who use it.
+"""
+
+from typing import TYPE_CHECKING, Any, Final
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from sandkeep import blocking as blocking
+    from sandkeep import model as model
+    from sandkeep.client import Client as Client
+    from sandkeep.client import connect as connect
+    from sandkeep.errors import CallerError as CallerError
+    from sandkeep.errors import DaemonError as DaemonError
+    from sandkeep.errors import DataError as DataError
+    from sandkeep.errors import ProviderError as ProviderError
+    from sandkeep.errors import SandkeepError as SandkeepError
+    from sandkeep.errors import SetupError as SetupError
+    from sandkeep.errors import StateError as StateError
+
+_ERRORS: Final = (
+    "CallerError",
+    "DaemonError",
+    "DataError",
+    "ProviderError",
+    "SandkeepError",
+    "SetupError",
+    "StateError",
+)
+_HOMES: Final = {"connect": "client", "Client": "client", **dict.fromkeys(_ERRORS, "errors")}
+_MODULES: Final = ("blocking", "model")
+
+__all__ = [  # noqa: PLE0604
+    "CallerError",
+    "Client",
+    "DaemonError",
+    "DataError",
+    "ProviderError",
+    "SandkeepError",
+    "SetupError",
+    "StateError",
+    "blocking",
+    "connect",
+    "model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
