@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from sandkeep.demo.house import StartError, House, house
+from sandkeep.demo.house import House, StartError, house
 from sandkeep.demo.stage import Stage
 from sandkeep.demo.witness import Witness
 from sandkeep.errors import SandkeepError

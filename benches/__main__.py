@@ -1,0 +1,69 @@
+"""`make bench`: run every bench here that has a `run()`, and write their table to benches/README.md.
+
+`python -m benches NAME...` runs only those, and writes nothing.
+"""
+
+import datetime
+import importlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+from benches.table import Row, show
+
+HERE = Path(__file__).parent
+
+HEADER = """\
+# How fast it is
+
+Written by `make bench`. Each figure stands beside its floor, measured in the same run and in turns with it: the ratio is
+what is promised, since absolute figures are those of the machine and of its other work at that moment.
+
+{when}, {machine}
+
+"""
+
+
+def machine() -> str:
+    """The machine in a few words."""
+    cpus = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
+    return f"{cpus} processors, {memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def names() -> list[str]:
+    """Every bench, by the name of its file."""
+    return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in ("__init__", "__main__", "table"))
+
+
+def measure(name: str) -> list[Row]:
+    """Run one bench; a file without `run()` is a helper."""
+    module = importlib.import_module(f"benches.{name}")
+    if not hasattr(module, "run"):
+        return []
+    print(f"{name} ...", file=sys.stderr, flush=True)
+    return list(module.run())
+
+
+def markdown(rows: list[Row]) -> str:
+    lines = ["| case | figure | floor | ratio | target | kept |", "|---|---|---|---|---|---|"]
+    lines += [f"| {r.case} | {r.figure} | {r.floor} | {_ratio(r)} | {r.target} | {'yes' if r.ok else '**no**'} |" for r in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(row: Row) -> str:
+    return f"{row.ratio:.2f}" if isinstance(row.ratio, float) else str(row.ratio)
+
+
+def main(wanted: list[str]) -> int:
+    rows = [row for name in (wanted or names()) for row in measure(name)]
+    show(rows)
+    if not wanted:
+        when = datetime.datetime.now(datetime.UTC).date().isoformat()
+        (HERE / "README.md").write_text(HEADER.format(when=when, machine=machine()) + markdown(rows))
+    return 0 if all(row.ok for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
