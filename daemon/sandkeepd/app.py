@@ -29,6 +29,7 @@ from contextlib import asynccontextmanager
 
 import trio
 from msgspec import Struct
+from trio import TaskStatus
 
 from sandkeep import events, settings
 from sandkeep.errors import DaemonError, SandkeepError, SetupError
@@ -39,7 +40,8 @@ from sandkeep_store.log import EventLog
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
 from sandkeepd import reaper, table
-from sandkeepd.api.server import listen, serve
+from sandkeepd.api.listener import listening
+from sandkeepd.api.server import serve
 from sandkeepd.core import Core, new
 from sandkeepd.images import Images
 from sandkeepd.processes import Processes
@@ -66,7 +68,7 @@ def config_from_settings() -> Config:
     return Config(state_dir=settings.STATE_DIR(), socket=settings.SOCKET())
 
 
-async def run(config: Config, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def run(config: Config, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Be the daemon until SIGTERM, SIGINT, ``daemon.shutdown``, or cancellation.
 
     Error handling: what makes a start impossible is a SandkeepError with a sentence for the administrator. A log that holds
@@ -76,13 +78,9 @@ async def run(config: Config, *, task_status: trio.TaskStatus[None] = trio.TASK_
     log = EventLog.open(f"{config.state_dir}/events.db")
     try:
         state, problems = fold(log, config.state_dir)
-        listener = await listen(config.socket, mode=0o666)
-        try:
+        with listening(config.socket, *who_may_connect()) as listener:
             async with running_log(log), open_providers(config.state_dir) as providers:
                 await _run_parts(config, log, state, problems, providers, listener, task_status)
-        finally:
-            listener.close()
-            _unlink(config.socket)
     finally:
         log.close()
 
@@ -94,7 +92,7 @@ async def _run_parts(
     problems: list[str],
     providers: dict[str, Provider],
     listener: socket.socket,
-    task_status: trio.TaskStatus[None],
+    task_status: TaskStatus[None],
 ) -> None:
     files = MetadataFiles(f"{config.state_dir}/sandboxes", state, log.log_id)
     async with trio.open_nursery() as carriers:
@@ -127,7 +125,7 @@ async def _serve_until_stopped(
     dispatch: table.Dispatch,
     software: Software,
     stopping: trio.Event,
-    task_status: trio.TaskStatus[None],
+    task_status: TaskStatus[None],
 ) -> str:
     reason = "shutdown"
 
@@ -211,15 +209,20 @@ def prepare_state_dir(path: str) -> None:
         raise SetupError("not_configured", f"the state directory {path} cannot be used ({error.strerror}): {hint}") from None
 
 
+def who_may_connect() -> tuple[int, str | None]:
+    """The socket's mode and group.
+
+    A root daemon tells users apart by the credentials that the kernel gives, so all may connect unless a group is named. A
+    user's daemon runs everything as that user, so nobody else may.
+    """
+    if os.geteuid() != 0:
+        return 0o600, None
+    group = settings.SOCKET_GROUP()
+    return (0o660, group) if group else (0o666, None)
+
+
 def boot_id() -> str:
     """What the kernel calls this run of the machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        logger.debug("the socket was gone already", extra={"socket": path})
 

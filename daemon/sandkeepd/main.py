@@ -35,7 +35,16 @@ def _run() -> None:
     from sandkeepd import app, logs
 
     logs.set_up(settings.LOG_LEVEL())
-    trio.run(app.run, app.config_from_settings(), strict_exception_groups=False)
+    try:
+        trio.run(app.run, app.config_from_settings())
+    except* SandkeepError as group:
+        raise _first(group) from None
+
+
+def _first(group: BaseExceptionGroup[SandkeepError]) -> SandkeepError:
+    """The error that a task of ours failed with; there is one, as a start stops at the first."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 if __name__ == "__main__":

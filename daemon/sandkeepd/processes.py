@@ -34,7 +34,7 @@ from sandkeep_store.views.state import State
 from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import Core, new
-from sandkeepd.providers.base import Chunk, Exit, Launch
+from sandkeepd.providers.base import Chunk, Exit, Instance, Launch
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
 
@@ -143,8 +143,8 @@ class Processes:
         started = events.ProcessStarted(pid=pid)
         exited = runtime.instance.exit_of(process.process_id)
         if exited is None and not eager:
-            with trio.move_on_after(min(GRACE_S, process.requested.timeout_s or GRACE_S)):
-                exited = await runtime.instance.wait(process.process_id)
+            grace = min(GRACE_S, process.requested.timeout_s or GRACE_S)
+            exited = await _wait(runtime.instance, process.process_id, grace)
         if exited is not None:
             await self._end(runtime, process, exited, intent, started)
             return
@@ -154,9 +154,7 @@ class Processes:
     async def follow(self, runtime: Runtime, process: ProcessState, intent: Recorded | None) -> None:
         """Wait for the end of a process that is on record as started; kill it when its time is up."""
         instance = runtime.instance
-        exited: Exit | None = None
-        with trio.move_on_after(_time_left(process)):
-            exited = await instance.wait(process.process_id)
+        exited = await _wait(instance, process.process_id, _time_left(process))
         if exited is None:
             assert process.requested.timeout_s is not None
             if not process.timed_out:
@@ -311,6 +309,13 @@ def parse_signal(text: str) -> int:
         return Signals(int(text)) if text.isdigit() else Signals["SIG" + text.removeprefix("SIG")]
     except (KeyError, ValueError):
         raise CallerError("invalid", f"signal: {text!r} is not a signal: use a name such as TERM or a number", field="signal") from None
+
+
+async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | None:
+    """How the process ended, or None if it still runs after so many seconds."""
+    with trio.move_on_after(seconds):
+        return await instance.wait(process_id)
+    return None
 
 
 def _time_left(process: ProcessState) -> float:

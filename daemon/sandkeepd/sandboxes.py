@@ -30,6 +30,7 @@ from sandkeepd.query import page
 logger = logging.getLogger("sandkeepd")
 
 ADOPTION_PATIENCE_S = 30.0
+OPENING_PATIENCE_S = 1.0
 KILLED = 128 + 9
 
 
@@ -153,18 +154,23 @@ class Sandboxes:
 
     async def _keep(self, runtime: Runtime) -> None:
         """Own the carriers of a sandbox's processes until the sandbox ends, is terminated, or the daemon stops."""
-        why: str | None = None
         try:
-            with runtime.scope:
-                async with trio.open_nursery() as nursery:
-                    runtime.nursery = nursery
-                    why = await runtime.instance.ended()
-                    nursery.cancel_scope.cancel()
+            why = await self._until_end(runtime)
         finally:
             runtime.nursery = None
             runtime.finished.set()
-        if why is not None and not runtime.scope.cancel_called:
+        if why is not None:
             await self._ended_by_itself(runtime, why)
+
+    async def _until_end(self, runtime: Runtime) -> str | None:
+        """Hold the nursery open until the sandbox is gone, and answer why; None when it was stopped before."""
+        with runtime.scope:
+            async with trio.open_nursery() as nursery:
+                runtime.nursery = nursery
+                why = await runtime.instance.ended()
+                nursery.cancel_scope.cancel()
+            return why
+        return None
 
     async def _ended_by_itself(self, runtime: Runtime, why: str) -> None:
         core, sandbox_id = self._core, runtime.instance.sandbox_id
@@ -186,19 +192,18 @@ class Sandboxes:
         if adopted is not None:
             with trio.move_on_after(ADOPTION_PATIENCE_S):
                 await adopted.wait()
-        found = self.runtimes.get(sandbox.sandbox_id)
-        if found is None or not found.open:
-            decide.require_running(sandbox)
-            with trio.move_on_after(1):  # its task is about to run
-                while (found := self.runtimes.get(sandbox.sandbox_id)) is None or not found.open:
-                    await trio.sleep(0.005)
-        if found is None or not found.open:
-            raise ProviderError(
-                "provider_unavailable",
-                f"sandbox {sandbox.sandbox_id} does not answer: try again, or terminate it",
-                sandbox_id=sandbox.sandbox_id,
-            )
-        return found
+        with trio.move_on_after(OPENING_PATIENCE_S):  # the task of one that was just made is about to run
+            while True:
+                found = self.runtimes.get(sandbox.sandbox_id)
+                if found is not None and found.open:
+                    return found
+                decide.require_running(sandbox)
+                await trio.sleep(0.002)
+        raise ProviderError(
+            "provider_unavailable",
+            f"sandbox {sandbox.sandbox_id} does not answer: try again, or terminate it",
+            sandbox_id=sandbox.sandbox_id,
+        )
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

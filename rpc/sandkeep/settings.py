@@ -89,6 +89,10 @@ SOCKET = Setting(
     "SANDKEEP_SOCKET", _absolute, _default_socket, "/run/sandkeep/sandkeep.sock as root, else $XDG_RUNTIME_DIR/sandkeep/sandkeep.sock",
     "The Unix socket of the JSON-RPC API.",
 )
+SOCKET_GROUP = Setting(
+    "SANDKEEP_SOCKET_GROUP", str, lambda: "", "none",
+    "Only members of this group, and root, may connect to a root daemon. Without it every local user may, each seeing only what is theirs.",
+)
 ADMIN_GROUP = Setting(
     "SANDKEEP_ADMIN_GROUP", str, lambda: "", "none",
     "Members of this group are administrators, as root is and the user that the daemon runs as.",

@@ -6,6 +6,7 @@ and need nothing but a folded `State`.
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -144,11 +145,11 @@ def read(root: str, sandbox_id: str) -> bytes | None:
         descriptor = os.open(f"{root}/{sandbox_id}/{FILE_NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
     with open(descriptor, "rb") as file:
-        try:
-            return file.read()
-        except OSError:
-            return None
+        return file.read()
 
 
 def _seen(content: bytes | None) -> Seen | None:
@@ -196,7 +197,7 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
 
 def _is_directory(name: str, directory: int) -> bool:
     try:
-        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode & 0o170000 == 0o040000
+        return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False
 

@@ -1,0 +1,136 @@
+"""The decisions: pure, so these tests are plain calls."""
+
+from typing import Any
+
+import pytest
+
+from sandkeep import events
+from sandkeep.errors import SandkeepError
+from sandkeep.events import EVENTS, MAX_EVENT_BYTES
+from sandkeep.methods import METHODS, ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec
+from sandkeep_store.codec import CODEC
+from sandkeep_store.views.state import State
+from sandkeepd import decide
+from sandkeepd.processes import parse_signal
+from tests.store.test_views import Log, running_sandbox
+
+
+def world(*, sandboxes: int = 1) -> State:
+    log = Log()
+    log.add("img_1", events.ImageCreateRequested(owner="uid:7", provider="fake", kind="directory", source="/src"))
+    log.add("img_1", events.ImageCreated(digest="sha256:0", size_bytes=10, file_count=2))
+    for number in range(sandboxes):
+        running_sandbox(log, f"sbx_{number}")
+    return log.fold()
+
+
+def refused(code: str, call: Any, *arguments: Any, **more: Any) -> SandkeepError:
+    with pytest.raises(SandkeepError) as caught:
+        call(*arguments, **more)
+    assert caught.value.code == code
+    return caught.value
+
+
+def test_every_status_has_a_word_for_not_being_ready() -> None:
+    statuses = {"creating", "stopping", "stopped", "failed", "lost"}
+    assert set(decide.WHY_NOT_READY) == statuses
+    assert {status for may in decide.SANDBOX_MAY.values() for status in may} <= statuses | {"running"}
+
+
+def test_every_intent_has_its_outcomes() -> None:
+    """Pairs are derived from the definitions: an intent without an outcome, or a mutation without an intent, fails here."""
+    for kind in EVENTS.values():
+        assert bool(kind.outcomes) == kind.type.endswith("_requested"), kind.type
+        for outcome in kind.outcomes:
+            assert outcome in EVENTS, f"{kind.type} names {outcome}, which is no event"
+            assert outcome.split(".")[0] == kind.type.split(".")[0]
+    for method in METHODS.values():
+        if method.intent is not None:
+            assert method.intent in EVENTS
+        elif method.mutates:
+            assert method.name == "process.write_stdin"  # the bytes of streams are not events
+
+
+def test_a_relative_source_is_refused() -> None:
+    assert refused("invalid", decide.create_image, ImageCreate(source="src"), "uid:7", "local").data["field"] == "source"
+
+
+def test_an_image_in_use_is_not_removed() -> None:
+    error = refused("in_use", decide.remove_image, world(), "img_1", [])
+    assert "sbx_0" in error.message
+    assert refused("in_use", decide.remove_image, world(sandboxes=0), "img_1", ["pending"])
+    assert decide.remove_image(world(sandboxes=0), "img_1", []) == events.ImageRemoveRequested()
+
+
+@pytest.mark.parametrize("given", ["prc_1", "img_1", "daemon", "../x", "a/b", "", "x" * 65, "ü", "a\n"])
+def test_ids_of_another_kind_or_shape_are_refused(given: str) -> None:
+    command = SandboxCreate(image_id="img_1")
+    assert refused("invalid", decide.create_sandbox, world(), command, "uid:7", given, {}, 1).data["field"] == "sandbox_id"
+
+
+def test_a_taken_id_is_a_conflict() -> None:
+    command = SandboxCreate(image_id="img_1")
+    refused("conflict", decide.create_sandbox, world(), command, "uid:7", "sbx_0", {}, 1)
+    refused("conflict", decide.create_sandbox, world(), command, "uid:7", "new", {"new": ()}, 1)
+
+
+def test_the_spec_of_a_sandbox_is_complete() -> None:
+    image, spec = decide.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0), "uid:7", "new", {}, 4096)
+    assert (image.image_id, spec.cpus, spec.disk_bytes) == ("img_1", 2.0, 4096)
+
+
+def test_another_provider_than_the_images_is_refused() -> None:
+    command = SandboxCreate(image_id="img_1", provider="docker")
+    assert "made for the provider 'fake'" in refused("not_supported", decide.create_sandbox, world(), command, "u", "new", {}, 1).message
+
+
+def test_an_environment_too_large_for_the_record_is_refused() -> None:
+    command = SandboxCreate(image_id="img_1", env={"A": "x" * decide.MAX_SPEC_BYTES})
+    assert refused("invalid", decide.create_sandbox, world(), command, "u", "new", {}, 1).data["field"] == "env"
+
+
+def test_names_of_processes_are_unique_in_a_sandbox() -> None:
+    state = world()
+    sandbox = state.sandboxes["sbx_0"]
+    command = ProcessLaunch(sandbox_id="sbx_0", command=["true"], name="web")
+    event = decide.launch(sandbox, command, "web", {})
+    assert event.command == ["true"]
+    refused("conflict", decide.launch, sandbox, command, "web", {("sbx_0", "web"): None})
+    refused("invalid", decide.launch, sandbox, command, "prc_web", {})
+
+
+@pytest.mark.parametrize("status", sorted(decide.WHY_NOT_READY))
+def test_nothing_starts_in_a_sandbox_that_does_not_run(status: Any) -> None:
+    sandbox = world().sandboxes["sbx_0"]
+    sandbox.status = status
+    error = refused("not_ready", decide.launch, sandbox, SandboxExec(sandbox_id="sbx_0", command="true"), None, {})
+    assert error.data["status"] == status
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["sh", "-c", "x" * 131071], ["\x01" * 131071], ["a"] * 4096, ["ü" * 40_000, "b"], ["x" * 131071] * 32],
+)
+def test_a_huge_command_fits_into_its_event_cut(command: list[str]) -> None:
+    asked = SandboxExec(sandbox_id="sbx_0", command=command, env={f"K{i:0>200}": "v" for i in range(1024)})
+    event = decide.launch(world().sandboxes["sbx_0"], asked, None, {})
+    assert event.command_cut
+    assert len(CODEC.encode(event)) < MAX_EVENT_BYTES
+
+
+def test_secrets_leave_only_their_names() -> None:
+    asked = SandboxExec(sandbox_id="sbx_0", command=["env"], secrets={"TOKEN": "hunter2"})
+    event = decide.launch(world().sandboxes["sbx_0"], asked, None, {})
+    assert event.secrets == ["TOKEN"]
+    assert b"hunter2" not in CODEC.encode(event)
+    assert "hunter2" not in repr(asked)
+
+
+@pytest.mark.parametrize(("text", "number"), [("TERM", 15), ("SIGKILL", 9), ("2", 2), ("USR1", 10)])
+def test_signals_by_name_or_number(text: str, number: int) -> None:
+    assert parse_signal(text) == number
+
+
+@pytest.mark.parametrize("text", ["NOPE", "0", "999", "SIGSIGTERM"])
+def test_what_is_no_signal_is_refused(text: str) -> None:
+    refused("invalid", parse_signal, text)
