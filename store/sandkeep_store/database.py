@@ -1,0 +1,212 @@
+"""The event log's SQLite file: its schema, its connections, and the lock that keeps a second daemon out.
+
+The file is opened through SQLite's ``unix-excl``: the process holds the file's lock from its first statement until its last
+connection closes, so that a second daemon is refused at once; and the index of the write-ahead log is in memory, not in a
+mapped file that a full disk could pull away. The lock dies with the process, and what a killed process committed is in the
+write-ahead log, from which the next one's first connection recovers it.
+
+The lock is a POSIX record lock: nothing else in this process may open and close the file, or the lock is gone.
+"""
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import quote
+
+from sandkeep.errors import DaemonError, SandkeepError, StateError
+from sandkeep.ids import new_id
+
+SCHEMA_VERSION: Final = 1
+
+_SCHEMA: Final = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE streams (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, crc INTEGER NOT NULL);
+CREATE TABLE events (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    stream INTEGER NOT NULL,
+    revision INTEGER NOT NULL,
+    sandbox INTEGER,
+    type TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    time INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    meta BLOB NOT NULL,
+    command_id TEXT,
+    more INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    UNIQUE (stream, revision)
+);
+CREATE INDEX events_of_sandbox ON events (sandbox) WHERE sandbox IS NOT NULL;
+CREATE INDEX events_of_command ON events (command_id) WHERE command_id IS NOT NULL;
+"""
+
+_BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+class Database:
+    """One log's file. `writer` is for one thread at a time; any number of threads may read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._idle: list[sqlite3.Connection] = []
+        self._in_use = 0
+        self._changed = threading.Condition()
+        new = _make_file(self.path)
+        try:
+            self.writer = self._connect()
+            try:
+                self.log_id, self.first_position = self._open_log(new)
+            except BaseException:
+                self.writer.close()
+                raise
+        except sqlite3.Error as error:
+            raise _refused(self.path, error) from error
+
+    @property
+    def directory(self) -> str:
+        """Where the file lies."""
+        return os.path.dirname(self.path)
+
+    @contextlib.contextmanager
+    def reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection for reading, lent for the length of the block, in one transaction: a steady view of the log."""
+        try:
+            with self._lent() as connection:
+                connection.execute("BEGIN")
+                try:
+                    yield connection
+                finally:
+                    connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise _unreadable(self.path, error) from error
+
+    def reopen(self, head: int) -> None:
+        """Close every connection and read the log back from the disk, as after a crash; take out what lies beyond `head`.
+
+        For a disk that failed: what a failed commit wrote may be there or not, and nobody was told that it is. Everything is
+        brought into the main file, so that no later commit depends on a part of the write-ahead log that the disk lost.
+        Waits for readers to end. Raises sqlite3.Error, and can be called again, while the disk does not work.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_use == 0)
+            self._close_all()
+            self.writer = self._connect()
+            self.writer.executescript(
+                f"BEGIN IMMEDIATE; DELETE FROM events WHERE position > {head:d};"  # noqa: S608
+                f"UPDATE sqlite_sequence SET seq = {head:d} WHERE name = 'events'; COMMIT;"
+            )
+            if self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise sqlite3.OperationalError("the write-ahead log is in use")
+
+    def close(self) -> None:
+        """Close every connection; the lock is free then. Readers must have ended."""
+        with self._changed:
+            self._close_all()
+
+    def _close_all(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+        self.writer.close()
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[sqlite3.Connection]:
+        with self._changed:
+            connection = self._idle.pop() if self._idle else self._connect()
+            self._in_use += 1
+        try:
+            yield connection
+        finally:
+            with self._changed:
+                self._in_use -= 1
+                self._idle.append(connection)
+                self._changed.notify_all()
+
+    def _connect(self) -> sqlite3.Connection:
+        # Without a timeout: whoever else holds the lock is another process, and it does not let go.
+        connection = sqlite3.connect(
+            f"file:{quote(self.path)}?vfs=unix-excl", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _open_log(self, new: bool) -> tuple[str, int]:
+        if new or self._is_empty():
+            self._create()
+        meta = self._read_meta()
+        if meta.get("schema") != SCHEMA_VERSION:
+            raise DaemonError(
+                "storage_unavailable",
+                f"{self.path} is not an event log of this version of Sandkeep (its schema is {meta.get('schema')!r}, "
+                f"not {SCHEMA_VERSION}): run the version that wrote it, or use another state directory",
+            )
+        return str(meta["log_id"]), int(str(meta["first_position"]))
+
+    def _is_empty(self) -> bool:
+        return self.writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+
+    def _read_meta(self) -> dict[str, object]:
+        if self.writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
+            return {}
+        return dict(self.writer.execute("SELECT key, value FROM meta"))
+
+    def _create(self) -> None:
+        # Only a file without pages takes auto_vacuum, and going over to the write-ahead log writes the first page.
+        self.writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self.writer.execute("PRAGMA journal_mode = WAL")
+        facts = {"schema": SCHEMA_VERSION, "log_id": new_id("log"), "first_position": 1}
+        self.writer.executescript("BEGIN IMMEDIATE;" + _SCHEMA)
+        self.writer.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
+        self.writer.execute("COMMIT")
+
+
+def _make_file(path: str) -> bool:
+    """Make an empty file that only its owner may read, unless there is one. The directory must be there."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise DaemonError(
+            "storage_unavailable",
+            f"the event log {path} cannot be made ({error.strerror}): give a state directory that this user can write to",
+        ) from error
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return True
+
+
+def _refused(path: str, error: sqlite3.Error) -> SandkeepError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in _BUSY:
+        return StateError(
+            "conflict",
+            f"another daemon uses this state directory ({os.path.dirname(path)}): stop it, or use another state directory",
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return DaemonError("storage_unavailable", f"the disk is full: free space on {os.path.dirname(path)}")
+    if code == sqlite3.SQLITE_NOTADB:
+        return DaemonError(
+            "storage_unavailable", f"{path} is not an event log: move it away or use another state directory"
+        )
+    return DaemonError(
+        "storage_unavailable",
+        f"the event log {path} cannot be opened ({error}): mend the disk or the directory's permissions",
+    )
+
+
+def _unreadable(path: str, error: sqlite3.Error) -> DaemonError:
+    return DaemonError(
+        "storage_unavailable",
+        f"the event log {path} cannot be read ({error}): check the disk, and restore the state directory from a backup "
+        "if it is damaged",
+    )

@@ -1,0 +1,343 @@
+"""The event log as the rest of the daemon sees it: append, read, follow.
+
+What it promises
+    *Durable*: an append that returned survives the death of the process, and power loss where fsync is honest.
+    *Atomic*: the events of an append are all there or none is, with neighbouring positions.
+    *Ordered*: positions have no gaps, are in the order of commits, and are never used again.
+    *Told after the fact*: nobody sees an event before it is committed; `on_commit` sees it first, then the append returns,
+    then those who follow wake.
+
+Everything but `open`, `scan`, `verify` and `close` is for the trio thread.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from sandkeep.errors import CallerError, DaemonError, DataError
+from sandkeep.events import Event, Meta
+from sandkeep_store.codec import CODEC, Codec, UnknownEvent
+from sandkeep_store.database import Database
+from sandkeep_store.reader import Filter, LogReader
+from sandkeep_store.record import Recorded
+from sandkeep_store.recorder import Draft, LogRecorder
+from sandkeep_store.reserve import Reserve
+from sandkeep_store.ring import Ring
+from sandkeep_store.writer import Append, Entry, Writer
+
+__all__ = ["EventLog", "NewEvent", "Page", "Recorded", "UnknownEvent"]
+
+PAGE_EVENTS: Final = 512
+_READERS: Final = 4
+
+
+class NewEvent(NamedTuple):
+    """An event to append. `sandbox_id` files it under a sandbox besides its stream.
+
+    `expected_revision` is where the stream must be just before it: 0 = there is no such stream yet; None = anywhere.
+    """
+
+    stream: str
+    event: Event
+    sandbox_id: str | None = None
+    expected_revision: int | None = None
+
+
+class Page(NamedTuple):
+    """Events in order, and the position from which to read on: everything up to it was looked at.
+
+    `caught_up` says that there was nothing further at that moment.
+    """
+
+    events: list[Recorded]
+    position: int
+    caught_up: bool
+
+
+class _Call(Append):
+    """An append with the task that waits for it."""
+
+    __slots__ = ("task",)
+
+    def __init__(self, entries: Sequence[Entry], essential: bool) -> None:
+        super().__init__(entries, essential)
+        self.task: trio.lowlevel.Task | None = None
+
+
+class EventLog:
+    """The log in one file. Open it, `scan` it, then `run` it for as long as anyone appends; close it at last.
+
+    `on_commit` are callbacks for what must know of every event before anyone is answered, such as views. They get the
+    events of a commit, in order, on the trio thread, and must neither wait nor fail: a failure ends `run`.
+    """
+
+    def __init__(self, database: Database, codec: Codec = CODEC) -> None:
+        self.log_id = database.log_id
+        self.first_position = database.first_position
+        self.on_commit: list[Callable[[Sequence[Recorded]], None]] = []
+        self._database = database
+        self._codec = codec
+        self._reader = LogReader(database, codec)
+        recorder = LogRecorder(database)
+        self._ring = Ring(recorder.head)
+        self._writer = Writer(recorder, Reserve(os.path.join(database.directory, "ballast")), database.directory)
+        self._readers = trio.CapacityLimiter(_READERS)
+        self._arrival = trio.lowlevel.ParkingLot()
+        self._room = trio.lowlevel.ParkingLot()
+        self._broken: BaseException | None = None
+        self._done = trio.Event()
+
+    @classmethod
+    def open(cls, path: str) -> "EventLog":
+        """Open or make the log in the file `path`, and hold it against every other process. Blocks.
+
+        Raises `conflict` when another daemon holds it, and `storage_unavailable` when it cannot be opened, is damaged, or
+        was written by another version of Sandkeep; what is there is left as it is.
+        """
+        database = Database(path)
+        try:
+            return cls(database)
+        except BaseException:
+            database.close()
+            raise
+
+    @property
+    def head(self) -> int:
+        """The position of the last event that was committed and told of; 0 before the first."""
+        return self._ring.head
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log could not be written last time, a sentence for an administrator; None while it can."""
+        return self._writer.failure
+
+    def require(self, position: int, witness: str) -> None:
+        """Refuse a log that is shorter than what `witness` (a file, a client) has seen of it: its end was lost."""
+        if position > self.head:
+            raise DaemonError(
+                "storage_unavailable",
+                f"the event log ends at position {self.head}, but {witness} has seen position {position}: "
+                "restore the state directory from a backup, or remove that file to go on without what was lost",
+                head=self.head,
+                position=position,
+            )
+
+    # -- blocking ---------------------------------------------------------------------------------------------------
+
+    def scan(self, visit: Callable[[Recorded], None], after: int = 0) -> int:
+        """Show every event after `after` to `visit`, decoded and in order, and answer the last position. For the start.
+
+        Raises `UnknownEvent` for an event of a newer version, and `storage_unavailable` for one that is damaged.
+        """
+        return self._reader.scan(visit, after, self.head)
+
+    def verify(self) -> list[str]:
+        """Check the file, every row, and every rule that rows keep. Answers what is wrong, in sentences. Blocks for long."""
+        return self._reader.verify(self.head)
+
+    def close(self) -> None:
+        """Let go of the file. `run` must have returned."""
+        self._database.close()
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the writing thread until cancelled.
+
+        Resource handling: cancelled, it commits and answers what was appended until then, refuses what comes later with
+        `storage_unavailable`, and returns when the thread has ended.
+        Error handling: a disk that fails is told to those who append, and in `failure`. What ends `run` with an exception is
+        a defect: of the writer or of a callback in `on_commit`; everything that waits is answered even then.
+        """
+        token = trio.lowlevel.current_trio_token()
+
+        def deliver(batch: Sequence[Append]) -> None:
+            token.run_sync_soon(self._deliver, batch)
+
+        async def write() -> None:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._writer.serve, deliver, limiter=trio.CapacityLimiter(1))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            task_status.started()
+            try:
+                await self._done.wait()
+            finally:
+                self._writer.stop()
+        if self._broken is not None:
+            raise self._broken
+
+    async def append(self, new: Sequence[NewEvent], meta: Meta, *, essential: bool = False) -> list[Recorded]:
+        """Commit `new` as one and answer them as recorded; durable when it returns.
+
+        An `essential` append (ending a sandbox) may use the space that is kept back for when the disk is full. Cancelled
+        before it is taken into a commit, nothing is written; later, it answers as if it had not been cancelled.
+
+        Raises `conflict` when a stream is not at its expected revision, `invalid` for an event that is too large,
+        `storage_unavailable` when it cannot be written now. In all three cases nothing of it is in the log.
+        """
+        if not new:
+            return []
+        call = _Call(self._entries(new, meta), essential)
+        while self._writer.full:
+            await self._room.park()
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._writer.put(call)
+        call.task = trio.lowlevel.current_task()
+
+        def abort(_: Any) -> trio.lowlevel.Abort:
+            return trio.lowlevel.Abort.SUCCEEDED if self._writer.withdraw(call) else trio.lowlevel.Abort.FAILED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        if call.error is not None:
+            raise call.error
+        return call.recorded
+
+    def _entries(self, new: Iterable[NewEvent], meta: Meta) -> list[Entry]:
+        encoded = self._codec.encode_meta(meta)
+        command_id = meta.command_id
+        entries = []
+        for stream, event, sandbox_id, expected in new:
+            data = self._codec.encode(event)
+            draft = Draft(stream, 0, sandbox_id, event.type, event.version, data, encoded, command_id)
+            entries.append(Entry(draft, event, expected))
+            command_id = None
+        return entries
+
+    def _deliver(self, batch: Sequence[Append]) -> None:
+        """Tell of a commit, on the trio thread: views, then those who appended, then those who follow."""
+        recorded = [event for append in batch for event in append.recorded]
+        self._ring.extend(recorded)
+        try:
+            if recorded:
+                for callback in self.on_commit:
+                    callback(recorded)
+        except BaseException as error:  # noqa: BLE001  # it is raised where it can be handled, in `run`
+            self._broken = self._broken or error
+            self._done.set()
+        for append in batch:
+            assert isinstance(append, _Call) and append.task is not None
+            trio.lowlevel.reschedule(append.task)
+        self._room.unpark_all()
+        if recorded:
+            self._arrival.unpark_all()
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        after: int,
+        limit: int,
+        *,
+        stream: str | None = None,
+        sandbox_id: str | None = None,
+        type: str | None = None,
+        upto: int | None = None,
+    ) -> list[Recorded]:
+        """The first events after a position: about `limit`, since no append is split. They may not be decoded.
+
+        `type` is a whole type (``process.exited``) or its first word. `upto` is the last position of interest.
+        """
+        page = await self.page(after, limit, stream=stream, sandbox_id=sandbox_id, type=type, upto=upto)
+        return page.events
+
+    async def page(
+        self,
+        after: int,
+        limit: int = PAGE_EVENTS,
+        *,
+        stream: str | None = None,
+        sandbox_id: str | None = None,
+        type: str | None = None,
+        upto: int | None = None,
+    ) -> Page:
+        """Like `read`, and where to go on. Recent events come from memory, others from the file; nobody has a queue."""
+        end = self.head if upto is None else min(upto, self.head)
+        wanted = Filter(stream, sandbox_id, type)
+        recent = self._ring.between(after, end)
+        if recent is not None:
+            await trio.lowlevel.checkpoint()
+            return _cut(recent, limit, wanted, end)
+        found = await trio.to_thread.run_sync(self._reader.page, after, end, limit, wanted, limiter=self._readers)
+        complete = len(found) < limit
+        return Page(found, end if complete else found[-1].position, complete or found[-1].position == end)
+
+    async def follow(
+        self,
+        after: int,
+        limit: int = PAGE_EVENTS,
+        *,
+        stream: str | None = None,
+        sandbox_id: str | None = None,
+        type: str | None = None,
+    ) -> Page:
+        """Like `page`, but it waits until there is an event to answer. Call it again with the page's position."""
+        while True:
+            page = await self.page(after, limit, stream=stream, sandbox_id=sandbox_id, type=type)
+            if page.events:
+                return page
+            after = page.position
+            await self.wait(after)
+
+    async def wait(self, after: int) -> None:
+        """Return once there is an event after a position."""
+        if self.head > after:
+            await trio.lowlevel.checkpoint()
+        while self.head <= after:
+            await self._arrival.park()
+
+    async def find_command(self, command_id: str) -> Recorded | None:
+        """The first event that a command caused, from however long ago; None when it caused none."""
+        return await trio.to_thread.run_sync(self._reader.of_command, command_id, limiter=self._readers)
+
+    # -- tokens -----------------------------------------------------------------------------------------------------
+
+    def token(self, position: int) -> str:
+        """What a client keeps in order to go on after `position`."""
+        return f"{self.log_id}:{position}"
+
+    def parse_token(self, token: str) -> int:
+        """The position of a client's token.
+
+        Raises `invalid` for what is no token, `wrong_log` for another log's or one from a future that this log does not
+        have, and `compacted`, with the `first` position there is, when events after it are gone.
+        """
+        log_id, colon, digits = token.rpartition(":")
+        if not colon or not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+            raise CallerError(
+                "invalid", f"after: {token[:80]!r} is not a token: give one that an earlier answer named", field="after"
+            )
+        if log_id != self.log_id:
+            raise DataError(
+                "wrong_log", "the token belongs to another event log: begin anew without one", log_id=self.log_id
+            )
+        position = int(digits)
+        if position > self.head:
+            raise DataError(
+                "wrong_log",
+                f"the token is of position {position}, but the event log ends at {self.head}, so it is an older copy: begin anew",
+                log_id=self.log_id,
+            )
+        if position + 1 < self.first_position:
+            raise DataError(
+                "compacted",
+                f"events up to position {self.first_position - 1} were archived: read the objects again and go on from there",
+                first=self.first_position,
+            )
+        return position
+
+
+def _cut(recent: list[Recorded], limit: int, wanted: Filter, end: int) -> Page:
+    """The page that `recent`, the events up to position `end`, begins with."""
+    found: list[Recorded] = []
+    whole = 0
+    for event in recent:
+        if len(found) >= limit and event.position > whole:
+            return Page(found, found[-1].position, caught_up=False)
+        if wanted.admits(event):
+            found.append(event)
+            whole = event.position + event.more
+    return Page(found, end, caught_up=True)

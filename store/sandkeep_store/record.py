@@ -1,0 +1,82 @@
+"""A row of the event log: its columns, its checksum, and the form in which readers get it."""
+
+import struct
+from typing import Final, TypeAlias
+from zlib import crc32
+
+from msgspec import Struct
+
+from sandkeep.errors import DaemonError
+from sandkeep.events import Event
+
+COLUMNS: Final = (
+    "position",
+    "stream",
+    "revision",
+    "sandbox",
+    "type",
+    "version",
+    "time",
+    "data",
+    "meta",
+    "command_id",
+    "more",
+    "crc",
+)
+Row: TypeAlias = tuple[int, int, int, int | None, str, int, int, bytes, bytes, str | None, int, int]
+"""The columns' values. `stream` and `sandbox` are keys of the table of streams, `time` is in microseconds since 1970."""
+
+pack_numbers: Final = struct.Struct("<8q").pack
+"""position, stream, revision, sandbox or 0, version, time, more, length of data: what a checksum starts with."""
+
+
+def checksum(
+    position: int,
+    stream: int,
+    revision: int,
+    sandbox: int | None,
+    type: str,
+    version: int,
+    time: int,
+    data: bytes,
+    meta: bytes,
+    command_id: str | None,
+    more: int,
+) -> int:
+    """The CRC-32 of all other columns of a row. The fold at start-up has the same expression inlined."""
+    numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time, more, len(data))
+    return crc32(b"".join((numbers, type.encode(), data, meta, (command_id or "").encode())))
+
+
+def name_checksum(key: int, name: str) -> int:
+    """The CRC-32 of a row of the table of streams."""
+    return crc32(name.encode(), key)
+
+
+class Recorded(Struct, frozen=True, gc=False):
+    """An event that is in the log.
+
+    `data` and `meta` are the very bytes of the log, JSON, and go into answers unchanged. `event` is None when the event was
+    read without decoding it. `more` is how many events follow in the same append.
+    """
+
+    position: int
+    time_us: int
+    stream: str
+    revision: int
+    sandbox_id: str | None
+    event: Event | None
+    type: str
+    version: int
+    data: bytes
+    meta: bytes
+    more: int = 0
+
+
+def damaged(position: int, what: str) -> DaemonError:
+    """The error for a log that cannot be what was committed; `what` is half a sentence."""
+    return DaemonError(
+        "storage_unavailable",
+        f"the event log is damaged at position {position}: {what}; stop the daemon and restore the state directory from a backup",
+        position=position,
+    )

@@ -1,0 +1,39 @@
+"""The ballast: a megabyte kept beside the event log, given back when the disk is full.
+
+A full disk must not keep anyone from ending sandboxes, which is what frees space. So the log holds some bytes that it does
+not need, and lets go of them when an essential append would fail for lack of space.
+"""
+
+import contextlib
+import os
+from typing import Final
+
+RESERVE_BYTES: Final = 1024 * 1024
+
+
+class Reserve:
+    """The file `path`, which takes up `RESERVE_BYTES` of the disk while it is held."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.held = False
+
+    def hold(self) -> None:
+        """Take the space. Raises OSError when there is none; repeating it is free."""
+        if self.held:
+            return
+        descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            self.held = True
+        finally:
+            os.close(descriptor)
+            if not self.held:
+                # What was allocated before it failed is space that an essential append may need.
+                self.release()
+
+    def release(self) -> None:
+        """Give the space back."""
+        self.held = False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)

@@ -1,0 +1,253 @@
+"""The one thread that writes the event log: it takes all that waits, commits once, and answers everyone.
+
+Under load a commit costs what its fsync costs, whether it holds one append or two hundred; so nobody commits alone. An
+append is checked against the revisions here, where nothing can come between the check and the commit, and one that fails
+its check is left out without a trace while its neighbours are committed.
+
+When the disk fails
+    Everything that waits is refused with `storage_unavailable` and one sentence, `failure` says why, and the next appends
+    are tried again, so that the log recovers by itself. On a full disk, the reserve is given back for the sake of the
+    appends that are `essential`; until it can be held again, no others are taken. After any other failure every connection
+    is closed and the log is read back from the disk first: SQLite and the kernel may disagree about what was written.
+"""
+
+import contextlib
+import errno
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from sandkeep.errors import DaemonError, SandkeepError, StateError
+from sandkeep.events import Event
+from sandkeep_store.record import Recorded, Row
+from sandkeep_store.recorder import Draft, IntegrityError, LogRecorder, PersistenceError
+from sandkeep_store.reserve import Reserve
+
+MAX_WAITING: Final = 4096
+"""How many appends may wait before their callers wait to be let in."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Entry(NamedTuple):
+    """One event of an append: its row but for the revision, the event itself, and the revision its stream must be at."""
+
+    draft: Draft
+    event: Event
+    expected_revision: int | None
+
+
+class Append:
+    """A caller's events between the call and its answer, which is `recorded` or `error`."""
+
+    __slots__ = ("entries", "error", "essential", "recorded", "taken", "withdrawn")
+
+    def __init__(self, entries: Sequence[Entry], essential: bool) -> None:
+        self.entries = entries
+        self.essential = essential
+        self.taken = False
+        self.withdrawn = False
+        self.recorded: list[Recorded] = []
+        self.error: SandkeepError | None = None
+
+
+class Writer:
+    """Group commit. `serve` is the thread's body; everything else is for the threads that bring appends."""
+
+    def __init__(self, recorder: LogRecorder, reserve: Reserve, directory: str) -> None:
+        self.failure: str | None = None
+        self._recorder = recorder
+        self._reserve = reserve
+        self._directory = directory
+        self._distrusted = False
+        self._waiting: deque[Append] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+
+    # -- for those who bring appends ------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """Whether as many appends wait as may."""
+        return len(self._waiting) >= MAX_WAITING
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing is taken any more."""
+        return self._stopping
+
+    def put(self, append: Append) -> None:
+        """Have `append` committed with the next batch."""
+        with self._changed:
+            if self._stopping:
+                raise DaemonError("storage_unavailable", "the event log is closed: the daemon is stopping")
+            self._waiting.append(append)
+            if len(self._waiting) == 1:
+                self._changed.notify()
+
+    def withdraw(self, append: Append) -> bool:
+        """Take `append` back. False when it is too late, and only the answer will tell whether it is in the log."""
+        with self._changed:
+            append.withdrawn = not append.taken
+            return append.withdrawn
+
+    def stop(self) -> None:
+        """Have `serve` return once what waits now is answered; nothing more is taken."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def serve(self, deliver: Callable[[Sequence[Append]], None]) -> None:
+        """Commit batch after batch until `stop`; hand each over to `deliver` once its answers are known.
+
+        Whatever happens, nothing is left without an answer.
+        """
+        batch: list[Append] = []
+        try:
+            while batch := self._take():
+                self._carry_out(batch)
+                deliver(batch)
+        except BaseException:
+            self.stop()
+            left = batch + self._take()
+            _refuse(
+                left, DaemonError("internal", "the event log's writer failed: see the daemon's log, and start it again")
+            )
+            deliver(left)
+            raise
+
+    def _take(self) -> list[Append]:
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                batch = [append for append in self._waiting if not append.withdrawn]
+                self._waiting.clear()
+                for append in batch:
+                    append.taken = True
+                if batch or self._stopping:
+                    return batch
+
+    def _carry_out(self, batch: Sequence[Append]) -> None:
+        try:
+            self._commit(batch)
+        except PersistenceError as error:
+            full = _is_full(error)
+            self._distrusted = not full
+            self._fail(batch, str(error), full=full)
+        except OSError as error:
+            self._fail(batch, str(error.strerror), full=error.errno in _FULL)
+        except SandkeepError as error:
+            self.failure = error.message
+            _refuse(batch, error)
+
+    def _commit(self, batch: Sequence[Append]) -> None:
+        """Commit what passes its checks. Raises `PersistenceError` or OSError when nothing was committed."""
+        self._mend()
+        self._reserve.hold()
+        try:
+            self._insert(batch)
+        except IntegrityError:
+            # What we knew of a revision was not so. One by one, so that only the append concerned is refused.
+            for append in batch:
+                self._insert_alone(append)
+        self.failure = None
+
+    def _mend(self) -> None:
+        if self._distrusted:
+            self._recorder.reopen()
+            self._distrusted = False
+
+    def _insert_alone(self, append: Append) -> None:
+        try:
+            self._insert([append])
+        except IntegrityError:
+            append.error = StateError(
+                "conflict", "the object changed meanwhile: look at it again and repeat the command"
+            )
+
+    def _insert(self, batch: Sequence[Append]) -> None:
+        drafted = self._check(batch)
+        if not drafted:
+            return
+        time_us = time.time_ns() // 1000
+        rows = iter(
+            self._recorder.insert([[entry.draft for entry in append.entries] for append in drafted], time_us=time_us)
+        )
+        for append in drafted:
+            append.error = None
+            append.recorded = [_recorded(entry, next(rows)) for entry in append.entries]
+
+    def _check(self, batch: Sequence[Append]) -> list[Append]:
+        """Give every event its revision; leave out the appends that expected others than there are."""
+        revisions: dict[str, int] = {}
+        return [append for append in batch if self._number(append, revisions)]
+
+    def _number(self, append: Append, revisions: dict[str, int]) -> bool:
+        own: dict[str, int] = {}
+        for entry in append.entries:
+            stream = entry.draft.stream
+            at = own.get(stream)
+            if at is None:
+                at = revisions.get(stream)
+            if at is None:
+                at = self._recorder.revision(stream)
+            if entry.expected_revision is not None and entry.expected_revision != at:
+                append.error = _changed(stream, at, entry.expected_revision)
+                return False
+            own[stream] = entry.draft.revision = at + 1
+        revisions.update(own)
+        return True
+
+    # -- failing --------------------------------------------------------------------------------------------------
+
+    def _fail(self, batch: Sequence[Append], reason: str, *, full: bool) -> None:
+        self.failure = (
+            f"the disk is full: free space on {self._directory}"
+            if full
+            else f"the event log cannot be written ({reason}): mend the disk or the permissions of {self._directory}"
+        )
+        _refuse(batch, DaemonError("storage_unavailable", self.failure))
+        essential = [append for append in batch if append.essential and not append.recorded]
+        if essential:
+            self._rescue(essential, full=full)
+
+    def _rescue(self, essential: Sequence[Append], *, full: bool) -> None:
+        """Try once more for what must not fail, with the space that was kept back for it. `failure` stays as it is."""
+        with contextlib.suppress(PersistenceError, SandkeepError, OSError):
+            if full:
+                self._reserve.release()
+            self._mend()
+            self._insert(essential)
+
+
+def _refuse(batch: Sequence[Append], error: SandkeepError) -> None:
+    for append in batch:
+        if not append.recorded:
+            append.error = error
+
+
+def _is_full(error: PersistenceError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
+def _changed(stream: str, revision: int, expected: int) -> StateError:
+    sentence = (
+        f"{stream} is there already: choose another id"
+        if expected == 0
+        else f"{stream} changed meanwhile (revision {revision}, not {expected}): look at it again and repeat the command"
+    )
+    return StateError("conflict", sentence, stream=stream, revision=revision)
+
+
+def _recorded(entry: Entry, row: Row) -> Recorded:
+    position, _, revision, _, type, version, time_us, data, meta, _, more, _ = row
+    draft = entry.draft
+    return Recorded(
+        position, time_us, draft.stream, revision, draft.sandbox, entry.event, type, version, data, meta, more
+    )
