@@ -3,7 +3,7 @@
 `python -m benches NAME...` runs only those, and writes nothing.
 """
 
-import datetime
+import datetime as dt
 import importlib
 import os
 import platform
@@ -17,8 +17,8 @@ HERE = Path(__file__).parent
 HEADER = """\
 # How fast it is
 
-Written by `make bench`. Each figure stands beside its floor, measured in the same run and in turns with it: the ratio is
-what is promised, since absolute figures are those of the machine and of its other work at that moment.
+Written by `make bench`. Each figure stands beside its floor, measured in the same run and in turns with it: the ratio
+is what is promised, since absolute figures are those of the machine and of its other work at that moment.
 
 {when}, {machine}
 
@@ -48,7 +48,10 @@ def measure(name: str) -> list[Row]:
 
 def markdown(rows: list[Row]) -> str:
     lines = ["| case | figure | floor | ratio | target | kept |", "|---|---|---|---|---|---|"]
-    lines += [f"| {r.case} | {r.figure} | {r.floor} | {_ratio(r)} | {r.target} | {'yes' if r.ok else '**no**'} |" for r in rows]
+    lines += [
+        f"| {r.case} | {r.figure} | {r.floor} | {_ratio(r)} | {r.target} | {'yes' if r.ok else '**no**'} |"
+        for r in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -60,7 +63,7 @@ def main(wanted: list[str]) -> int:
     rows = [row for name in (wanted or names()) for row in measure(name)]
     show(rows)
     if not wanted:
-        when = datetime.datetime.now(datetime.UTC).date().isoformat()
+        when = dt.datetime.now(dt.UTC).date().isoformat()
         (HERE / "README.md").write_text(HEADER.format(when=when, machine=machine()) + markdown(rows))
     return 0 if all(row.ok for row in rows) else 1
 

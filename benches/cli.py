@@ -1,4 +1,4 @@
-"""`sandkeep ls` as a whole process, beside `python3 -c pass`: pairs of them in turns, medians, and the median of ratios."""
+"""`sandkeep ls` as a whole process beside `python3 -c pass`: pairs of them in turns, and the median of their ratios."""
 
 import os
 import statistics
@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from benches.table import Row
+
 from sandkeep.demo.house import House
 
 PAIRS = 40
@@ -37,4 +38,13 @@ def run() -> list[Row]:
         place.clear(keep=False)
     figure, floor = (statistics.median(column) * 1000 for column in zip(*pairs, strict=True))
     ratio = statistics.median(ours / bare for ours, bare in pairs)
-    return [Row("`sandkeep ls`, 3 sandboxes", f"{figure:.0f} ms", f"`python3 -c pass` {floor:.0f} ms", ratio, f"<= {MOST:g}", ratio <= MOST)]
+    return [
+        Row(
+            "`sandkeep ls`, 3 sandboxes",
+            f"{figure:.0f} ms",
+            f"`python3 -c pass` {floor:.0f} ms",
+            ratio,
+            f"<= {MOST:g}",
+            ratio <= MOST,
+        )
+    ]

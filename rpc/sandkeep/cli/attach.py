@@ -7,7 +7,6 @@ read may be waiting on the first.
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from sandkeep.cli import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend
 from sandkeep.cli.output import note, plain
 from sandkeep.errors import SandkeepError
+from sandkeep.follow import OutputCursor
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 
-POLL_S: Final = 30.0
 RECONNECT_S: Final = 15.0
 STDIN_PIECE: Final = 65536
 
@@ -89,23 +88,31 @@ class Reader:
         self._of = (sandbox_id, name)
         self._client = front.connect()
 
-    def read(self, stdout_offset: int, stderr_offset: int, wait_s: float) -> ProcessOutput:
-        """What there is from these offsets on. Raises what the daemon refuses, or when it stays away too long."""
-        patience = time.monotonic() + RECONNECT_S
+    def follow(
+        self, sink: Sink, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
+    ) -> ProcessOutput:
+        """Read until there is no more, and answer the last piece; without `follow`, what there is now."""
+        cursor = OutputCursor(stdout_offset, stderr_offset, follow)
+        while query := cursor.next_query():
+            piece = self._read(query)
+            cursor.take(piece)
+            sink.take(piece)
+            if piece.note:
+                note(f"sandkeep: {plain(piece.note)}")
+        return piece
+
+    def _read(self, query: dict[str, Any]) -> ProcessOutput:
+        """One request. Raises what the daemon refuses, or that it stays away too long."""
         while True:
             try:
-                output = self._client.process.read(
-                    *self._of, stdout_offset=stdout_offset, stderr_offset=stderr_offset, wait_s=wait_s
-                )
+                return self._client.process.read(*self._of, **query)
             except SandkeepError as error:
                 if not is_lost(error):
                     raise
-                self._reconnect(patience)
-            else:
-                assert isinstance(output, ProcessOutput)
-                return output
+            self._reconnect()
 
-    def _reconnect(self, patience: float) -> None:
+    def _reconnect(self) -> None:
+        patience = time.monotonic() + RECONNECT_S
         self._client.close()
         while True:
             try:
@@ -117,24 +124,9 @@ class Reader:
             else:
                 return
 
-    def follow(
-        self, sink: Sink, stdout_offset: int = 0, stderr_offset: int = 0, *, wait_s: float = POLL_S
-    ) -> ProcessOutput:
-        """Read until there is no more and answer the last piece; with no `wait_s` that is all there is now."""
-        while True:
-            output = self.read(stdout_offset, stderr_offset, wait_s)
-            sink.take(output)
-            if output.note:
-                note(f"sandkeep: {plain(output.note)}")
-            if output.ended or not (wait_s or output.stdout or output.stderr):
-                return output
-            stdout_offset, stderr_offset = output.next_stdout_offset, output.next_stderr_offset
-
     def process(self) -> Process:
         """The process as it is now."""
-        found = self._client.process.get(*self._of)
-        assert isinstance(found, Process)
-        return found
+        return self._client.process.get(*self._of)
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -142,8 +134,8 @@ class Reader:
 
 
 def is_lost(error: SandkeepError) -> bool:
-    """Whether it was the connection that failed, rather than the request."""
-    return bool(error.data.get("connection_lost"))
+    """Whether nobody answered, rather than somebody refused."""
+    return error.code == "not_ready" and "socket" in error.data
 
 
 class Signals:
@@ -242,8 +234,3 @@ def exit_code(last: ProcessOutput, process: Process | None) -> int:
     why = (process.error if process else None) or f"the process is {last.status}"
     note(f"sandkeep: {plain(why)}")
     return OWN_FAILURE
-
-
-def on_stdin() -> bool:
-    """Whether our standard input is a terminal."""
-    return sys.stdin is not None and sys.stdin.isatty()

@@ -106,7 +106,7 @@ def rpc(front: Frontend, method: str, params: str | None) -> None:
     """
     arguments = _parameters(params)
     with front.client() as client:
-        json_line(client.call_raw(method, arguments))
+        json_line(client.call(method, arguments))
 
 
 def _parameters(text: str | None) -> dict[str, Any]:

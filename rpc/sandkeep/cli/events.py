@@ -10,8 +10,6 @@ from sandkeep.cli.output import cut, json_line, moment, paint, terminal_width
 from sandkeep.cli.timeline import Names, clock, history_line, line
 from sandkeep.model import Event
 
-POLL_S = 30.0
-
 
 @click.command()
 @click.option("--after", metavar="TOKEN", help="Only those after this token; `now` for none of the past.")
@@ -24,22 +22,13 @@ POLL_S = 30.0
 def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> None:
     """What happened, in the order it was committed."""
     with front.client() as client:
-        found = _read(client, after, follow, sandbox, kind)
+        found = client.follow_events(after, sandbox_id=sandbox, type=kind, follow=follow)
         if front.as_json and not follow:
             return json_line(list(found))
         names = Names()
         for event in found:
             json_line(event) if front.as_json else print(cut(line(event, names), terminal_width()), flush=follow)
     return None
-
-
-def _read(client: Client, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> Iterator[Event]:
-    while True:
-        page = client.event.list(after=after, sandbox_id=sandbox, type=kind, wait_s=POLL_S if follow else 0)
-        yield from page.events
-        if page.caught_up and not follow:
-            return
-        after = page.next
 
 
 @click.command()

@@ -22,7 +22,7 @@ class Refusal(click.ClickException):
     def __init__(self, error: SandkeepError, exit_code: int = 1, as_json: bool = False) -> None:
         super().__init__(error.message)
         self.error = error
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]  # one class, and the command decides its code
         self.as_json = as_json
 
     def show(self, file: Any = None) -> None:
@@ -77,7 +77,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
     return decorate
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """A number of bytes: ``512M``, ``10G``, ``4096``."""
 
     name = "size"
@@ -90,7 +90,7 @@ class Size(click.ParamType):
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
-class Pair(click.ParamType):
+class Pair(click.ParamType[tuple[str, str]]):
     """``K=V``. With `from_environment`, ``K`` alone takes its value from the caller's environment."""
 
     name = "pair"
@@ -114,7 +114,7 @@ class Pair(click.ParamType):
         return key, os.environ[key]
 
 
-class SandboxName(click.ParamType):
+class SandboxName(click.ParamType[str]):
     """A sandbox's id, which the shell can complete."""
 
     name = "sandbox"

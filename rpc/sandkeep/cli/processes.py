@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.attach import POLL_S, Descriptors, Reader, Sink
+from sandkeep.cli.attach import Descriptors, Reader, Sink
 from sandkeep.cli.options import SANDBOX, Frontend, common
 from sandkeep.cli.output import age, json_line, note, plain, table
 from sandkeep.model import Process, ProcessOutput
@@ -65,7 +65,7 @@ def logs(front: Frontend, sandbox: str, name: str, follow: bool, since: int, str
             sink,
             BEYOND if stream == "stderr" else since,
             BEYOND if stream == "stdout" else since,
-            wait_s=POLL_S if follow else 0,
+            follow=follow,
         )
     finally:
         reader.close()
