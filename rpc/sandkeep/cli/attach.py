@@ -88,11 +88,9 @@ class Reader:
         self._of = (sandbox_id, name)
         self._client = front.connect()
 
-    def follow(
-        self, sink: Sink, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
-    ) -> ProcessOutput:
+    def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
         """Read until there is no more, and answer the last piece; without `follow`, what there is now."""
-        cursor = OutputCursor(stdout_offset, stderr_offset, follow)
+        cursor = OutputCursor(out_at, err_at, follow)
         while query := cursor.next_query():
             piece = self._read(query)
             cursor.take(piece)
@@ -105,10 +103,12 @@ class Reader:
         """One request. Raises what the daemon refuses, or that it stays away too long."""
         while True:
             try:
-                return self._client.process.read(*self._of, **query)
+                piece: ProcessOutput = self._client.process.read(*self._of, **query)
             except SandkeepError as error:
                 if not is_lost(error):
                     raise
+            else:
+                return piece
             self._reconnect()
 
     def _reconnect(self) -> None:
@@ -126,7 +126,8 @@ class Reader:
 
     def process(self) -> Process:
         """The process as it is now."""
-        return self._client.process.get(*self._of)
+        found: Process = self._client.process.get(*self._of)
+        return found
 
     def close(self) -> None:
         """Let go of the connection."""
