@@ -166,6 +166,11 @@ def parse_answer(line: bytes) -> Answer:
     return _decode_answer(line)
 
 
+def parse_progress(params: Raw) -> Progress:
+    """Decode the parameters of a ``progress`` notification. Raises `msgspec.DecodeError`."""
+    return msgspec.json.decode(params, type=Progress)
+
+
 # -- the slow ways ----------------------------------------------------------------------------------------------------
 
 

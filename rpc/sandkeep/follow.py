@@ -1,0 +1,65 @@
+"""Following what goes on by long polls: where a reader is, and what to ask next. No I/O."""
+
+from collections import deque
+from typing import Any, Final
+
+from sandkeep.model import Event, EventPage, ProcessOutput
+
+POLL_S: Final = 30.0
+"""How long one request waits at the daemon for something new."""
+
+
+class EventCursor:
+    """Where a reader of events is. `token` is that of the last event it was given: go on from there with ``after=token``."""
+
+    def __init__(self, after: str | None, sandbox_id: str | None, type: str | None, follow: bool) -> None:  # noqa: A002
+        self.token = after
+        self._filters = {"sandbox_id": sandbox_id, "type": type}
+        self._wait_s = POLL_S if follow else 0.0
+        self._page: deque[Event] = deque()
+        self._page_end: str | None = None
+        self._caught_up = False
+
+    def next_query(self) -> dict[str, Any] | None:
+        """What to ask `event.list` for when `next_event` has none; None when there is no more to come."""
+        if self._caught_up and not self._wait_s:
+            return None
+        return {"after": self.token, "wait_s": self._wait_s, **self._filters}
+
+    def take(self, page: EventPage) -> None:
+        """Take what was answered."""
+        self._page.extend(page.events)
+        self._page_end = page.next
+        self._caught_up = page.caught_up
+        if not page.events:
+            self.token = page.next
+
+    def next_event(self) -> Event | None:
+        """The next event that is here already."""
+        if not self._page:
+            return None
+        event = self._page.popleft()
+        # At the end of a page the daemon's own token says more: what it skipped by the filters need not be read again.
+        self.token = f"{(self._page_end or '').rpartition(':')[0]}:{event.position}" if self._page else self._page_end
+        return event
+
+
+class OutputCursor:
+    """Where a reader of a process's output is."""
+
+    def __init__(self, stdout_offset: int, stderr_offset: int, follow: bool) -> None:
+        self._query: dict[str, Any] | None = {"stdout_offset": stdout_offset, "stderr_offset": stderr_offset}
+        self._wait_s = POLL_S if follow else 0.0
+
+    def next_query(self) -> dict[str, Any] | None:
+        """What to ask `process.read` for; None when there is no more to come."""
+        return self._query and {**self._query, "wait_s": self._wait_s}
+
+    def take(self, piece: ProcessOutput) -> bool:
+        """Take what was answered; True when it tells something."""
+        told = bool(piece.stdout or piece.stderr)
+        over = piece.ended or not (told or self._wait_s)
+        self._query = (
+            None if over else {"stdout_offset": piece.next_stdout_offset, "stderr_offset": piece.next_stderr_offset}
+        )
+        return told or piece.ended or piece.note is not None

@@ -1,0 +1,259 @@
+"""Writes the reference from the tables that the programs run by: `python -m sandkeep.reference --write docs/reference`.
+
+With ``--check`` it writes nothing, names the files that are stale, and fails if there are any. `typed.pyi`, the clients'
+signatures, is written and checked with it.
+"""
+
+import argparse
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from sandkeep import events, methods, model, stubs
+from sandkeep.errors import CODES, MEANINGS
+from sandkeep.jsonrpc import number_of
+from sandkeep.methods import METHODS, Access, Method, Mutation
+from sandkeep.openrpc import error_codes
+from sandkeep.settings import SETTINGS
+
+_TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "typed.pyi")
+_MADE: Final = "<!-- Written by `python -m sandkeep.reference --write docs/reference`: do not edit. -->"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check; 1 when something is stale."""
+    parser = argparse.ArgumentParser(prog="python -m sandkeep.reference", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", metavar="DIR", help="write the reference there")
+    what.add_argument("--check", metavar="DIR", help="fail when what is there is stale")
+    given = parser.parse_args(arguments)
+    if given.write is not None:
+        write(given.write)
+        return 0
+    behind = stale(given.check)
+    for path in behind:
+        sys.stderr.write(f"{path} is stale: run `python -m sandkeep.reference --write {given.check}`\n")
+    return 1 if behind else 0
+
+
+def write(directory: str) -> None:
+    """Write every page into `directory`, and the clients' signatures beside this module."""
+    os.makedirs(directory, exist_ok=True)
+    for path, text in _files(directory):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def stale(directory: str) -> list[str]:
+    """The paths of those files that are missing or do not say what the tables say."""
+    return [path for path, text in _files(directory) if _read(path) != text]
+
+
+def _files(directory: str) -> Iterator[tuple[str, str]]:
+    for name, make in PAGES.items():
+        yield os.path.join(directory, name), f"{_MADE}\n\n" + "\n".join(make()).rstrip() + "\n"
+    yield _TYPED, stubs.stub()
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+
+def methods_page() -> Iterator[str]:
+    """Every method, and then every type that one of them answers."""
+    yield "# Methods"
+    yield ""
+    yield "JSON-RPC 2.0 on the Unix socket, one UTF-8 JSON message a line, at most 16 MiB. Parameters are by name."
+    yield "`rpc.discover` answers the same as an OpenRPC document. A method that changes something takes a `command_id`:"
+    yield "given again within a day, it gets the first answer again and does nothing twice."
+    for noun, rows in groupby(METHODS.values(), key=lambda row: row.name.partition(".")[0]):
+        yield from ("", f"## {noun}")
+        for row in rows:
+            yield from _method(row)
+    yield from ("", "## Types")
+    for kind in _result_types():
+        yield from ("", f"### {kind.__name__}", "", *_prose(kind), "", *_fields(kind))
+
+
+def _method(row: Method) -> Iterator[str]:
+    yield from ("", f"### {row.name}", "", row.summary)
+    if row.params is not methods.NoParams:
+        yield from _prose(row.params)
+    yield from ("", *_fields(row.params, without="command_id"))
+    yield f"- Answers: {_type_link(row.result)}"
+    yield f"- For: {_access(row)}"
+    yield f"- Changes something: {f'yes; on record before it acts: `{row.intent}`' if row.mutates else 'no'}"
+    yield f"- Deadline: {'none' if row.deadline_s is None else f'{row.deadline_s:g} s'}"
+    yield f"- Errors: {', '.join(f'[`{code}`](errors.md#{code})' for code in error_codes(row))}"
+
+
+def _access(row: Method) -> str:
+    only = ", ".join(f"`{name}={value!r}`" for name, value in row.admin_if.items())
+    about = f" (`{row.subject}`)" if row.subject and row.access is Access.OWNER else ""
+    return f"{row.access.value}{about}" + (f"; {only} only for administrators" if only else "")
+
+
+def _result_types() -> list[type[Struct]]:
+    """Every type that is part of an answer, once, in the order of the table."""
+    found: dict[type[Struct], None] = {}
+    for row in METHODS.values():
+        _collect(row.result, found)
+    return list(found)
+
+
+def _collect(annotation: Any, found: dict[type[Struct], None]) -> None:
+    if isinstance(annotation, type) and issubclass(annotation, Struct):
+        if annotation not in found:
+            found[annotation] = None
+            for hint in typing.get_type_hints(annotation, include_extras=True).values():
+                _collect(hint, found)
+    for part in typing.get_args(annotation):
+        _collect(part, found)
+
+
+# -- events, errors, settings -----------------------------------------------------------------------------------------
+
+
+def events_page() -> Iterator[str]:
+    """Every event, by its first word."""
+    yield "# Events"
+    yield ""
+    yield f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. The envelope is [Event](methods.md#event); here is the `data` of each."
+    yield "An intent is durable before anything happens, and one of its outcomes follows, if need be when the daemon starts again."
+    for noun, kinds in groupby(events.EVENTS.items(), key=lambda item: item[0].partition(".")[0]):
+        yield from ("", f"## {noun}")
+        for name, kind in kinds:
+            yield from (
+                "",
+                f"### {name}",
+                "",
+                *_prose(kind),
+                "",
+                f"Version {kind.version}.{_outcomes(kind)}",
+                "",
+                *_fields(kind),
+            )
+
+
+def _outcomes(kind: type[events.Event]) -> str:
+    return f" Outcomes: {', '.join(f'`{name}`' for name in kind.outcomes)}." if kind.outcomes else ""
+
+
+def errors_page() -> Iterator[str]:
+    """Every code."""
+    yield "# Errors"
+    yield ""
+    yield "An error object's `data.code` is one of these, and never changes its meaning. `code` is JSON-RPC's number. In Python the"
+    yield "code belongs to a class, which says whose fault it is; all are `SandkeepError`. A message that is not JSON has the number"
+    yield "-32700, one that is no request -32600, and an unknown method -32601; their `data.code` is `invalid`."
+    for kind, codes in groupby(CODES, key=lambda code: CODES[code]):
+        yield from ("", f"## {kind.__name__}", "", *_prose(kind))
+        for code in codes:
+            yield from ("", f"### {code}", "", f"{MEANINGS[code]} ({number_of(code)})")
+
+
+def settings_page() -> Iterator[str]:
+    """Every setting."""
+    yield "# Settings"
+    yield ""
+    yield "Environment variables, each read when it is used. A value that cannot be used is `not_configured`, and the message names it."
+    yield ""
+    yield "| variable | default | meaning |"
+    yield "|---|---|---|"
+    for setting in SETTINGS.values():
+        yield f"| `{setting.name}` | {_cell(setting.shown_default)} | {_cell(setting.summary)} |"
+
+
+# -- the parts of a page ----------------------------------------------------------------------------------------------
+
+
+def _prose(kind: type) -> list[str]:
+    lines = [line.strip() for line in (kind.__doc__ or "").strip().splitlines()]
+    return [line.replace("``", "`") for line in lines]
+
+
+def _fields(kind: type[Struct], without: str = "") -> Iterator[str]:
+    fields = [field for field in msgspec.structs.fields(kind) if field.name != without]
+    if not fields:
+        return
+    hints = typing.get_type_hints(kind, include_extras=True)
+    yield "| field | type | default | |"
+    yield "|---|---|---|---|"
+    for field in fields:
+        yield f"| `{field.name}` | {_type_link(hints[field.name])} | {_default(field)} | {_cell(_limits(hints[field.name]))} |"
+    yield ""
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    if field.default_factory is not msgspec.NODEFAULT:
+        return f"`{msgspec.json.encode(field.default_factory()).decode()}`"
+    return f"`{msgspec.json.encode(field.default).decode()}`"
+
+
+def _type_link(annotation: Any) -> str:
+    text = stubs.type_text(annotation)
+    for module in (model.__name__, methods.__name__):
+        text = text.replace(module.rpartition(".")[2] + ".", "")
+    link = next((kind.__name__ for kind in _structs_in(annotation)), None)
+    return f"[`{_cell(text)}`](methods.md#{link.lower()})" if link else f"`{_cell(text)}`"
+
+
+def _structs_in(annotation: Any) -> Iterator[type[Struct]]:
+    if isinstance(annotation, type) and issubclass(annotation, Struct):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _structs_in(part)
+
+
+def _limits(annotation: Any) -> str:
+    """What an annotation says beyond the type, for people."""
+    said: list[str] = []
+    for meta in _metas(annotation):
+        bounds = {"at least": meta.ge, "more than": meta.gt, "at most": meta.le, "less than": meta.lt}
+        sizes = {"at least": meta.min_length, "at most": meta.max_length}
+        said += [f"{words} {limit:,}" for words, limit in bounds.items() if limit is not None]
+        said += [
+            f"{words} {limit:,} long" for words, limit in sizes.items() if limit is not None and not meta.description
+        ]
+        said += [meta.description.rstrip(".")] if meta.description else []
+    return "; ".join(dict.fromkeys(said))
+
+
+def _metas(annotation: Any) -> Iterator[msgspec.Meta]:
+    """What is said of a value itself, and not of its items."""
+    yield from (meta for meta in getattr(annotation, "__metadata__", ()) if isinstance(meta, msgspec.Meta))
+    if typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType):
+        for part in typing.get_args(annotation):
+            if not isinstance(part, msgspec.Meta):
+                yield from _metas(part)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
+    "methods.md": methods_page,
+    "events.md": events_page,
+    "errors.md": errors_page,
+    "settings.md": settings_page,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

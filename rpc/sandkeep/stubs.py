@@ -1,0 +1,93 @@
+"""Writes `typed.pyi`: both clients' methods as signatures, so that type checkers and editors know what runs from the table.
+
+It is only read by type checkers; nothing imports it while the program runs.
+"""
+
+import types
+import typing
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any, Final, Literal
+
+import msgspec
+
+from sandkeep import methods, model
+from sandkeep.methods import METHODS, Method
+
+_HEAD: Final = '''\
+"""The methods of both clients. Written by `python -m sandkeep.reference --write`: do not edit."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from sandkeep import methods, model
+'''
+
+
+def stub() -> str:
+    """The text of `typed.pyi`."""
+    nouns = {noun: list(rows) for noun, rows in groupby(METHODS.values(), key=_noun)}
+    blocks = [_HEAD]
+    for prefix, keyword in (("Trio", "async def"), ("Blocking", "def")):
+        blocks += ["\n".join(_class(prefix, keyword, noun, rows)) for noun, rows in nouns.items()]
+        blocks.append("\n".join(_whole(prefix, nouns)))
+    return "\n".join(f"{block.rstrip()}\n" for block in blocks)
+
+
+def type_text(annotation: Any) -> str:
+    """An annotation as one writes it, without what it says beyond the type."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return type_text(args[0])
+    if origin is Literal:
+        return f"Literal[{', '.join(repr(arg).replace(chr(39), chr(34)) for arg in args)}]"
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(dict.fromkeys(type_text(arg) for arg in args))
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(type_text, args))}]"
+    if annotation is None or annotation is type(None):
+        return "None"
+    if annotation is Any:
+        return "Any"
+    home = {model.__name__: "model.", methods.__name__: "methods."}.get(annotation.__module__, "")
+    return f"{home}{annotation.__name__}"
+
+
+def _noun(row: Method) -> str:
+    return row.name.partition(".")[0]
+
+
+def _class(prefix: str, keyword: str, noun: str, rows: list[Method]) -> Iterator[str]:
+    yield f"class {prefix}{noun.title()}:"
+    for row in rows:
+        yield from _signature(row, keyword)
+
+
+def _signature(row: Method, keyword: str) -> Iterator[str]:
+    yield f"    {keyword} {row.name.partition('.')[2]}("
+    yield "        self,"
+    hints = typing.get_type_hints(row.params, include_extras=True)
+    fields = [field for field in msgspec.structs.fields(row.params) if field.name != "command_id"]
+    for field in fields:
+        if field.required:
+            yield f"        {field.name}: {_given(hints[field.name])},"
+    yield "        *,"
+    for field in fields:
+        if not field.required:
+            yield f"        {field.name}: {_given(hints[field.name])} = ...,"
+    if row.mutates:
+        yield "        command_id: str | None = ...,"
+    yield "        progress: Callable[[str], None] | None = ...,"
+    yield f"    ) -> {type_text(row.result)}:"
+    yield f'        """{row.summary}"""'
+
+
+def _given(annotation: Any) -> str:
+    """A parameter's type. `Sequence` takes more than a list does, and no method here is named so."""
+    return type_text(annotation).replace("list[", "Sequence[")
+
+
+def _whole(prefix: str, nouns: dict[str, list[Method]]) -> Iterator[str]:
+    yield f"class {prefix}Methods:"
+    for noun in nouns:
+        yield f"    {noun}: {prefix}{noun.title()}"

@@ -1,0 +1,540 @@
+"""The methods of both clients. Written by `python -m sandkeep.reference --write`: do not edit."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from sandkeep import methods, model
+
+class TrioRpc:
+    async def discover(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> dict[str, Any]:
+        """Describe every method, as an OpenRPC document."""
+    async def hello(
+        self,
+        client: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Empty:
+        """Tell the client's name, for the record."""
+
+class TrioDaemon:
+    async def ping(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Pong:
+        """See that the daemon answers."""
+    async def status(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.DaemonStatus:
+        """How the daemon is and what it looks after."""
+    async def capabilities(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Capabilities:
+        """What works on this machine, and why something does not."""
+    async def shutdown(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Empty:
+        """Stop the daemon; sandboxes and processes go on."""
+
+class TrioImage:
+    async def create(
+        self,
+        source: str,
+        *,
+        provider: str | None = ...,
+        clean: bool = ...,
+        labels: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Image:
+        """Make an image of a directory."""
+    async def list(
+        self,
+        *,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ImageList:
+        """List images."""
+    async def get(
+        self,
+        image_id: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Image:
+        """Show an image."""
+    async def remove(
+        self,
+        image_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Image:
+        """Remove an image."""
+
+class TrioSandbox:
+    async def create(
+        self,
+        image_id: str,
+        *,
+        sandbox_id: str | None = ...,
+        provider: str | None = ...,
+        cpus: float | None = ...,
+        memory_bytes: int | None = ...,
+        pids: int | None = ...,
+        disk_bytes: int | None = ...,
+        network: Literal["none", "host", "bridge"] = ...,
+        user: str | None = ...,
+        read_only: bool = ...,
+        working_dir: str | None = ...,
+        isolation: Literal["default", "none"] = ...,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        labels: dict[str, str] = ...,
+        idle_timeout_s: float | None = ...,
+        max_lifetime_s: float | None = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Make a sandbox from an image and start it."""
+    async def get(
+        self,
+        sandbox_id: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Show a sandbox."""
+    async def list(
+        self,
+        *,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SandboxList:
+        """List sandboxes."""
+    async def exec(
+        self,
+        sandbox_id: str,
+        command: Sequence[str] | str,
+        *,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        working_dir: str | None = ...,
+        stdin: bytes | None = ...,
+        timeout_s: float | None = ...,
+        inline_bytes: int = ...,
+        durable: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ExecResult:
+        """Run a command to its end and answer its output."""
+    async def terminate(
+        self,
+        sandbox_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """End a sandbox and all that runs in it."""
+    async def history(
+        self,
+        sandbox_id: str,
+        *,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.EventPage:
+        """The events of a sandbox and of its processes."""
+
+class TrioProcess:
+    async def launch(
+        self,
+        sandbox_id: str,
+        command: Sequence[str] | str,
+        *,
+        name: str | None = ...,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        working_dir: str | None = ...,
+        stdin: bool = ...,
+        timeout_s: float | None = ...,
+        durable: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Start a command in the background."""
+    async def get(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Show a process."""
+    async def list(
+        self,
+        *,
+        sandbox_id: str | None = ...,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ProcessList:
+        """List processes."""
+    async def wait(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        timeout_s: float | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Wait until a process has ended."""
+    async def signal(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        signal: str = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Send a signal to a process and its group."""
+    async def write_stdin(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        data: bytes = ...,
+        eof: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> methods.Written:
+        """Write to a process's input, or close it."""
+    async def read(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        stdout_offset: int = ...,
+        stderr_offset: int = ...,
+        max_bytes: int = ...,
+        wait_s: float = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ProcessOutput:
+        """Read what a process wrote, from byte offsets."""
+
+class TrioEvent:
+    async def list(
+        self,
+        *,
+        after: str | None = ...,
+        sandbox_id: str | None = ...,
+        type: str | None = ...,
+        limit: int = ...,
+        wait_s: float = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.EventPage:
+        """Events in the order they were committed."""
+
+class TrioStore:
+    async def verify(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.VerifyReport:
+        """Check the event log and every metadata.json."""
+    async def rebuild(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.RebuildReport:
+        """Write every metadata.json anew from the event log."""
+
+class TrioMethods:
+    rpc: TrioRpc
+    daemon: TrioDaemon
+    image: TrioImage
+    sandbox: TrioSandbox
+    process: TrioProcess
+    event: TrioEvent
+    store: TrioStore
+
+class BlockingRpc:
+    def discover(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> dict[str, Any]:
+        """Describe every method, as an OpenRPC document."""
+    def hello(
+        self,
+        client: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Empty:
+        """Tell the client's name, for the record."""
+
+class BlockingDaemon:
+    def ping(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Pong:
+        """See that the daemon answers."""
+    def status(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.DaemonStatus:
+        """How the daemon is and what it looks after."""
+    def capabilities(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Capabilities:
+        """What works on this machine, and why something does not."""
+    def shutdown(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Empty:
+        """Stop the daemon; sandboxes and processes go on."""
+
+class BlockingImage:
+    def create(
+        self,
+        source: str,
+        *,
+        provider: str | None = ...,
+        clean: bool = ...,
+        labels: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Image:
+        """Make an image of a directory."""
+    def list(
+        self,
+        *,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ImageList:
+        """List images."""
+    def get(
+        self,
+        image_id: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Image:
+        """Show an image."""
+    def remove(
+        self,
+        image_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Image:
+        """Remove an image."""
+
+class BlockingSandbox:
+    def create(
+        self,
+        image_id: str,
+        *,
+        sandbox_id: str | None = ...,
+        provider: str | None = ...,
+        cpus: float | None = ...,
+        memory_bytes: int | None = ...,
+        pids: int | None = ...,
+        disk_bytes: int | None = ...,
+        network: Literal["none", "host", "bridge"] = ...,
+        user: str | None = ...,
+        read_only: bool = ...,
+        working_dir: str | None = ...,
+        isolation: Literal["default", "none"] = ...,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        labels: dict[str, str] = ...,
+        idle_timeout_s: float | None = ...,
+        max_lifetime_s: float | None = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Make a sandbox from an image and start it."""
+    def get(
+        self,
+        sandbox_id: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Show a sandbox."""
+    def list(
+        self,
+        *,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SandboxList:
+        """List sandboxes."""
+    def exec(
+        self,
+        sandbox_id: str,
+        command: Sequence[str] | str,
+        *,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        working_dir: str | None = ...,
+        stdin: bytes | None = ...,
+        timeout_s: float | None = ...,
+        inline_bytes: int = ...,
+        durable: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ExecResult:
+        """Run a command to its end and answer its output."""
+    def terminate(
+        self,
+        sandbox_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """End a sandbox and all that runs in it."""
+    def history(
+        self,
+        sandbox_id: str,
+        *,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.EventPage:
+        """The events of a sandbox and of its processes."""
+
+class BlockingProcess:
+    def launch(
+        self,
+        sandbox_id: str,
+        command: Sequence[str] | str,
+        *,
+        name: str | None = ...,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        working_dir: str | None = ...,
+        stdin: bool = ...,
+        timeout_s: float | None = ...,
+        durable: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Start a command in the background."""
+    def get(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Show a process."""
+    def list(
+        self,
+        *,
+        sandbox_id: str | None = ...,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ProcessList:
+        """List processes."""
+    def wait(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        timeout_s: float | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Wait until a process has ended."""
+    def signal(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        signal: str = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Send a signal to a process and its group."""
+    def write_stdin(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        data: bytes = ...,
+        eof: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> methods.Written:
+        """Write to a process's input, or close it."""
+    def read(
+        self,
+        sandbox_id: str,
+        name: str,
+        *,
+        stdout_offset: int = ...,
+        stderr_offset: int = ...,
+        max_bytes: int = ...,
+        wait_s: float = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ProcessOutput:
+        """Read what a process wrote, from byte offsets."""
+
+class BlockingEvent:
+    def list(
+        self,
+        *,
+        after: str | None = ...,
+        sandbox_id: str | None = ...,
+        type: str | None = ...,
+        limit: int = ...,
+        wait_s: float = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.EventPage:
+        """Events in the order they were committed."""
+
+class BlockingStore:
+    def verify(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.VerifyReport:
+        """Check the event log and every metadata.json."""
+    def rebuild(
+        self,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.RebuildReport:
+        """Write every metadata.json anew from the event log."""
+
+class BlockingMethods:
+    rpc: BlockingRpc
+    daemon: BlockingDaemon
+    image: BlockingImage
+    sandbox: BlockingSandbox
+    process: BlockingProcess
+    event: BlockingEvent
+    store: BlockingStore
