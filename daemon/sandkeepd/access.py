@@ -1,7 +1,7 @@
 """Who may do what: from the peer's credentials to an owner, and from a method's row to yes or no.
 
-The check is made once, here, before any handler runs. Another owner's object is `not_found`, never `permission_denied`, so
-that ids cannot be tried out.
+The check is made once, here, before any handler runs. Another owner's object is `not_found`, never
+`permission_denied`, so that ids cannot be tried out.
 """
 
 import grp
@@ -20,14 +20,14 @@ from sandkeepd.api.call import Call
 from sandkeepd.api.peer import Peer
 from sandkeepd.providers.base import Caller, Progress
 
-P = TypeVar("P", bound=Params, covariant=True)
+P_co = TypeVar("P_co", bound=Params, covariant=True)
 
 
-class Request(Struct, Generic[P], frozen=True, kw_only=True):
+class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
     """A call that was let through: its parameters, and on whose behalf it is."""
 
     method: Method
-    params: P
+    params: P_co
     owner: str
     admin: bool
     caller: Caller
@@ -84,7 +84,9 @@ def _check(state: State, method: Method, params: Params, owner: str) -> None:
         raise CallerError("permission_denied", f"{method.name} is for administrators: run it as root")
     for field, value in method.admin_if.items():
         if getattr(params, field) == value:
-            raise CallerError("permission_denied", f"{field}={value!r} is for administrators: leave it out", field=field)
+            raise CallerError(
+                "permission_denied", f"{field}={value!r} is for administrators: leave it out", field=field
+            )
     if method.access is Access.OWNER and method.subject is not None:
         subject: str = getattr(params, method.subject)
         if _owner(state, method.subject, subject) != owner:

@@ -15,8 +15,8 @@ The nursery tree, with what ends each task::
             ├── serve                 accepts; one task a connection, one a call that waits
             └── signals               SIGTERM and SIGINT end the api, and so the daemon
 
-Stopping: no connection is accepted any more, calls that change something get a moment to end, carriers are cancelled (what
-runs in sandboxes goes on), documents that are out of date are written, and ``daemon.stopped`` is the last event.
+Stopping: no connection is accepted any more, calls that change something get a moment to end, carriers are cancelled
+(what runs in sandboxes goes on), documents that are out of date are written, and ``daemon.stopped`` is the last event.
 """
 
 import errno
@@ -71,8 +71,8 @@ def config_from_settings() -> Config:
 async def run(config: Config, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Be the daemon until SIGTERM, SIGINT, ``daemon.shutdown``, or cancellation.
 
-    Error handling: what makes a start impossible is a SandkeepError with a sentence for the administrator. A log that holds
-    something unknown or damaged does not stop the daemon: it answers reads and refuses to change anything.
+    Error handling: what makes a start impossible is a SandkeepError with a sentence for the administrator. A log that
+    holds something unknown or damaged does not stop the daemon: it answers reads and refuses to change anything.
     """
     prepare_state_dir(config.state_dir)
     log = EventLog.open(f"{config.state_dir}/events.db")
@@ -139,7 +139,10 @@ async def _serve_until_stopped(
     async with trio.open_nursery() as api:
         api.start_soon(watch_signals)
         software.server = await api.start(serve, listener, dispatch)
-        logger.info("ready", extra={"socket": software.socket, "state_dir": software.state_dir, "position": software.core.log.head})
+        logger.info(
+            "ready",
+            extra={"socket": software.socket, "state_dir": software.state_dir, "position": software.core.log.head},
+        )
         task_status.started()
         await stopping.wait()
         logger.info("stopping", extra={"reason": reason})
@@ -199,21 +202,27 @@ def prepare_state_dir(path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
         owner = os.stat(path).st_uid
         if owner != os.geteuid():
-            raise SetupError("not_configured", f"{path} belongs to uid {owner}: run as that user, or set {settings.STATE_DIR.name}")
+            raise SetupError(
+                "not_configured", f"{path} belongs to uid {owner}: run as that user, or set {settings.STATE_DIR.name}"
+            )
         os.chmod(path, 0o700)
         probe = f"{path}/.probe"
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         os.unlink(probe)
     except OSError as error:
-        hint = "free space there" if error.errno == errno.ENOSPC else f"make it writable, or set {settings.STATE_DIR.name}"
-        raise SetupError("not_configured", f"the state directory {path} cannot be used ({error.strerror}): {hint}") from None
+        hint = (
+            "free space there" if error.errno == errno.ENOSPC else f"make it writable, or set {settings.STATE_DIR.name}"
+        )
+        raise SetupError(
+            "not_configured", f"the state directory {path} cannot be used ({error.strerror}): {hint}"
+        ) from None
 
 
 def who_may_connect() -> tuple[int, str | None]:
     """The socket's mode and group.
 
-    A root daemon tells users apart by the credentials that the kernel gives, so all may connect unless a group is named. A
-    user's daemon runs everything as that user, so nobody else may.
+    A root daemon tells users apart by the credentials that the kernel gives, so all may connect unless a group is
+    named. A user's daemon runs everything as that user, so nobody else may.
     """
     if os.geteuid() != 0:
         return 0o600, None
@@ -225,4 +234,3 @@ def boot_id() -> str:
     """What the kernel calls this run of the machine."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
-

@@ -58,7 +58,9 @@ class Core:
         return found
 
     async def intend(self, new: NewEvent, meta: Meta, *, essential: bool = False) -> Recorded:
-        """Append an intent. It is durable, and in the state, when this returns. Raises `storage_unavailable`, `conflict`."""
+        """Append an intent. It is durable, and in the state, when this returns. Raises `storage_unavailable`,
+        `conflict`.
+        """
         if self.problems and not essential:
             raise DaemonError("storage_unavailable", self.problems[0])
         recorded = await self.log.append([new], meta, essential=essential)
@@ -91,7 +93,9 @@ class Core:
                 waiting.set()
 
     async def settled(self, stream: str, done: Callable[[], bool]) -> None:
-        """Wait until `done`, which is looked at after each event of that stream. Raises `storage_unavailable` when it cannot be recorded."""
+        """Wait until `done`, which is looked at after each event of that stream. Raises `storage_unavailable` when it
+        cannot be recorded.
+        """
         while not done():
             stalled = self._stalled.get(stream)
             if stalled is not None:

@@ -1,7 +1,7 @@
 """Pure decisions: from the state and a command to the event to append, or an error that says why not.
 
-Nothing here waits, reads or writes. `SANDBOX_MAY` is the table of a sandbox's life: the states in which each event may be
-appended.
+Nothing here waits, reads or writes. `SANDBOX_MAY` is the table of a sandbox's life: the states in which each event may
+be appended.
 """
 
 import json
@@ -78,9 +78,16 @@ def require_running(sandbox: SandboxState) -> None:
 def create_image(command: ImageCreate, owner: str, provider: str) -> events.ImageCreateRequested:
     """The intent to make an image of a directory."""
     if not command.source.startswith("/"):
-        raise CallerError("invalid", f"source: {command.source!r} is not an absolute path of a directory", field="source")
+        raise CallerError(
+            "invalid", f"source: {command.source!r} is not an absolute path of a directory", field="source"
+        )
     return events.ImageCreateRequested(
-        owner=owner, provider=provider, kind="directory", source=command.source, labels=command.labels, clean=command.clean
+        owner=owner,
+        provider=provider,
+        kind="directory",
+        source=command.source,
+        labels=command.labels,
+        clean=command.clean,
     )
 
 
@@ -119,7 +126,7 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
 
 
 def create_sandbox(
-    state: State, command: SandboxCreate, owner: str, sandbox_id: str, taken: Mapping[str, Any], disk_bytes: int
+    state: State, command: SandboxCreate, sandbox_id: str, taken: Mapping[str, Any], disk_bytes: int
 ) -> tuple[ImageState, SandboxSpec]:
     """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used."""
     ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
@@ -128,7 +135,10 @@ def create_sandbox(
     source = image(state, command.image_id)
     if source.status != "ready":
         raise StateError(
-            "not_ready", f"image {source.image_id} is {source.status}, not ready", image_id=source.image_id, status=source.status
+            "not_ready",
+            f"image {source.image_id} is {source.status}, not ready",
+            image_id=source.image_id,
+            status=source.status,
         )
     made_for = source.requested.provider
     if command.provider not in (None, made_for):
@@ -153,7 +163,11 @@ def create_sandbox(
         max_lifetime_s=command.max_lifetime_s,
     )
     if _size(spec.env) + _size(spec.labels) > MAX_SPEC_BYTES:
-        raise CallerError("invalid", f"env: together with the labels it is larger than {MAX_SPEC_BYTES} bytes: put it in a file", field="env")
+        raise CallerError(
+            "invalid",
+            f"env: together with the labels it is larger than {MAX_SPEC_BYTES} bytes: put it in a file",
+            field="env",
+        )
     return source, spec
 
 
@@ -175,7 +189,9 @@ def launch(
             name=name,
         )
     if name is not None and name.startswith(ids.PROCESS + "_"):
-        raise CallerError("invalid", f"name: {name!r} looks like the id of a process: choose another name", field="name")
+        raise CallerError(
+            "invalid", f"name: {name!r} looks like the id of a process: choose another name", field="name"
+        )
     shown, cut = _cut(words(command.command))
     return events.ProcessLaunchRequested(
         sandbox_id=sandbox.sandbox_id,
@@ -202,7 +218,7 @@ def _cut(command: Sequence[str]) -> tuple[list[str], bool]:
     shown: list[str] = []
     room = MAX_COMMAND_ON_RECORD
     for word in command:
-        piece = word[:room] if len(json.dumps(word)) > room else word
+        piece = word if len(json.dumps(word)) <= room else word[: room // len(json.dumps("\x01")) + 1]
         shown.append(piece)
         room -= len(json.dumps(piece)) + 1
         if room <= 0 or len(piece) < len(word):

@@ -1,6 +1,5 @@
 """The record as callers read it: events from a token on, whole or of one sandbox, as they were committed."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -15,12 +14,13 @@ from sandkeepd.access import Request
 from sandkeepd.core import Core
 
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
-SCANNED_AT_ONCE: Final = 1000
 NOW: Final = "now"
 
 
 class RawEvent(Struct, frozen=True):
-    """`model.Event` as it is sent: the bytes of the log are spliced in unchanged, also those of types not known here."""
+    """`model.Event` as it is sent: the bytes of the log are spliced in unchanged, also those of types not known
+    here.
+    """
 
     position: int
     time: str
@@ -74,32 +74,38 @@ class History:
         return log.first_position - 1 if token is None else log.parse_token(token)
 
     async def _page(
-        self, request: Request[EventQuery] | Request[HistoryQuery], after: int, limit: int, sandbox_id: str | None, kind: str | None
+        self,
+        request: Request[EventQuery] | Request[HistoryQuery],
+        after: int,
+        limit: int,
+        sandbox_id: str | None,
+        kind: str | None,
     ) -> RawEventPage:
-        """The next events that pass; it looks at a bounded number of rows, so a page may be empty and yet not caught up."""
-        log = self._core.log
-        upto = log.head
-        rows = await log.read(after, SCANNED_AT_ONCE if not request.admin else limit, sandbox_id=sandbox_id, type=kind, upto=upto)
+        """The next events that the caller may see. A page may be empty and yet not caught up; no append is split."""
+        log, owner_of = self._core.log, self._core.state.owner_of
+        page = await log.page(after, limit, sandbox_id=sandbox_id, type=kind)
         passed: list[RawEvent] = []
         size = 0
-        at = after
-        for row in rows:
-            if len(passed) >= limit or size > MAX_PAGE_BYTES:
-                return RawEventPage(passed, log.token(at), caught_up=False)
-            at = row.position
-            if request.admin or request.sees(self._core.state.owner_of(row.stream, row.sandbox_id)):
+        for row in page.events:
+            if request.sees(owner_of(row.stream, row.sandbox_id)):
                 passed.append(raw_event(row))
                 size += len(row.data) + len(row.meta)
-        caught_up = _was_all(rows, SCANNED_AT_ONCE if not request.admin else limit)
-        return RawEventPage(passed, log.token(max(at, upto) if caught_up else at), caught_up=caught_up)
+            if size > MAX_PAGE_BYTES and row.more == 0:
+                return RawEventPage(
+                    passed, log.token(row.position), caught_up=row.position >= page.position and page.caught_up
+                )
+        return RawEventPage(passed, log.token(page.position), caught_up=page.caught_up)
 
 
 def raw_event(row: Recorded) -> RawEvent:
     """An event as it is sent."""
     return RawEvent(
-        row.position, rfc3339(row.time_us), row.type, row.version, row.stream, row.revision, Raw(row.data), Raw(row.meta)
+        row.position,
+        rfc3339(row.time_us),
+        row.type,
+        row.version,
+        row.stream,
+        row.revision,
+        Raw(row.data),
+        Raw(row.meta),
     )
-
-
-def _was_all(rows: Sequence[Recorded], asked: int) -> bool:
-    return len(rows) < asked

@@ -49,7 +49,7 @@ class Images:
         provider = core.provider(requested.provider)
         try:
             made = await provider.import_image(image_id, requested.source, caller, progress)
-        except Exception as unforeseen:
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             failed = events.ImageCreateFailed(code=error.code, message=error.message)
             await core.record([new(image_id, failed)], intent)
@@ -82,7 +82,9 @@ class Images:
         if event is not None and image.status != "removing":
             self._leaving.add(image_id)  # nobody may start to use it while the intent is on its way to the disk
             try:
-                intent = await core.intend(new(image_id, event, expected_revision=image.revision), request.meta, essential=True)
+                intent = await core.intend(
+                    new(image_id, event, expected_revision=image.revision), request.meta, essential=True
+                )
             finally:
                 self._leaving.discard(image_id)
             core.carry(partial(self.finish_remove, image_id, intent), f"removal of {image_id}")

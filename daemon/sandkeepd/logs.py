@@ -1,4 +1,6 @@
-"""The daemon's own log: one line an event on stderr, ``time level message key=value…``, for people and for tools alike."""
+"""The daemon's own log: one line an event on stderr, ``time level message key=value…``, for people and for tools
+alike.
+"""
 
 import logging
 import sys

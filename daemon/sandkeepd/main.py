@@ -9,11 +9,15 @@ from sandkeep.errors import SandkeepError
 
 
 def main() -> None:
-    """Parse the few options, which stand for settings, and be the daemon. Exits with 1 and a sentence when that cannot be."""
+    """Parse the few options, which stand for settings, and be the daemon. Exits with 1 and a sentence when that cannot
+    be.
+    """
     parser = argparse.ArgumentParser(prog="sandkeepd", description="The Sandkeep daemon, in the foreground.")
     parser.add_argument("--state-dir", metavar="DIR", help=f"where to keep everything ({settings.STATE_DIR.name})")
     parser.add_argument("--socket", metavar="PATH", help=f"the Unix socket to listen on ({settings.SOCKET.name})")
-    parser.add_argument("--log-level", metavar="LEVEL", help=f"debug, info, warning or error ({settings.LOG_LEVEL.name})")
+    parser.add_argument(
+        "--log-level", metavar="LEVEL", help=f"debug, info, warning or error ({settings.LOG_LEVEL.name})"
+    )
     options = parser.parse_args()
     for name, value in (
         (settings.STATE_DIR.name, options.state_dir and os.path.abspath(options.state_dir)),

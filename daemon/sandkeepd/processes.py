@@ -1,8 +1,8 @@
 """Processes: launched, followed to their end, signalled, read.
 
-A process has one carrier, in the nursery of its sandbox. It starts the process, records that it started and how it ended
-(in one append when the end came first), and enforces its time limit. The daemon is not in the way of what the process
-writes: that goes to a journal, from which `read` answers by byte offset.
+A process has one carrier, in the nursery of its sandbox. It starts the process, records that it started and how it
+ended (in one append when the end came first), and enforces its time limit. The daemon is not in the way of what the
+process writes: that goes to a journal, from which `read` answers by byte offset.
 """
 
 import math
@@ -97,7 +97,9 @@ class Processes:
         )
         work = partial(self._carry, runtime, process, launch, intent, eager=eager)
         if not start_in(runtime, work, core, f"process {process_id}") and not process.ended:
-            failed = events.ProcessLaunchFailed(code="not_ready", message=f"sandbox {sandbox.sandbox_id} is being ended")
+            failed = events.ProcessLaunchFailed(
+                code="not_ready", message=f"sandbox {sandbox.sandbox_id} is being ended"
+            )
             await core.record([new(process_id, failed, sandbox.sandbox_id)], intent)
         return process
 
@@ -133,12 +135,16 @@ class Processes:
 
     # -- carrying -----------------------------------------------------------------------------------------------------
 
-    async def _carry(self, runtime: Runtime, process: ProcessState, launch: Launch, intent: Recorded, *, eager: bool) -> None:
+    async def _carry(
+        self, runtime: Runtime, process: ProcessState, launch: Launch, intent: Recorded, *, eager: bool
+    ) -> None:
         """Start the process and follow it to its end."""
         try:
             pid = await runtime.instance.launch(launch)
         except SandkeepError as error:
-            await self._record(process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent)
+            await self._record(
+                process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent
+            )
             return
         started = events.ProcessStarted(pid=pid)
         exited = runtime.instance.exit_of(process.process_id)
@@ -232,7 +238,9 @@ class Processes:
         with trio.move_on_after(query.timeout_s if query.timeout_s is not None else math.inf):
             await self._core.settled(process.process_id, lambda: process.ended)
         if not process.ended:
-            raise StateError("timeout", f"process {query.name!r} still runs after {query.timeout_s:g} s", name=query.name)
+            raise StateError(
+                "timeout", f"process {query.name!r} still runs after {query.timeout_s:g} s", name=query.name
+            )
         return process.view()
 
     async def list(self, request: Request[ProcessQuery]) -> ProcessList:
@@ -243,7 +251,9 @@ class Processes:
         shown = (
             p
             for p in state.processes.values()
-            if (query.sandbox_id in (None, p.sandbox_id)) and (query.all or not p.ended) and request.sees(state.owner_of("", p.sandbox_id))
+            if (query.sandbox_id in (None, p.sandbox_id))
+            and (query.all or not p.ended)
+            and request.sees(state.owner_of("", p.sandbox_id))
         )
         found, following = page(shown, lambda process: process.process_id, query.after, query.limit)
         return ProcessList(processes=[process.view() for process in found], next=following)
@@ -279,11 +289,15 @@ class Processes:
         return provider.read_ended(process.sandbox_id, process.process_id, stream, offset, max_bytes)
 
     async def find(self, sandbox_id: str, name: str) -> ProcessState:
-        """A process by its name or id; one too old for the view is read from its stream in the log. Raises `not_found`."""
+        """A process by its name or id; one too old for the view is read from its stream in the log. Raises
+        `not_found`.
+        """
         sandbox = decide.sandbox(self._core.state, sandbox_id)
         found = sandbox.named.get(name) or self._core.state.processes.get(name) or await self._from_log(sandbox, name)
         if found is None or found.sandbox_id != sandbox_id:
-            raise CallerError("not_found", f"sandbox {sandbox_id} has no process {name!r}", sandbox_id=sandbox_id, name=name)
+            raise CallerError(
+                "not_found", f"sandbox {sandbox_id} has no process {name!r}", sandbox_id=sandbox_id, name=name
+            )
         return found
 
     async def _from_log(self, sandbox: SandboxState, process_id: str) -> ProcessState | None:
@@ -308,7 +322,9 @@ def parse_signal(text: str) -> int:
     try:
         return Signals(int(text)) if text.isdigit() else Signals["SIG" + text.removeprefix("SIG")]
     except (KeyError, ValueError):
-        raise CallerError("invalid", f"signal: {text!r} is not a signal: use a name such as TERM or a number", field="signal") from None
+        raise CallerError(
+            "invalid", f"signal: {text!r} is not a signal: use a name such as TERM or a number", field="signal"
+        ) from None
 
 
 async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | None:
@@ -341,4 +357,3 @@ def _output(process: ProcessState, out: Chunk, err: Chunk, *, ended: bool) -> Pr
         timed_out=process.timed_out,
         note=out.note or err.note,
     )
-

@@ -40,4 +40,6 @@ async def run(core: Core, sandboxes: Sandboxes) -> None:
             if reason is not None:
                 logger.info("reaping", extra={"sandbox_id": sandbox.sandbox_id, "reason": reason})
                 sandbox_id = sandbox.sandbox_id
-                await core.guarded(lambda sandbox_id=sandbox_id, reason=reason: sandboxes.end(sandbox_id, reason), "reaping")  # type: ignore[misc]
+                await core.guarded(
+                    lambda sandbox_id=sandbox_id, reason=reason: sandboxes.end(sandbox_id, reason), "reaping"
+                )  # type: ignore[misc]

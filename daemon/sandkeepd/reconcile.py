@@ -1,9 +1,9 @@
 """Start-up: what the log says against what the providers have.
 
-Intents without an outcome are undone (an image half copied, a sandbox half made) or finished (an end or a removal that was
-ordered); running sandboxes are adopted with their processes, or told as lost; what a provider holds and no event owns is
-removed. Sandboxes are looked at side by side, each with a deadline, so that one that hangs delays nobody else; meanwhile
-reads are answered, and requests to a sandbox wait until it is adopted.
+Intents without an outcome are undone (an image half copied, a sandbox half made) or finished (an end or a removal that
+was ordered); running sandboxes are adopted with their processes, or told as lost; what a provider holds and no event
+owns is removed. Sandboxes are looked at side by side, each with a deadline, so that one that hangs delays nobody else;
+meanwhile reads are answered, and requests to a sandbox wait until it is adopted.
 """
 
 import logging
@@ -49,7 +49,9 @@ class Reconciler:
                 if image.status == "creating":
                     nursery.start_soon(core.guarded, partial(self._undo_image, image_id), f"undoing {image_id}")
                 elif image.status == "removing":
-                    nursery.start_soon(core.guarded, partial(self._images.finish_remove, image_id, None), f"removing {image_id}")
+                    nursery.start_soon(
+                        core.guarded, partial(self._images.finish_remove, image_id, None), f"removing {image_id}"
+                    )
             for sandbox in list(core.state.sandboxes.values()):
                 nursery.start_soon(core.guarded, partial(self._settle, sandbox), f"settling {sandbox.sandbox_id}")
         for provider in core.providers.values():
@@ -85,7 +87,7 @@ class Reconciler:
                 instance = await self._take_over(sandbox)
         except trio.TooSlowError:
             why = f"its provider did not answer within {ADOPTION_DEADLINE_S:g} s"
-        except Exception as unforeseen:
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             why = as_sandkeep_error(unforeseen).message
         if instance is None:
             await self._lost(sandbox, why)
@@ -105,7 +107,9 @@ class Reconciler:
         while not runtime.open and not runtime.finished.is_set():
             await trio.lowlevel.checkpoint()
         for process in active:
-            start_in(runtime, partial(self._processes.adopt, runtime, process), self._core, f"process {process.process_id}")
+            start_in(
+                runtime, partial(self._processes.adopt, runtime, process), self._core, f"process {process.process_id}"
+            )
         logger.info("adopted", extra={"sandbox_id": sandbox.sandbox_id, "processes": len(active)})
 
     async def _lost(self, sandbox: SandboxState, why: str) -> None:

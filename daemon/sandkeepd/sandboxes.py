@@ -1,8 +1,8 @@
 """Sandboxes: made, kept, ended.
 
-A running sandbox has one task of its own (`_keep`), whose nursery owns the carriers of its processes. That task ends when
-the sandbox does: by itself, which is recorded as a failure, or because it is being terminated, which stops the task first.
-A stopping daemon cancels it, and the sandbox goes on.
+A running sandbox has one task of its own (`_keep`), whose nursery owns the carriers of its processes. That task ends
+when the sandbox does: by itself, which is recorded as a failure, or because it is being terminated, which stops the
+task first. A stopping daemon cancels it, and the sandbox goes on.
 """
 
 import logging
@@ -71,7 +71,7 @@ class Sandboxes:
         """Make a sandbox and start it."""
         core, command = self._core, request.params
         sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
-        image, spec = decide.create_sandbox(core.state, command, request.owner, sandbox_id, self._planned, DISK_LIMIT())
+        image, spec = decide.create_sandbox(core.state, command, sandbox_id, self._planned, DISK_LIMIT())
         if not request.sees(image.owner):
             raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
         provider = core.provider(image.requested.provider)
@@ -111,7 +111,9 @@ class Sandboxes:
         if not sandbox.made:
             if sandbox.error is not None:
                 raise error_from(*sandbox.error, {"sandbox_id": sandbox_id})
-            raise StateError("conflict", f"sandbox {sandbox_id} was terminated while it was being made", sandbox_id=sandbox_id)
+            raise StateError(
+                "conflict", f"sandbox {sandbox_id} was terminated while it was being made", sandbox_id=sandbox_id
+            )
         return sandbox.view()
 
     async def _make(self, sandbox_id: str, secrets: dict[str, str], intent: Recorded) -> None:
@@ -126,7 +128,7 @@ class Sandboxes:
                 instance = await core.provider(asked.provider).create(
                     sandbox_id, asked.image_id, asked.spec, secrets, asked.plan
                 )
-        except Exception as unforeseen:
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             outcome = events.SandboxCreateFailed(code=error.code, message=error.message)
         finally:
@@ -181,7 +183,10 @@ class Sandboxes:
             await self.end(sandbox_id, "disk_limit")
             return
         logger.warning("sandbox failed", extra={"sandbox_id": sandbox_id, "why": why})
-        facts = [*self._last_words(sandbox, runtime.instance, None), new(sandbox_id, events.SandboxFailed(message=why), sandbox_id)]
+        facts = [
+            *self._last_words(sandbox, runtime.instance, None),
+            new(sandbox_id, events.SandboxFailed(message=why), sandbox_id),
+        ]
         await core.record(facts, None)
         del self.runtimes[sandbox_id]
         await runtime.instance.aclose()
@@ -260,9 +265,11 @@ class Sandboxes:
                 await self._core.provider(sandbox.requested.provider).terminate(
                     sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle
                 )
-            except Exception as unforeseen:
+            except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
                 error = as_sandkeep_error(unforeseen)
-                logger.warning("cannot end a sandbox yet", extra={"sandbox_id": sandbox.sandbox_id, "why": error.message})
+                logger.warning(
+                    "cannot end a sandbox yet", extra={"sandbox_id": sandbox.sandbox_id, "why": error.message}
+                )
                 await trio.sleep(delay)
                 delay = min(delay * 2, 60)
             else:
@@ -277,14 +284,17 @@ class Sandboxes:
 
     def _last_word(self, process: ProcessState, instance: Instance | None, exit_code: int | None) -> events.Event:
         if process.status == "starting":
-            return events.ProcessLaunchFailed(code="not_ready", message="the sandbox ended before the process was started")
+            return events.ProcessLaunchFailed(
+                code="not_ready", message="the sandbox ended before the process was started"
+            )
         seen = instance.exit_of(process.process_id) if instance is not None else None
         code = seen.exit_code if seen is not None and seen.exit_code is not None else exit_code
         if code is None:
             return events.ProcessLost(message="the sandbox ended and nobody saw how the process did")
         provider = self._core.provider(self._core.state.sandboxes[process.sandbox_id].requested.provider)
         sizes = [
-            provider.read_ended(process.sandbox_id, process.process_id, stream, 0, 0).size for stream in ("stdout", "stderr")
+            provider.read_ended(process.sandbox_id, process.process_id, stream, 0, 0).size
+            for stream in ("stdout", "stderr")
         ]
         return events.ProcessExited(exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1])
 
@@ -297,7 +307,9 @@ class Sandboxes:
     def list_now(self, request: Request[SandboxQuery]) -> SandboxList:
         """List the caller's sandboxes; an administrator sees all."""
         query = request.params
-        shown = (s for s in self._core.state.sandboxes.values() if request.sees(s.owner) and (query.all or not s.hidden))
+        shown = (
+            s for s in self._core.state.sandboxes.values() if request.sees(s.owner) and (query.all or not s.hidden)
+        )
         found, following = page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
         return SandboxList(sandboxes=[sandbox.view() for sandbox in found], next=following)
 
@@ -308,4 +320,3 @@ def start_in(runtime: Runtime, carrier: Callable[[], Any], core: Core, what: str
         return False
     runtime.nursery.start_soon(core.guarded, carrier, what)
     return True
-

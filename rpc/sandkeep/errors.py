@@ -1,7 +1,8 @@
 """Errors: six classes by whose fault it is; each instance carries one stable code.
 
-The codes are part of the protocol and never change: they travel as ``error.data.code`` of a JSON-RPC error, and a client
-raises the same class with the same code again. A message is one sentence for a person: what is wrong and what to do next.
+The codes are part of the protocol and never change: they travel as ``error.data.code`` of a JSON-RPC error, and a
+client raises the same class with the same code again. A message is one sentence for a person: what is wrong and what
+to do next.
 """
 
 from typing import Any, Final
@@ -105,7 +106,9 @@ MEANINGS: Final[dict[str, str]] = {
 
 
 def error_from(code: str, message: str, data: dict[str, Any]) -> SandkeepError:
-    """Rebuild an error that came over the wire; a code of a newer daemon becomes `internal` with the code in its data."""
+    """Rebuild an error that came over the wire; a code of a newer daemon becomes `internal` with the code in its
+    data.
+    """
     kind = CODES.get(code)
     if kind is None:
         return DaemonError("internal", message, **{**data, "unknown_code": code})

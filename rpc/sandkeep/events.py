@@ -1,12 +1,12 @@
 """Every event, one frozen Struct each, named by what happened.
 
-An event is a fact: it is in the log because it was committed there, and it is never changed. Its name on the wire and in
-the log is a string of our own (`type`), never a Python path; `version` is the version of its shape. Fields are only added,
-each with a default; a breaking change is a new version plus a pure dict-to-dict upcast in the store's codec. Golden files
-hold one example of every shape ever written.
+An event is a fact: it is in the log because it was committed there, and it is never changed. Its name on the wire and
+in the log is a string of our own (`type`), never a Python path; `version` is the version of its shape. Fields are only
+added, each with a default; a breaking change is a new version plus a pure dict-to-dict upcast in the store's codec.
+Golden files hold one example of every shape ever written.
 
-An event whose name ends in ``_requested`` is an intent: it is durable before anything happens, and one of its `outcomes`
-follows, after a crash from the reconciliation at start. Secrets are never in an event, only their names.
+An event whose name ends in ``_requested`` is an intent: it is durable before anything happens, and one of its
+`outcomes` follows, after a crash from the reconciliation at start. Secrets are never in an event, only their names.
 
 Each event belongs to one stream, which is named by the id of the entity it tells about; `Daemon...` events are in the
 stream ``daemon``.
@@ -172,7 +172,9 @@ class SandboxLost(Event, frozen=True, kw_only=True):
 
 
 class SandboxTerminateRequested(Event, frozen=True, kw_only=True):
-    """The sandbox is about to be ended, for `reason`: ``requested``, ``idle_timeout``, ``max_lifetime``, ``disk_limit``."""
+    """The sandbox is about to be ended, for `reason`: ``requested``, ``idle_timeout``, ``max_lifetime``,
+    ``disk_limit``.
+    """
 
     type = "sandbox.terminate_requested"
     outcomes = ("sandbox.terminated",)
@@ -192,8 +194,8 @@ class SandboxTerminated(Event, frozen=True, kw_only=True):
 class ProcessLaunchRequested(Event, frozen=True, kw_only=True):
     """A process is about to be started.
 
-    `name` is None for an unnamed ``exec``. `command` is cut to its first few kilobytes (`command_cut`); of the environment
-    and the secrets only the names are kept.
+    `name` is None for an unnamed ``exec``. `command` is cut to its first few kilobytes (`command_cut`); of the
+    environment and the secrets only the names are kept.
     """
 
     type = "process.launch_requested"
@@ -240,7 +242,9 @@ class ProcessTimedOut(Event, frozen=True, kw_only=True):
 
 
 class ProcessExited(Event, frozen=True, kw_only=True):
-    """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that moment."""
+    """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that
+    moment.
+    """
 
     type = "process.exited"
     exit_code: int

@@ -49,7 +49,7 @@ def check_name(text: str, field: str) -> str:
         return text
     raise CallerError(
         "invalid",
-        f"{field}: {text[:80]!r} is not a name: use 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit",
+        f"{field}: {text[:80]!r} is no name: use 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit",
         field=field,
     )
 
@@ -62,5 +62,7 @@ def check_given_id(text: str, prefix: str, field: str) -> str:
     check_name(text, field)
     kind, underscore, _ = text.partition("_")
     if (underscore and kind in PREFIXES and kind != prefix) or text == "daemon":
-        raise CallerError("invalid", f"{field}: {text!r} is reserved for another kind of object: choose another id", field=field)
+        raise CallerError(
+            "invalid", f"{field}: {text!r} is reserved for another kind of object: choose another id", field=field
+        )
     return text

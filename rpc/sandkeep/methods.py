@@ -14,7 +14,10 @@ from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Sec
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
 Token = Annotated[str, Meta(max_length=128)]
-Signal = Annotated[str, Meta(pattern=r"^(SIG)?[A-Z0-9+]{1,12}$(?!\n)", description="A signal's name, with or without SIG, or its number.")]
+Signal = Annotated[
+    str,
+    Meta(pattern=r"^(SIG)?[A-Z0-9+]{1,12}$(?!\n)", description="A signal's name, with or without SIG, or its number."),
+]
 
 
 class Access(enum.Enum):
@@ -33,7 +36,9 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Mutation(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of a method that changes something. A `command_id` given again within a day gives the first answer again."""
+    """Parameters of a method that changes something. A `command_id` given again within a day gives the first answer
+    again.
+    """
 
     command_id: Name | None = None
 
@@ -49,7 +54,9 @@ class Hello(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`source` is the absolute path of a directory, read with the caller's own rights. `clean` makes a new image even if one of the same content is there."""
+    """`source` is the absolute path of a directory, read with the caller's own rights. `clean` makes a new image even
+    if one of the same content is there.
+    """
 
     source: Path
     provider: Name | None = None
@@ -166,7 +173,9 @@ class ProcessRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProcessQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Without `sandbox_id`: the processes of all the caller's sandboxes. `all` adds those that ended, and the last of the unnamed."""
+    """Without `sandbox_id`: the processes of all the caller's sandboxes. `all` adds those that ended, and the last of
+    the unnamed.
+    """
 
     sandbox_id: Name | None = None
     all: bool = False
@@ -191,7 +200,9 @@ class ProcessSignal(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ProcessWriteStdin(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`data` is written whole, or not beyond what `written_bytes` of the answer says; `eof` closes the input after it."""
+    """`data` is written whole, or not beyond what `written_bytes` of the answer says; `eof` closes the input after
+    it.
+    """
 
     sandbox_id: Name
     name: Name
@@ -206,7 +217,9 @@ class Written(Struct, frozen=True, kw_only=True):
 
 
 class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Up to `max_bytes` of each stream from its offset. With nothing new there it waits up to `wait_s` for some, or for the end."""
+    """Up to `max_bytes` of each stream from its offset. With nothing new there it waits up to `wait_s` for some, or
+    for the end.
+    """
 
     sandbox_id: Name
     name: Name
@@ -217,20 +230,27 @@ class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class EventQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Events after a token, oldest first; with nothing new it waits up to `wait_s` for some. No `after`: from the first there is.
+    """Events after a token, oldest first; with nothing new it waits up to `wait_s` for some. No `after`: from the
+    first there is.
 
     ``after="now"`` answers no event, and the token of this moment.
     """
 
     after: Token | None = None
     sandbox_id: Name | None = None
-    type: Annotated[str, Meta(max_length=64, pattern=r"^[a-z_]+(\.[a-z_]+)?$(?!\n)", description="A type, or its first word.")] | None = None
+    type: (
+        Annotated[
+            str, Meta(max_length=64, pattern=r"^[a-z_]+(\.[a-z_]+)?$(?!\n)", description="A type, or its first word.")
+        ]
+        | None
+    ) = None
     limit: Limit = 1000
     wait_s: Wait = 0
 
 
 class Method(Struct, frozen=True, kw_only=True):
-    """One row. `deadline_s` is None for a method that waits for what its caller asks it to wait for, or cannot wait at all.
+    """One row. `deadline_s` is None for a method that waits for what its caller asks it to wait for, or cannot wait at
+    all.
 
     `subject` is the parameter that names the object whose owner may call; `admin_if` are values that only an
     administrator may give; `intent` is the event that is durable before a mutation acts.
@@ -249,7 +269,9 @@ class Method(Struct, frozen=True, kw_only=True):
 
 
 def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:
-    return Method(name=name, summary=summary, result=result, params=params, mutates=issubclass(params, Mutation), **rest)
+    return Method(
+        name=name, summary=summary, result=result, params=params, mutates=issubclass(params, Mutation), **rest
+    )
 
 
 _M = _method
@@ -264,12 +286,32 @@ METHODS: Final[dict[str, Method]] = {
         _M("rpc.hello", "Tell the client's name, for the record.", model.Empty, Hello),
         _M("daemon.ping", "See that the daemon answers.", model.Pong),
         _M("daemon.status", "How the daemon is and what it looks after.", model.DaemonStatus),
-        _M("daemon.capabilities", "What works on this machine, and why something does not.", model.Capabilities, deadline_s=30.0),
+        _M(
+            "daemon.capabilities",
+            "What works on this machine, and why something does not.",
+            model.Capabilities,
+            deadline_s=30.0,
+        ),
         _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, **_ADMIN),
-        _M("image.create", "Make an image of a directory.", model.Image, ImageCreate, intent="image.create_requested", deadline_s=3600.0),
+        _M(
+            "image.create",
+            "Make an image of a directory.",
+            model.Image,
+            ImageCreate,
+            intent="image.create_requested",
+            deadline_s=3600.0,
+        ),
         _M("image.list", "List images.", model.ImageList, ImageQuery),
         _M("image.get", "Show an image.", model.Image, ImageRef, **_OWNER_OF_IMAGE),
-        _M("image.remove", "Remove an image.", model.Image, ImageRemove, **_OWNER_OF_IMAGE, intent="image.remove_requested", deadline_s=600.0),
+        _M(
+            "image.remove",
+            "Remove an image.",
+            model.Image,
+            ImageRemove,
+            **_OWNER_OF_IMAGE,
+            intent="image.remove_requested",
+            deadline_s=600.0,
+        ),
         _M(
             "sandbox.create",
             "Make a sandbox from an image and start it.",
@@ -282,7 +324,14 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef, **_OWNER_OF_SANDBOX),
         _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),
-        _M("sandbox.exec", "Run a command to its end and answer its output.", model.ExecResult, SandboxExec, **_OWNER_OF_SANDBOX, intent="process.launch_requested"),
+        _M(
+            "sandbox.exec",
+            "Run a command to its end and answer its output.",
+            model.ExecResult,
+            SandboxExec,
+            **_OWNER_OF_SANDBOX,
+            intent="process.launch_requested",
+        ),
         _M(
             "sandbox.terminate",
             "End a sandbox and all that runs in it.",
@@ -292,16 +341,63 @@ METHODS: Final[dict[str, Method]] = {
             intent="sandbox.terminate_requested",
             deadline_s=120.0,
         ),
-        _M("sandbox.history", "The events of a sandbox and of its processes.", model.EventPage, HistoryQuery, **_OWNER_OF_SANDBOX),
-        _M("process.launch", "Start a command in the background.", model.Process, ProcessLaunch, **_OWNER_OF_SANDBOX, intent="process.launch_requested", deadline_s=60.0),
+        _M(
+            "sandbox.history",
+            "The events of a sandbox and of its processes.",
+            model.EventPage,
+            HistoryQuery,
+            **_OWNER_OF_SANDBOX,
+        ),
+        _M(
+            "process.launch",
+            "Start a command in the background.",
+            model.Process,
+            ProcessLaunch,
+            **_OWNER_OF_SANDBOX,
+            intent="process.launch_requested",
+            deadline_s=60.0,
+        ),
         _M("process.get", "Show a process.", model.Process, ProcessRef, **_OWNER_OF_SANDBOX),
         _M("process.list", "List processes.", model.ProcessList, ProcessQuery),
         _M("process.wait", "Wait until a process has ended.", model.Process, ProcessWait, **_OWNER_OF_SANDBOX),
-        _M("process.signal", "Send a signal to a process and its group.", model.Process, ProcessSignal, **_OWNER_OF_SANDBOX, intent="process.signalled", deadline_s=30.0),
-        _M("process.write_stdin", "Write to a process's input, or close it.", Written, ProcessWriteStdin, **_OWNER_OF_SANDBOX, deadline_s=60.0),
-        _M("process.read", "Read what a process wrote, from byte offsets.", model.ProcessOutput, ProcessRead, **_OWNER_OF_SANDBOX),
+        _M(
+            "process.signal",
+            "Send a signal to a process and its group.",
+            model.Process,
+            ProcessSignal,
+            **_OWNER_OF_SANDBOX,
+            intent="process.signalled",
+            deadline_s=30.0,
+        ),
+        _M(
+            "process.write_stdin",
+            "Write to a process's input, or close it.",
+            Written,
+            ProcessWriteStdin,
+            **_OWNER_OF_SANDBOX,
+            deadline_s=60.0,
+        ),
+        _M(
+            "process.read",
+            "Read what a process wrote, from byte offsets.",
+            model.ProcessOutput,
+            ProcessRead,
+            **_OWNER_OF_SANDBOX,
+        ),
         _M("event.list", "Events in the order they were committed.", model.EventPage, EventQuery),
-        _M("store.verify", "Check the event log and every metadata.json.", model.VerifyReport, **_ADMIN, deadline_s=3600.0),
-        _M("store.rebuild", "Write every metadata.json anew from the event log.", model.RebuildReport, **_ADMIN, deadline_s=3600.0),
+        _M(
+            "store.verify",
+            "Check the event log and every metadata.json.",
+            model.VerifyReport,
+            **_ADMIN,
+            deadline_s=3600.0,
+        ),
+        _M(
+            "store.rebuild",
+            "Write every metadata.json anew from the event log.",
+            model.RebuildReport,
+            **_ADMIN,
+            deadline_s=3600.0,
+        ),
     )
 }

@@ -1,7 +1,7 @@
 """What callers send and see: frozen Structs, with units in the names of their fields.
 
-Times are text in RFC 3339 form, in UTC, with microseconds and a final ``Z``. Bytes travel in JSON as base64. A view names
-its own id by its word (`sandbox_id`, never `id`).
+Times are text in RFC 3339 form, in UTC, with microseconds and a final ``Z``. Bytes travel in JSON as base64. A view
+names its own id by its word (`sandbox_id`, never `id`).
 """
 
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -16,17 +16,26 @@ MAX_INLINE_BYTES: Final = 1024 * 1024
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
 """How much one `process.read` answers: base64 of two streams of that stays below the 16 MiB of a message."""
 
-Name: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN, max_length=64, description="An id or name: 1 to 64 letters, digits, '_', '.' or '-'.")]
+Name: TypeAlias = Annotated[
+    str,
+    Meta(pattern=NAME_PATTERN, max_length=64, description="An id or name: 1 to 64 letters, digits, '_', '.' or '-'."),
+]
 Timestamp: TypeAlias = Annotated[str, Meta(description="RFC 3339, UTC, microseconds, final Z.")]
-Text: TypeAlias = Annotated[str, Meta(max_length=131071, pattern=r"^[^\x00]*$(?!\n)", description="Any text without NUL.")]
+Text: TypeAlias = Annotated[
+    str, Meta(max_length=131071, pattern=r"^[^\x00]*$(?!\n)", description="Any text without NUL.")
+]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$(?!\n)", description="A variable's name.")]
 Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
-Path: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$(?!\n)", description="A path without NUL.")]
+Path: TypeAlias = Annotated[
+    str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$(?!\n)", description="A path without NUL.")
+]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=31_536_000)]
 Offset: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 Environment: TypeAlias = Annotated[dict[Key, Text], Meta(max_length=1024)]
 Labels: TypeAlias = Annotated[dict[Label, Annotated[str, Meta(max_length=1024)]], Meta(max_length=64)]
-Secrets: TypeAlias = Annotated[dict[Key, Annotated[str, Meta(max_length=65536, pattern=r"^[^\x00]*$(?!\n)")]], Meta(max_length=64)]
+Secrets: TypeAlias = Annotated[
+    dict[Key, Annotated[str, Meta(max_length=65536, pattern=r"^[^\x00]*$(?!\n)")]], Meta(max_length=64)
+]
 Command: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=4096)] | Annotated[Text, Meta(min_length=1)]
 
 ImageStatus: TypeAlias = Literal["creating", "ready", "failed", "removing", "removed"]
@@ -86,9 +95,10 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
 class Isolation(Struct, frozen=True, kw_only=True):
     """Which mechanisms a sandbox got, so that nobody has to guess.
 
-    `mechanism` isolates (``bubblewrap``, ``none``, ``fake``); `files` is how the image became the sandbox's own (``overlay``,
-    ``reflink``, ``copy``); `host_uid` is the uid that its code has on the host; `limits` says by what each limit is held;
-    `notes` are sentences on what is weaker than it could be.
+    `mechanism` isolates (``bubblewrap``, ``none``, ``fake``); `files` is how the image became the sandbox's own
+    (``overlay``,
+    ``reflink``, ``copy``); `host_uid` is the uid that its code has on the host; `limits` says by what each limit is
+    held; `notes` are sentences on what is weaker than it could be.
     """
 
     mechanism: str
@@ -122,7 +132,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 class Process(Struct, frozen=True, kw_only=True):
     """A command in a sandbox. `name` is its process_id when it was not given one (`named` is False then).
 
-    `exit_code` is the shell's: 128+n when signal n ended it. `kill_scope` says what a kill reaches: the process ``group``.
+    `exit_code` is the shell's: 128+n when signal n ended it. `kill_scope` says what a kill reaches: the process
+    ``group``.
     """
 
     process_id: str
@@ -151,7 +162,9 @@ class Process(Struct, frozen=True, kw_only=True):
 
 
 class ExecResult(Struct, frozen=True, kw_only=True):
-    """How an ``exec`` ended, with up to `MAX_INLINE_BYTES` of each stream; the whole is in the journal of `process_id`."""
+    """How an ``exec`` ended, with up to `MAX_INLINE_BYTES` of each stream; the whole is in the journal of
+    `process_id`.
+    """
 
     process_id: str
     sandbox_id: str
@@ -169,7 +182,8 @@ class ExecResult(Struct, frozen=True, kw_only=True):
 
 
 class ProcessOutput(Struct, frozen=True, kw_only=True):
-    """A piece of a journal. Ask again from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will come.
+    """A piece of a journal. Ask again from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will
+    come.
 
     `note` tells of something odd, such as a journal that became shorter.
     """

@@ -17,7 +17,9 @@ SETTINGS: Final[dict[str, "Setting[Any]"]] = {}
 class Setting(Generic[T]):
     """One environment variable. Calling it parses and answers its present value."""
 
-    def __init__(self, name: str, parse: Callable[[str], T], default: Callable[[], T], shown: str, summary: str) -> None:
+    def __init__(
+        self, name: str, parse: Callable[[str], T], default: Callable[[], T], shown: str, summary: str
+    ) -> None:
         self.name = name
         self.parse = parse
         self.default = default
@@ -32,7 +34,9 @@ class Setting(Generic[T]):
         try:
             return self.parse(text)
         except ValueError as error:
-            raise SetupError("not_configured", f"{self.name}={text!r} cannot be used: {error}", setting=self.name) from None
+            raise SetupError(
+                "not_configured", f"{self.name}={text!r} cannot be used: {error}", setting=self.name
+            ) from None
 
 
 def _absolute(text: str) -> str:
@@ -75,34 +79,62 @@ def _default_socket() -> str:
     if os.geteuid() == 0:
         return "/run/sandkeep/sandkeep.sock"
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return os.path.join(runtime, "sandkeep", "sandkeep.sock") if runtime else os.path.join(_default_state_dir(), "sandkeep.sock")
+    return (
+        os.path.join(runtime, "sandkeep", "sandkeep.sock")
+        if runtime
+        else os.path.join(_default_state_dir(), "sandkeep.sock")
+    )
 
 
 UID_RANGE: Final = 65_536
 """How many host uids a root daemon may use, from `UID_BASE` on. The first owns the images."""
 
 STATE_DIR = Setting(
-    "SANDKEEP_STATE_DIR", _absolute, _default_state_dir, "/var/lib/sandkeep as root, else $XDG_STATE_HOME/sandkeep",
+    "SANDKEEP_STATE_DIR",
+    _absolute,
+    _default_state_dir,
+    "/var/lib/sandkeep as root, else $XDG_STATE_HOME/sandkeep",
     "Where the event log, images and sandboxes are kept. Mode 0700.",
 )
 SOCKET = Setting(
-    "SANDKEEP_SOCKET", _absolute, _default_socket, "/run/sandkeep/sandkeep.sock as root, else $XDG_RUNTIME_DIR/sandkeep/sandkeep.sock",
+    "SANDKEEP_SOCKET",
+    _absolute,
+    _default_socket,
+    "/run/sandkeep/sandkeep.sock as root, else $XDG_RUNTIME_DIR/sandkeep/sandkeep.sock",
     "The Unix socket of the JSON-RPC API.",
 )
 SOCKET_GROUP = Setting(
-    "SANDKEEP_SOCKET_GROUP", str, lambda: "", "none",
+    "SANDKEEP_SOCKET_GROUP",
+    str,
+    lambda: "",
+    "none",
     "Only members of this group, and root, may connect to a root daemon. Without it every local user may, each seeing only what is theirs.",
 )
 ADMIN_GROUP = Setting(
-    "SANDKEEP_ADMIN_GROUP", str, lambda: "", "none",
+    "SANDKEEP_ADMIN_GROUP",
+    str,
+    lambda: "",
+    "none",
     "Members of this group are administrators, as root is and the user that the daemon runs as.",
 )
 UID_BASE = Setting(
-    "SANDKEEP_UID_BASE", _uid_base, lambda: 1_900_000_000, "1900000000",
+    "SANDKEEP_UID_BASE",
+    _uid_base,
+    lambda: 1_900_000_000,
+    "1900000000",
     f"The first of {UID_RANGE} host uids that a root daemon gives to images and sandboxes.",
 )
 DISK_LIMIT = Setting(
-    "SANDKEEP_DISK_LIMIT", parse_size, lambda: 10 * 1024**3, "10G",
+    "SANDKEEP_DISK_LIMIT",
+    parse_size,
+    lambda: 10 * 1024**3,
+    "10G",
     "How many bytes a sandbox may write when it was not given a limit of its own.",
 )
-LOG_LEVEL = Setting("SANDKEEP_LOG_LEVEL", _level, lambda: "info", "info", "How much the daemon logs to stderr: debug, info, warning or error.")
+LOG_LEVEL = Setting(
+    "SANDKEEP_LOG_LEVEL",
+    _level,
+    lambda: "info",
+    "info",
+    "How much the daemon logs to stderr: debug, info, warning or error.",
+)

@@ -1,7 +1,7 @@
 """`metadata.json` on disk: written whole or not at all, debounced, never on a request's way.
 
-`MetadataFiles` follows the state of a running daemon. `rebuild` and `check` compare what is on disk with what the log says,
-and need nothing but a folded `State`.
+`MetadataFiles` follows the state of a running daemon. `rebuild` and `check` compare what is on disk with what the log
+says, and need nothing but a folded `State`.
 """
 
 import contextlib
@@ -46,7 +46,8 @@ class MetadataFiles:
     async def run(self) -> None:
         """Write what is out of date, until cancelled.
 
-        Error handling: a disk that cannot be written is told by `failure`; the documents stay marked and are tried again.
+        Error handling: a disk that cannot be written is told by `failure`; the documents stay marked and are tried
+        again.
         """
         while True:
             await self._wake.wait()
@@ -92,11 +93,10 @@ class MetadataFiles:
 
 
 def rebuild(root: str, documents: Mapping[str, bytes | None], position: int) -> RebuildReport:
-    """Make the files below `root` hold exactly `documents`; those that do already are not touched. Raises DaemonError."""
-    changed: dict[str, bytes | None] = {}
-    for sandbox_id, wanted in documents.items():
-        if read(root, sandbox_id) != wanted:
-            changed[sandbox_id] = wanted
+    """Make the files below `root` hold exactly `documents`; those that do already are not touched. Raises
+    DaemonError.
+    """
+    changed = {name: wanted for name, wanted in documents.items() if read(root, name) != wanted}
     try:
         _write_all(root, changed)
     except OSError as error:
@@ -108,7 +108,9 @@ def rebuild(root: str, documents: Mapping[str, bytes | None], position: int) -> 
 
 
 def check(root: str, state: State, log_id: str, *, skip: Iterable[str] = ()) -> list[str]:
-    """Say, a sentence each, which documents are missing, damaged, or of sandboxes that no event knows. `skip` those being written."""
+    """Say, a sentence each, which documents are missing, damaged, or of sandboxes that no event knows. `skip` those
+    being written.
+    """
     passed_over = set(skip)
     problems = []
     for sandbox in state.sandboxes.values():
@@ -116,7 +118,9 @@ def check(root: str, state: State, log_id: str, *, skip: Iterable[str] = ()) -> 
             continue
         wanted, found = document(sandbox, log_id), read(root, sandbox.sandbox_id)
         if wanted != found:
-            what = "is missing" if found is None else "should not be there" if wanted is None else "differs from the log"
+            what = (
+                "is missing" if found is None else "should not be there" if wanted is None else "differs from the log"
+            )
             problems.append(f"{root}/{sandbox.sandbox_id}/{FILE_NAME} {what}: `sandkeep store rebuild` writes it anew")
     problems.extend(
         f"{root}/{name} belongs to no sandbox on record: look at it and remove it"
@@ -142,7 +146,9 @@ def ahead_of(root: str, log_id: str, head: int) -> list[str]:
 def read(root: str, sandbox_id: str) -> bytes | None:
     """The document's bytes, or None if there is none that can be read."""
     try:
-        descriptor = os.open(f"{root}/{sandbox_id}/{FILE_NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(
+            f"{root}/{sandbox_id}/{FILE_NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except OSError:
         return None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

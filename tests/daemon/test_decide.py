@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.store.test_views import Log, running_sandbox
 
 from sandkeep import events
 from sandkeep.errors import SandkeepError
@@ -12,7 +13,6 @@ from sandkeep_store.codec import CODEC
 from sandkeep_store.views.state import State
 from sandkeepd import decide
 from sandkeepd.processes import parse_signal
-from tests.store.test_views import Log, running_sandbox
 
 
 def world(*, sandboxes: int = 1) -> State:
@@ -52,7 +52,9 @@ def test_every_intent_has_its_outcomes() -> None:
 
 
 def test_a_relative_source_is_refused() -> None:
-    assert refused("invalid", decide.create_image, ImageCreate(source="src"), "uid:7", "local").data["field"] == "source"
+    assert (
+        refused("invalid", decide.create_image, ImageCreate(source="src"), "uid:7", "local").data["field"] == "source"
+    )
 
 
 def test_an_image_in_use_is_not_removed() -> None:
@@ -65,28 +67,31 @@ def test_an_image_in_use_is_not_removed() -> None:
 @pytest.mark.parametrize("given", ["prc_1", "img_1", "daemon", "../x", "a/b", "", "x" * 65, "ü", "a\n"])
 def test_ids_of_another_kind_or_shape_are_refused(given: str) -> None:
     command = SandboxCreate(image_id="img_1")
-    assert refused("invalid", decide.create_sandbox, world(), command, "uid:7", given, {}, 1).data["field"] == "sandbox_id"
+    assert refused("invalid", decide.create_sandbox, world(), command, given, {}, 1).data["field"] == "sandbox_id"
 
 
 def test_a_taken_id_is_a_conflict() -> None:
     command = SandboxCreate(image_id="img_1")
-    refused("conflict", decide.create_sandbox, world(), command, "uid:7", "sbx_0", {}, 1)
-    refused("conflict", decide.create_sandbox, world(), command, "uid:7", "new", {"new": ()}, 1)
+    refused("conflict", decide.create_sandbox, world(), command, "sbx_0", {}, 1)
+    refused("conflict", decide.create_sandbox, world(), command, "new", {"new": ()}, 1)
 
 
 def test_the_spec_of_a_sandbox_is_complete() -> None:
-    image, spec = decide.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0), "uid:7", "new", {}, 4096)
+    image, spec = decide.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0), "new", {}, 4096)
     assert (image.image_id, spec.cpus, spec.disk_bytes) == ("img_1", 2.0, 4096)
 
 
 def test_another_provider_than_the_images_is_refused() -> None:
     command = SandboxCreate(image_id="img_1", provider="docker")
-    assert "made for the provider 'fake'" in refused("not_supported", decide.create_sandbox, world(), command, "u", "new", {}, 1).message
+    assert (
+        "made for the provider 'fake'"
+        in refused("not_supported", decide.create_sandbox, world(), command, "new", {}, 1).message
+    )
 
 
 def test_an_environment_too_large_for_the_record_is_refused() -> None:
     command = SandboxCreate(image_id="img_1", env={"A": "x" * decide.MAX_SPEC_BYTES})
-    assert refused("invalid", decide.create_sandbox, world(), command, "u", "new", {}, 1).data["field"] == "env"
+    assert refused("invalid", decide.create_sandbox, world(), command, "new", {}, 1).data["field"] == "env"
 
 
 def test_names_of_processes_are_unique_in_a_sandbox() -> None:

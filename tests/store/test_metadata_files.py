@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.store.test_views import Log, ended, running_sandbox
 
 from sandkeep import events
 from sandkeep_store import metadata_files
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
-from tests.store.test_views import Log, ended, running_sandbox
 
 
 @pytest.fixture

@@ -125,7 +125,13 @@ def test_the_life_of_a_process() -> None:
     log.add("prc_1", events.ProcessTimedOut(timeout_s=1.0), "sbx_a")
     log.add("prc_1", events.ProcessExited(exit_code=137, stdout_bytes=4, stderr_bytes=0), "sbx_a")
     view = log.fold(state).processes["prc_1"].view()
-    assert (view.status, view.pid, view.exit_code, view.timed_out, view.last_signal) == ("exited", 12, 137, True, "TERM")
+    assert (view.status, view.pid, view.exit_code, view.timed_out, view.last_signal) == (
+        "exited",
+        12,
+        137,
+        True,
+        "TERM",
+    )
     assert state.sandboxes["sbx_a"].view().running_processes == 0
 
 

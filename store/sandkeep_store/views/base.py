@@ -1,8 +1,8 @@
 """How a view is made: a fold over the log, one handler an event type, all of them pure.
 
 A handler takes the state and one fact and changes the state; it never fails on a fact that the log holds, whatever came
-before it, because the log is the truth and the view only follows. States are mutable and lean, since a daemon that starts
-folds its whole log; what readers see is made from them on demand (`view`).
+before it, because the log is the truth and the view only follows. States are mutable and lean, since a daemon that
+starts folds its whole log; what readers see is made from them on demand (`view`).
 """
 
 from collections.abc import Callable
@@ -18,15 +18,29 @@ class Fact(Protocol):
     """An event with its place in the log, as the event log hands it out."""
 
     @property
-    def position(self) -> int: ...
+    def position(self) -> int:
+        """Its place in the log."""
+        ...
+
     @property
-    def time_us(self) -> int: ...
+    def time_us(self) -> int:
+        """When it was committed, in microseconds since 1970."""
+        ...
+
     @property
-    def stream(self) -> str: ...
+    def stream(self) -> str:
+        """The id of the entity it tells about."""
+        ...
+
     @property
-    def revision(self) -> int: ...
+    def revision(self) -> int:
+        """Its place in that stream, from 1."""
+        ...
+
     @property
-    def sandbox_id(self) -> str | None: ...
+    def sandbox_id(self) -> str | None:
+        """The sandbox it concerns, if any."""
+        ...
 
 
 Handler = Callable[["State", Any, Fact], None]

@@ -26,10 +26,12 @@ class ImageState(Struct, kw_only=True):
 
     @property
     def owner(self) -> str:
+        """Whose it is."""
         return self.requested.owner
 
     @property
     def ended(self) -> bool:
+        """Whether a plain list leaves it out."""
         return self.status in ("failed", "removed")
 
     def view(self) -> model.Image:
@@ -56,7 +58,9 @@ class ImageState(Struct, kw_only=True):
 @folds(events.ImageCreateRequested)
 def _requested(state: "State", event: events.ImageCreateRequested, fact: Fact) -> None:
     image_id = fact.stream
-    state.images[image_id] = ImageState(image_id=image_id, requested=event, requested_us=fact.time_us, revision=fact.revision)
+    state.images[image_id] = ImageState(
+        image_id=image_id, requested=event, requested_us=fact.time_us, revision=fact.revision
+    )
 
 
 @folds(events.ImageCreated)

@@ -1,8 +1,8 @@
 """The view `metadata.json`: one document a sandbox, made from its state alone.
 
 The first keys are those of the format that this one continues (`sandbox_id, created_timestamp, idle_timeout,
-latest_checkpoint, latest_snapshot`); the rest is ours. `position` is that of the sandbox's last event, so that the same log
-gives the same bytes, whenever and by whom the document is written.
+latest_checkpoint, latest_snapshot`); the rest is ours. `position` is that of the sandbox's last event, so that the
+same log gives the same bytes, whenever and by whom the document is written.
 """
 
 from typing import Any, Final

@@ -40,10 +40,12 @@ class ProcessState(Struct, kw_only=True):
 
     @property
     def ended(self) -> bool:
+        """Whether its end is on record, however it came."""
         return self.ended_us is not None
 
     @property
     def named(self) -> bool:
+        """Whether its caller gave it a name."""
         return self.requested.name is not None
 
     def view(self) -> model.Process:
@@ -128,7 +130,11 @@ def _exited(state: "State", event: events.ProcessExited, fact: Fact) -> None:
     process = state.processes.get(fact.stream)
     if process is None:
         return
-    process.exit_code, process.stdout_bytes, process.stderr_bytes = event.exit_code, event.stdout_bytes, event.stderr_bytes
+    process.exit_code, process.stdout_bytes, process.stderr_bytes = (
+        event.exit_code,
+        event.stdout_bytes,
+        event.stderr_bytes,
+    )
     _end(state, process, "exited", fact)
 
 

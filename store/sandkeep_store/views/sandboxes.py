@@ -13,6 +13,7 @@ from sandkeep_store.views.processes import ProcessState
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State
 
+
 class SandboxState(Struct, kw_only=True):
     """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing."""
 
@@ -37,10 +38,12 @@ class SandboxState(Struct, kw_only=True):
 
     @property
     def owner(self) -> str:
+        """Whose it is."""
         return self.requested.owner
 
     @property
     def spec(self) -> model.SandboxSpec:
+        """What it was asked to be."""
         return self.requested.spec
 
     @property
@@ -50,6 +53,7 @@ class SandboxState(Struct, kw_only=True):
 
     @property
     def needs_image(self) -> bool:
+        """Whether its image has to stay."""
         return not self.hidden
 
     def view(self) -> model.Sandbox:
