@@ -219,7 +219,8 @@ class EventLog:
             self._broken = self._broken or error
             self._done.set()
         for append in batch:
-            assert isinstance(append, _Call) and append.task is not None
+            assert isinstance(append, _Call)
+            assert append.task is not None
             trio.lowlevel.reschedule(append.task)
         self._room.unpark_all()
         if recorded:

@@ -11,7 +11,7 @@ fails at, with SQLite's own as its cause.
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final
 from uuid import UUID
@@ -35,9 +35,15 @@ from sandkeep_store.record import COLUMNS, Row, checksum, damaged, name_checksum
 
 __all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
 
-_INSERT: Final = f"INSERT INTO events ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-_SELECT: Final = f"SELECT {', '.join('e.' + column for column in COLUMNS)} FROM events e"
-_SELECT_NAMED: Final = f"SELECT s.name, {', '.join('e.' + column for column in COLUMNS)} FROM events e LEFT JOIN streams s ON s.id = e.stream"
+_ROW: Final = ", ".join(f"e.{column}" for column in COLUMNS)
+_INSERT: Final = f"INSERT INTO events VALUES ({', '.join('?' * len(COLUMNS))})"
+_INSERT_STREAM: Final = "INSERT INTO streams VALUES (?, ?, ?)"
+_SELECT_STREAMS: Final = (
+    "SELECT s.name, s.id, (SELECT max(revision) FROM events WHERE stream = s.id) "
+    "FROM json_each(?) j JOIN streams s ON s.name = j.value"
+)
+_SELECT_LAST: Final = f"SELECT {_ROW} FROM events e ORDER BY position DESC LIMIT 1"
+_SELECT_NAMED: Final = f"SELECT s.name, {_ROW} FROM events e LEFT JOIN streams s ON s.id = e.stream"
 _KEPT_STREAMS: Final = 8192
 _LIBRARY_ERRORS: Final[dict[type[sqlite3.Error], type[PersistenceError]]] = {
     sqlite3.InterfaceError: persistence.InterfaceError,
@@ -77,16 +83,19 @@ def _translated() -> Iterator[None]:
         raise _LIBRARY_ERRORS.get(type(error), PersistenceError)(str(error)) from error
 
 
-def _new_stream(connection: sqlite3.Connection, name: str) -> int:
-    last = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'streams'").fetchone()
-    key = last[0] + 1 if last else 1
-    connection.execute("INSERT INTO streams (id, name, crc) VALUES (?, ?, ?)", (key, name, name_checksum(key, name)))
-    return key
+def _json(names: Sequence[str]) -> str:
+    """One parameter that stands for any number of names, by `json_each`."""
+    return msgspec.json.encode(names).decode()
+
+
+def _last_number(connection: sqlite3.Connection, table: str) -> int:
+    """The highest key that a table ever gave, also to rows that are gone."""
+    return int(connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()[0] or 0)
 
 
 def _read_head(connection: sqlite3.Connection, first_position: int) -> int:
     """The position of the last event. The sequence remembers it apart from the rows, so a lost tail shows."""
-    sequence = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'events'").fetchone()[0] or 0
+    sequence = _last_number(connection, "events")
     last = connection.execute("SELECT max(position) FROM events").fetchone()[0] or first_position - 1
     if last != sequence:
         raise damaged(min(last, sequence) + 1, f"its last event is {last}, but it had reached {sequence}")
@@ -106,10 +115,12 @@ class StreamRecorder(AggregateRecorder):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
-        # The streams written last, with the revision each is at. Only this process writes, so that it stays true.
+        # The streams used last, each with its key (0 = it has no row yet) and the revision it is at. Only this process
+        # writes, so that it stays true until a commit fails.
         self._streams: dict[str, _Stream] = {}
         with database.reader() as connection:
             self.head = _read_head(connection, database.first_position)
+            self._last_key = _last_number(connection, "streams")
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:  # noqa: ARG002
         """Record events of any streams, all or none. Answers None: positions are not part of this contract."""
@@ -147,26 +158,46 @@ class StreamRecorder(AggregateRecorder):
 
     # -- what the event log uses ----------------------------------------------------------------------------------
 
-    def revision(self, stream: str) -> int:
-        """The revision of the last event of `stream`, or 0 for a stream that has none. For the thread that inserts."""
+    def know(self, names: Iterable[str]) -> None:
+        """Look up the streams of `names` at once, so that `revision` can answer. For the thread that inserts."""
+        unknown = [name for name in names if name not in self._streams]
+        if not unknown:
+            return
         with _translated():
-            found = self._find(stream)
-        return found.revision if found else 0
+            found = self._database.writer.execute(_SELECT_STREAMS, (_json(unknown),)).fetchall()
+        self._streams.update((name, _Stream(0, 0)) for name in unknown)
+        self._streams.update((name, _Stream(key, revision or 0)) for name, key, revision in found)
+
+    def revision(self, stream: str) -> int:
+        """The revision of the last event of a stream that is known; 0 when it has none."""
+        return self._streams[stream].revision
 
     def insert(self, appends: Sequence[Sequence[Draft]], *, time_us: int) -> list[Row]:
         """Commit appends in one transaction and answer their rows. All or none; durable when it returns."""
         with self._lock:
+            last_key = self._last_key
             try:
-                with _translated(), self._transaction() as connection:
-                    rows = list(self._rows(connection, appends, time_us))
-                    connection.executemany(_INSERT, rows)
+                rows = self._commit(appends, time_us)
             except BaseException:
+                self._last_key = last_key
                 self._streams.clear()
                 raise
+            self.head += len(rows)
             self._forget_oldest()
-            if rows:
-                self.head = rows[-1][0]
             return rows
+
+    def _commit(self, appends: Sequence[Sequence[Draft]], time_us: int) -> list[Row]:
+        streams = {
+            name for drafts in appends for draft in drafts for name in (draft.stream, draft.sandbox) if name is not None
+        }
+        self.know(streams)
+        new = [self._number(name) for name in streams if not self._streams[name].key]
+        rows = list(self._rows(appends, time_us))
+        with _translated(), self._transaction() as connection:
+            if new:
+                connection.executemany(_INSERT_STREAM, new)
+            connection.executemany(_INSERT, rows)
+        return rows
 
     def reopen(self) -> None:
         """Read the log back from the disk after it failed, without what was written but never acknowledged.
@@ -178,7 +209,7 @@ class StreamRecorder(AggregateRecorder):
             with _translated():
                 self._database.reopen(self.head)
             with self._database.reader() as connection:
-                last = connection.execute(f"{_SELECT} ORDER BY position DESC LIMIT 1").fetchone()
+                last = connection.execute(_SELECT_LAST).fetchone()
         if self.head >= self._database.first_position:
             if last is None or last[0] != self.head:
                 raise damaged(self.head, "what was committed is gone")
@@ -197,44 +228,30 @@ class StreamRecorder(AggregateRecorder):
                     connection.execute("ROLLBACK")
             raise
 
-    def _rows(self, connection: sqlite3.Connection, appends: Sequence[Sequence[Draft]], time_us: int) -> Iterator[Row]:
+    def _number(self, name: str) -> tuple[int, str, int]:
+        """Give a new stream its key; answer its row."""
+        self._last_key += 1
+        self._streams[name].key = self._last_key
+        return self._last_key, name, name_checksum(self._last_key, name)
+
+    def _rows(self, appends: Sequence[Sequence[Draft]], time_us: int) -> Iterator[Row]:
         position = self.head
+        streams = self._streams
         for drafts in appends:
             more = len(drafts)
             for draft in drafts:
                 position += 1
                 more -= 1
-                stream = self._enter(connection, draft.stream)
+                stream = streams[draft.stream]
                 stream.revision = max(stream.revision, draft.revision)
-                sandbox = None if draft.sandbox is None else self._enter(connection, draft.sandbox).key
+                sandbox = None if draft.sandbox is None else streams[draft.sandbox].key
                 fields = (
                     position, stream.key, draft.revision, sandbox, draft.type, draft.version, time_us,
                     draft.data, draft.meta, draft.command_id, more,
                 )  # fmt: skip
                 yield (*fields, checksum(*fields))
 
-    def _enter(self, connection: sqlite3.Connection, name: str) -> _Stream:
-        found = self._find(name)
-        if found is None:
-            found = self._keep(name, _Stream(_new_stream(connection, name), 0))
-        return found
-
-    def _find(self, name: str) -> _Stream | None:
-        found = self._streams.get(name)
-        if found is None:
-            row = self._database.writer.execute(
-                "SELECT id, (SELECT max(revision) FROM events WHERE stream = id) FROM streams WHERE name = ?", (name,)
-            ).fetchone()
-            if row is not None:
-                found = self._keep(name, _Stream(row[0], row[1] or 0))
-        return found
-
-    def _keep(self, name: str, stream: _Stream) -> _Stream:
-        self._streams[name] = stream
-        return stream
-
     def _forget_oldest(self) -> None:
-        # Only between transactions: what the cache says of a stream is true before the table shows it.
         for name in list(islice(self._streams, max(0, len(self._streams) - _KEPT_STREAMS))):
             del self._streams[name]
 
@@ -267,7 +284,7 @@ class LogRecorder(StreamRecorder, ApplicationRecorder):
         order = "ORDER BY e.position"
         if topics:
             # One JSON parameter stands for any number of topics.
-            bounds.append(("e.type IN (SELECT value FROM json_each(?))", msgspec.json.encode(topics).decode()))
+            bounds.append(("e.type IN (SELECT value FROM json_each(?))", _json(topics)))
         return [Notification(name, row[2], row[4], row[7], row[0]) for name, row in self._select(bounds, order, limit)]
 
     def max_notification_id(self) -> int | None:

@@ -185,6 +185,7 @@ class Writer:
     def _check(self, batch: Sequence[Append]) -> list[Append]:
         """Give every event its revision; leave out the appends that expected others than there are."""
         revisions: dict[str, int] = {}
+        self._recorder.know({entry.draft.stream for append in batch for entry in append.entries})
         return [append for append in batch if self._number(append, revisions)]
 
     def _number(self, append: Append, revisions: dict[str, int]) -> bool:
@@ -226,9 +227,10 @@ class Writer:
 
 
 def _refuse(batch: Sequence[Append], error: SandkeepError) -> None:
+    """Give everyone who has no answer yet an error of their own: each is raised in another task."""
     for append in batch:
         if not append.recorded:
-            append.error = error
+            append.error = type(error)(error.code, error.message, **error.data)
 
 
 def _is_full(error: PersistenceError) -> bool:
