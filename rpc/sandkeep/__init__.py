@@ -3,8 +3,8 @@
     async with sandkeep.connect() as client:
         result = await client.sandbox.exec(sandbox_id, ["true"])
 
-The same without trio: `sandkeep.blocking.connect`. Everything here is imported on first use, so that importing the package
-costs next to nothing, and trio is loaded only by those who use it.
+The same without trio: `sandkeep.blocking.connect`. Everything here is imported on first use, so that importing the
+package costs next to nothing, and trio is loaded only by those who use it.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +36,7 @@ _ERRORS: Final = (
 _HOMES: Final = {"connect": "client", "Client": "client", **dict.fromkeys(_ERRORS, "errors")}
 _MODULES: Final = ("blocking", "model")
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "CallerError",
     "Client",
     "DaemonError",

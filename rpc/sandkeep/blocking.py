@@ -18,7 +18,7 @@ from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec import UNSET, DecodeError
 
@@ -61,12 +61,12 @@ def connect(path: str | os.PathLike[str] | None = None, *, client: str = "python
 class Client(BlockingMethods):
     """A connection to the daemon, with a method for each of the table: ``client.sandbox.get(sandbox_id)``.
 
-    Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function that
-    is told in sentences how a long call is getting on. It answers the typed result or raises `SandkeepError`.
+    Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
+    that is told in sentences how a long call is getting on. It answers the typed result or raises `SandkeepError`.
 
     Threads may share a client; their calls then follow one another. A call that waits, such as ``process.wait``, is
-    therefore best made on a client of its own. An interrupted call (KeyboardInterrupt) leaves the client usable, and what
-    it began at the daemon going on.
+    therefore best made on a client of its own. An interrupted call (KeyboardInterrupt) leaves the client usable, and
+    what it began at the daemon going on.
     """
 
     def __init__(self, sock: socket, path: str, name: str) -> None:
@@ -78,7 +78,7 @@ class Client(BlockingMethods):
         self._lines: deque[bytes] = deque()
         self._last_id = 0
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -91,7 +91,9 @@ class Client(BlockingMethods):
         self._sock.close()
 
     def call(self, method: str, params: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
-        """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the table."""
+        """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the
+        table.
+        """
         return outcome(self._exchange(method, params or {}, progress), Any)
 
     def follow_events(
@@ -99,16 +101,20 @@ class Client(BlockingMethods):
         after: str | None = None,
         *,
         sandbox_id: str | None = None,
-        type: str | None = None,  # noqa: A002  # the parameter's name in the table
+        type: str | None = None,
         follow: bool = True,
     ) -> "Events":
-        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is where to go on later."""
+        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is where to go on
+        later.
+        """
         return Events(self, after, sandbox_id, type, follow)
 
     def read_output(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> Iterator[ProcessOutput]:
-        """Iterate over what a process wrote, from byte offsets, until it has ended; or, without `follow`, what there is."""
+        """Iterate over what a process wrote, from byte offsets, until it has ended; or, without `follow`, what there
+        is.
+        """
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
             piece = self.process.read(sandbox_id, name, **query)
@@ -177,7 +183,7 @@ class Events(EventCursor):
 
     def __init__(
         self, client: Client, after: str | None, sandbox_id: str | None, type: str | None, follow: bool
-    ) -> None:  # noqa: A002
+    ) -> None:
         super().__init__(after, sandbox_id, type, follow)
         self._client = client
 

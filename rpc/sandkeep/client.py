@@ -3,9 +3,9 @@
     async with sandkeep.connect() as client:
         result = await client.sandbox.exec(sandbox_id, ["true"])
 
-Any number of tasks may call at the same time; their calls share the connection and are carried out side by side. There is
-no task in the background, and so no nursery around your code: whoever waits for an answer reads, for all who wait, until
-its own is there, and then leaves that to another of them.
+Any number of tasks may call at the same time; their calls share the connection and are carried out side by side.
+There is no task in the background, and so no nursery around your code: whoever waits for an answer reads, for all who
+wait, until its own is there, and then leaves that to another of them.
 """
 
 import errno
@@ -56,7 +56,9 @@ async def connect(path: str | os.PathLike[str] | None = None, *, client: str = "
 
 
 async def _connect(sock: socket.socket, path: str) -> None:
-    """Connect, and while the daemon's queue of new clients is full try again: a Unix socket cannot be waited for there."""
+    """Connect, and while the daemon's queue of new clients is full try again: a Unix socket cannot be waited for
+    there.
+    """
     give_up = trio.current_time() + _CONNECT_S
     while number := sock.connect_ex(path):
         if number != errno.EAGAIN or trio.current_time() >= give_up:
@@ -78,9 +80,9 @@ class _Slot:
 class Client(TrioMethods):
     """A connection to the daemon, with a method for each of the table: ``await client.sandbox.get(sandbox_id)``.
 
-    Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function that
-    is told in sentences how a long call is getting on. It answers the typed result or raises `SandkeepError`. A call that
-    is cancelled leaves the client usable, and what it began at the daemon going on.
+    Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
+    that is told in sentences how a long call is getting on. It answers the typed result or raises `SandkeepError`. A
+    call that is cancelled leaves the client usable, and what it began at the daemon going on.
     """
 
     def __init__(self, sock: socket.socket, path: str, name: str) -> None:
@@ -96,13 +98,17 @@ class Client(TrioMethods):
         self._last_id = 0
 
     def close(self) -> None:
-        """Let go of the connection; calls under way fail. What they began and changes something goes on at the daemon."""
+        """Let go of the connection; calls under way fail. What they began and changes something goes on at the
+        daemon.
+        """
         self._lose()
         trio.lowlevel.notify_closing(self._sock)
         self._sock.close()
 
     async def call(self, method: str, params: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
-        """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the table."""
+        """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the
+        table.
+        """
         return outcome(await self._exchange(method, params or {}, progress), Any)
 
     def follow_events(
@@ -110,16 +116,20 @@ class Client(TrioMethods):
         after: str | None = None,
         *,
         sandbox_id: str | None = None,
-        type: str | None = None,  # noqa: A002  # the parameter's name in the table
+        type: str | None = None,
         follow: bool = True,
     ) -> "Events":
-        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is where to go on later."""
+        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is where to go on
+        later.
+        """
         return Events(self, after, sandbox_id, type, follow)
 
     async def read_output(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> AsyncIterator[ProcessOutput]:
-        """Iterate over what a process wrote, from byte offsets, until it has ended; or, without `follow`, what there is."""
+        """Iterate over what a process wrote, from byte offsets, until it has ended; or, without `follow`, what there
+        is.
+        """
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
             piece = await self.process.read(sandbox_id, name, **query)
@@ -145,7 +155,9 @@ class Client(TrioMethods):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def _send(self, line: bytes, slot: _Slot) -> None:
-        """Send a request whole, and the client's name before the first. A failure shows when its answer does not come."""
+        """Send a request whole, and the client's name before the first. A failure shows when its answer does not
+        come.
+        """
         async with self._sending:
             data = memoryview(self._unsent + line)
             rest = data
@@ -168,7 +180,9 @@ class Client(TrioMethods):
             return len(data)  # the daemon closed the connection; what it said before is still to be read
 
     async def _wait_for_room(self, slot: _Slot) -> None:
-        """Wait until more can be sent, and read meanwhile: a daemon whose answers nobody takes reads no requests either."""
+        """Wait until more can be sent, and read meanwhile: a daemon whose answers nobody takes reads no requests
+        either.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_meanwhile, slot)
             with suppress(trio.ClosedResourceError):
@@ -190,7 +204,7 @@ class Client(TrioMethods):
             await self._read_or_sleep(slot)
 
     async def _read_or_sleep(self, slot: _Slot) -> None:
-        """Read what arrives, for all; or sleep while another does, until there is something for us or it is our turn."""
+        """Read what arrives, for all; or sleep while another does, until there is something for us or our turn."""
         if not self._someone_reads:
             return await self._read()
         slot.wake = trio.Event()
@@ -271,7 +285,7 @@ class Events(EventCursor):
 
     def __init__(
         self, client: Client, after: str | None, sandbox_id: str | None, type: str | None, follow: bool
-    ) -> None:  # noqa: A002
+    ) -> None:
         super().__init__(after, sandbox_id, type, follow)
         self._client = client
 

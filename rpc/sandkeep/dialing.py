@@ -13,7 +13,7 @@ _NOBODY: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR})
 
 
 def socket_path(given: str | os.PathLike[str] | None) -> str:
-    """The socket to connect to: the one given, or the setting's. Raises `not_configured` when no socket can be there."""
+    """The socket to connect to: the one given, or the setting's. Raises `not_configured` if none can be there."""
     path = SOCKET() if given is None else os.fspath(given)
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         words = f"SANDKEEP_SOCKET: the path of a socket has at most {_MOST_PATH_BYTES} bytes, and {path} has more"
@@ -28,7 +28,7 @@ def cannot_connect(path: str, error: OSError) -> SandkeepError:
             "not_ready", f"no daemon is listening on {path}: start one with `sandkeep daemon`", socket=path
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        words = f"you may not connect to {path}: ask its administrator, or start a daemon of your own with `sandkeep daemon`"
+        words = f"you may not connect to {path}: ask its administrator, or start a daemon of your own"
         return CallerError("permission_denied", words, socket=path)
     if error.errno in (errno.EAGAIN, errno.ETIMEDOUT):
         return StateError("not_ready", f"the daemon on {path} is too busy to answer: try again", socket=path)

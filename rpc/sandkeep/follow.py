@@ -10,9 +10,11 @@ POLL_S: Final = 30.0
 
 
 class EventCursor:
-    """Where a reader of events is. `token` is that of the last event it was given: go on from there with ``after=token``."""
+    """Where a reader of events is. `token` is that of the last event it was given: go on from there with
+    ``after=token``.
+    """
 
-    def __init__(self, after: str | None, sandbox_id: str | None, type: str | None, follow: bool) -> None:  # noqa: A002
+    def __init__(self, after: str | None, sandbox_id: str | None, type: str | None, follow: bool) -> None:
         self.token = after
         self._filters = {"sandbox_id": sandbox_id, "type": type}
         self._wait_s = POLL_S if follow else 0.0

@@ -1,12 +1,12 @@
 """JSON-RPC 2.0 (https://www.jsonrpc.org/specification) without I/O: lines in, messages out, and back.
 
-Only the envelope of a message is decoded here: parameters and results stay `msgspec.Raw`, and the decoder of the method's
-row does the rest in one pass. An id is never interpreted, only checked and given back byte for byte.
+Only the envelope of a message is decoded here: parameters and results stay `msgspec.Raw`, and the decoder of the
+method's row does the rest in one pass. An id is never interpreted, only checked and given back byte for byte.
 
 Where the specification leaves room
     - Parameters are by name only; an array is refused as invalid parameters.
-    - An id is a string, a number or null, of at most `MAX_ID_BYTES`. A message whose id is null is a request; one without
-      an id is a notification, and is not answered, not even with an error.
+    - An id is a string, a number or null, of at most `MAX_ID_BYTES`. A message whose id is null is a request; one
+      without an id is a notification, and is not answered, not even with an error.
     - Members that the specification does not know are ignored. Of a member that occurs twice, the last counts.
     - A batch holds at most `MAX_BATCH` messages.
     - A message that is not UTF-8, or not JSON (NaN is not), is a parse error and answered with the id null.
@@ -201,7 +201,9 @@ def _with_checked_id(request: Request) -> Request | Fault:
 
 
 def _parse_slowly(line: bytes, why: Exception) -> Message:
-    """Tell apart what the typed decoder refused: it stops at the first thing wrong, be it JSON, an array or a wrong type."""
+    """Tell apart what the typed decoder refused: it stops at the first thing wrong, be it JSON, an array or a wrong
+    type.
+    """
     if isinstance(why, RecursionError):
         return Fault(PARSE_ERROR, "the message is nested too deeply")
     if isinstance(why, UnicodeDecodeError):
@@ -246,7 +248,7 @@ def _refuse(body: bytes) -> Fault:
 
 @cache
 def _batch_decoder() -> msgspec.json.Decoder[Struct]:
-    """Decodes an array, but never more of it than a batch may hold: a list would be built whole before it is refused."""
+    """Decodes an array, and never more of it than a batch may hold: a list would be built before it is refused."""
     slots = [(f"slot_{number}", Raw, NO_ID) for number in range(MAX_BATCH)]
     return msgspec.json.Decoder(msgspec.defstruct("_Slots", slots, array_like=True, forbid_unknown_fields=True))
 

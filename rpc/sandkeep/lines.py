@@ -23,7 +23,7 @@ class LineBuffer:
         return len(self._partial)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what arrived and answer the lines that are complete now, without their newlines and without empty ones."""
+        """Take what arrived and answer the lines that are complete now, without newlines and without empty ones."""
         if self.overflowed:
             return []
         *complete, rest = data.split(b"\n")

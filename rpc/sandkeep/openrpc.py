@@ -26,7 +26,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "Sandkeep",
             "version": sandkeep.__version__,
-            "description": "A daemon that keeps sandboxes. JSON-RPC 2.0 over a Unix socket, one UTF-8 JSON message a line.",
+            "description": "A daemon that keeps sandboxes. One UTF-8 JSON message a line, on a Unix socket.",
             "license": {"name": "Apache-2.0"},
         },
         "methods": [

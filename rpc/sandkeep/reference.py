@@ -1,7 +1,7 @@
 """Writes the reference from the tables that the programs run by: `python -m sandkeep.reference --write docs/reference`.
 
-With ``--check`` it writes nothing, names the files that are stale, and fails if there are any. `typed.pyi`, the clients'
-signatures, is written and checked with it.
+With ``--check`` it writes nothing, names the files that are stale, and fails if there are any. `typed.pyi`, the
+clients' signatures, is written and checked with it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from msgspec import Struct
 from sandkeep import events, methods, model, stubs
 from sandkeep.errors import CODES, MEANINGS
 from sandkeep.jsonrpc import number_of
-from sandkeep.methods import METHODS, Access, Method, Mutation
+from sandkeep.methods import METHODS, Access, Method
 from sandkeep.openrpc import error_codes
 from sandkeep.settings import SETTINGS
 
@@ -116,11 +116,10 @@ def _result_types() -> list[type[Struct]]:
 
 
 def _collect(annotation: Any, found: dict[type[Struct], None]) -> None:
-    if isinstance(annotation, type) and issubclass(annotation, Struct):
-        if annotation not in found:
-            found[annotation] = None
-            for hint in typing.get_type_hints(annotation, include_extras=True).values():
-                _collect(hint, found)
+    if isinstance(annotation, type) and issubclass(annotation, Struct) and annotation not in found:
+        found[annotation] = None
+        for hint in typing.get_type_hints(annotation, include_extras=True).values():
+            _collect(hint, found)
     for part in typing.get_args(annotation):
         _collect(part, found)
 
@@ -132,8 +131,9 @@ def events_page() -> Iterator[str]:
     """Every event, by its first word."""
     yield "# Events"
     yield ""
-    yield f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. The envelope is [Event](methods.md#event); here is the `data` of each."
-    yield "An intent is durable before anything happens, and one of its outcomes follows, if need be when the daemon starts again."
+    yield f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. The envelope is [Event](methods.md#event); here is"
+    yield "the `data` of each. An intent is durable before anything happens, and one of its outcomes follows, if need be when"
+    yield "the daemon starts again."
     for noun, kinds in groupby(events.EVENTS.items(), key=lambda item: item[0].partition(".")[0]):
         yield from ("", f"## {noun}")
         for name, kind in kinds:
@@ -157,9 +157,10 @@ def errors_page() -> Iterator[str]:
     """Every code."""
     yield "# Errors"
     yield ""
-    yield "An error object's `data.code` is one of these, and never changes its meaning. `code` is JSON-RPC's number. In Python the"
-    yield "code belongs to a class, which says whose fault it is; all are `SandkeepError`. A message that is not JSON has the number"
-    yield "-32700, one that is no request -32600, and an unknown method -32601; their `data.code` is `invalid`."
+    yield "An error object's `data.code` is one of these, and never changes its meaning. `code` is JSON-RPC's number. In"
+    yield "Python the code belongs to a class, which says whose fault it is; all are `SandkeepError`. A message that is not"
+    yield "JSON has the number -32700, one that is no request -32600, and an unknown method -32601; their `data.code` is"
+    yield "`invalid`."
     for kind, codes in groupby(CODES, key=lambda code: CODES[code]):
         yield from ("", f"## {kind.__name__}", "", *_prose(kind))
         for code in codes:
@@ -170,7 +171,8 @@ def settings_page() -> Iterator[str]:
     """Every setting."""
     yield "# Settings"
     yield ""
-    yield "Environment variables, each read when it is used. A value that cannot be used is `not_configured`, and the message names it."
+    yield "Environment variables, each read when it is used. A value that cannot be used is `not_configured`, and the"
+    yield "message names it."
     yield ""
     yield "| variable | default | meaning |"
     yield "|---|---|---|"
@@ -194,7 +196,8 @@ def _fields(kind: type[Struct], without: str = "") -> Iterator[str]:
     yield "| field | type | default | |"
     yield "|---|---|---|---|"
     for field in fields:
-        yield f"| `{field.name}` | {_type_link(hints[field.name])} | {_default(field)} | {_cell(_limits(hints[field.name]))} |"
+        hint = hints[field.name]
+        yield f"| `{field.name}` | {_type_link(hint)} | {_default(field)} | {_cell(_limits(hint))} |"
     yield ""
 
 

@@ -1,4 +1,5 @@
-"""Writes `typed.pyi`: both clients' methods as signatures, so that type checkers and editors know what runs from the table.
+"""Writes `typed.pyi`: both clients' methods as signatures, so that type checkers and editors know what runs from the
+table.
 
 It is only read by type checkers; nothing imports it while the program runs.
 """
@@ -16,6 +17,8 @@ from sandkeep.methods import METHODS, Method
 
 _HEAD: Final = '''\
 """The methods of both clients. Written by `python -m sandkeep.reference --write`: do not edit."""
+
+# ruff: noqa: A002, PYI021
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal

@@ -1,5 +1,7 @@
 """The methods of both clients. Written by `python -m sandkeep.reference --write`: do not edit."""
 
+# ruff: noqa: A002, PYI021
+
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 

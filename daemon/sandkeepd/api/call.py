@@ -18,7 +18,8 @@ async def no_progress(message: str) -> None:
 class Call(Struct, frozen=True, gc=False):
     """A call of a method of the table. `client` is the name that the peer gave itself with ``rpc.hello``, if it did.
 
-    `progress` tells the caller, in a sentence, how far a long call is. It never waits for a slow reader and never fails.
+    `progress` tells the caller, in a sentence, how far a long call is. It never waits for a slow reader and never
+    fails.
     """
 
     method: Method
@@ -31,7 +32,8 @@ class Call(Struct, frozen=True, gc=False):
 class Handler(Protocol):
     """Answers calls. It raises `SandkeepError` for what it refuses; anything else it raises is a defect and `internal`.
 
-    A call of a method that only reads is cancelled when its caller goes away; one that changes something runs to its end.
+    A call of a method that only reads is cancelled when its caller goes away; one that changes something runs to its
+    end.
     """
 
     async def __call__(self, call: Call) -> Any:
@@ -43,8 +45,8 @@ class Handler(Protocol):
 class ImmediateHandler(Handler, Protocol):
     """A handler that knows methods which can be answered at once, without a task of their own.
 
-    `immediate` maps their names to plain functions. Such a function must not block; it may answer `NotImplemented` for a
-    call that has to wait after all, which then goes to the handler itself.
+    `immediate` maps their names to plain functions. Such a function must not block; it may answer `NotImplemented`
+    for a call that has to wait after all, which then goes to the handler itself.
     """
 
     immediate: Mapping[str, Callable[[Call], Any]]

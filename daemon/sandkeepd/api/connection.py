@@ -47,9 +47,9 @@ class Pending(Struct, frozen=True, gc=False):
 class Connection:
     """A client. `run` lives as long as it does, and as the calls that must run to their end.
 
-    The connection's own task reads. What can be answered at once is answered in that task; each other call gets a task of
-    its own, of which there are at most `room.MAX_CALLS`: beyond that nothing more is read. What a client may make the daemon
-    hold is thereby bounded: a line that is not complete, the calls under way, and their answers.
+    The connection's own task reads. What can be answered at once is answered in that task; each other call gets a
+    task of its own, of which there are at most `room.MAX_CALLS`: beyond that nothing more is read. What a client may
+    make the daemon hold is thereby bounded: a line that is not complete, the calls under way, and their answers.
     """
 
     def __init__(
@@ -261,10 +261,8 @@ class Connection:
             return None
         answer = jsonrpc.result(request.id, jsonrpc.encode(value))
         if len(answer) > MAX_LINE_BYTES:
-            raise CallerError(
-                "invalid",
-                f"the answer of {request.method} is longer than 16 MiB: ask for less at once, by `limit` or `max_bytes`",
-            )
+            words = f"the answer of {request.method} is longer than 16 MiB: ask for less, by `limit` or `max_bytes`"
+            raise CallerError("invalid", words)
         return answer
 
     def _failure(self, request: Request, error: Exception, call: Call | None) -> bytes | None:
@@ -301,7 +299,7 @@ class Connection:
     # -- endings ------------------------------------------------------------------------------------------------------
 
     async def _refuse_overflow(self) -> None:
-        """Say what is wrong, and let the client finish sending: one that is cut off while it sends would not see why."""
+        """Say what is wrong, and let the client finish sending: cut off while it sends, it would not see why."""
         self._cancel_waiting()
         await self._send([_TOO_LONG.answer()])
         with trio.move_on_after(self._send_deadline_s), contextlib.suppress(OSError):

@@ -22,8 +22,9 @@ def listening(path: str, mode: int = 0o660, group: str | None = None) -> Iterato
     `mode` says who may connect and `group` is the file's group by name. A directory that is missing is made with 0755.
 
     Error handling
-        `conflict` when somebody listens there already; a socket file on which nobody does is replaced. `not_configured`,
-        naming the setting, for a path that is too long or cannot be used, and for a group that does not exist.
+        `conflict` when somebody listens there already; a socket file on which nobody does is replaced.
+        `not_configured`, naming the setting, for a path that is too long or cannot be used, and for a group that does
+        not exist.
     """
     gid = -1 if group is None else _group_id(group)
     _check_length(path)
@@ -60,11 +61,8 @@ def _group_id(group: str) -> int:
 def _check_length(path: str) -> None:
     length = len(os.fsencode(path))
     if length > _MOST_PATH_BYTES:
-        raise SetupError(
-            "not_configured",
-            f"SANDKEEP_SOCKET: the path of a socket has at most {_MOST_PATH_BYTES} bytes, and {path} has {length}: choose a shorter one",
-            setting="SANDKEEP_SOCKET",
-        )
+        words = f"a socket's path has at most {_MOST_PATH_BYTES} bytes, and {path} has {length}: set SANDKEEP_SOCKET to a shorter"
+        raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
 
 
 def _remove_stale(path: str) -> None:

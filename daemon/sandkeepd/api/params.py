@@ -1,7 +1,7 @@
 """Decoding a method's parameters, and refusing them in words: which field, and what it takes instead.
 
-A refusal never repeats a value, as a value may be a secret. What msgspec says is the source of the words; where it would
-show a value or a regular expression, the field's own annotation says what is right.
+A refusal never repeats a value, as a value may be a secret. What msgspec says is the source of the words; where it
+would show a value or a regular expression, the field's own annotation says what is right.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Who is at the other end of a Unix socket, as the kernel tells it.
 
-What the kernel recorded when the peer connected is the only thing believed: it holds also when that process has ended, or
-executed a set-uid program since, and cannot be changed by anything that the peer sends. Its ``/proc`` entry could be that
-of another process by now, and is never looked at.
+What the kernel recorded when the peer connected is the only thing believed: it holds also when that process has
+ended, or executed a set-uid program since, and cannot be changed by anything that the peer sends. Its ``/proc`` entry
+could be that of another process by now, and is never looked at.
 """
 
 import ctypes

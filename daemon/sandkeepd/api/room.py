@@ -9,7 +9,9 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 
 
 class Room:
-    """Bounds the calls of a connection that are under way, and the bytes that they hold. One task takes, any give back."""
+    """Bounds the calls of a connection that are under way, and the bytes that they hold. One task takes, any give
+    back.
+    """
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""The table of methods as the server needs it: each row with its decoder and the handler's quick way, looked up once."""
+"""The table of methods as the server needs it: each row with its decoder and its quick way, looked up once."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

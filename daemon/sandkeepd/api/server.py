@@ -81,8 +81,9 @@ class Server:
         """Serve a listener until cancelled. `task_status.started` gives this server.
 
         Resource handling
-            The listener is taken over, and closed at the end. Cancelled, it accepts no more, connections read no more, calls
-            that only read are cancelled; those that change something have `grace_s` to end and be answered.
+            The listener is taken over, and closed at the end. Cancelled, it accepts no more, connections read no
+            more, calls that only read are cancelled; those that change something have `grace_s` to end and be
+            answered.
 
         Error handling
             A client that fails, or makes a handler fail, ends at most its own connection. Without descriptors for more

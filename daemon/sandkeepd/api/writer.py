@@ -11,8 +11,9 @@ _MOST_AT_ONCE: Final = 1024 * 1024  # so that one large answer does not hold up 
 class Writer:
     """Sends lines whole and one after another, from any number of tasks.
 
-    A line that the kernel takes at once costs no more than that call. Otherwise its task waits until the client has taken
-    it, and those behind it wait their turn: what is not sent yet is held by the tasks that wait, never by a queue.
+    A line that the kernel takes at once costs no more than that call. Otherwise its task waits until the client has
+    taken it, and those behind it wait their turn: what is not sent yet is held by the tasks that wait, never by a
+    queue.
     """
 
     def __init__(self, sock: socket.socket, deadline_s: float) -> None:
