@@ -1,0 +1,178 @@
+"""Control groups: what holds the limits of a sandbox, for both versions of the kernel's interface.
+
+A sandbox has one group, ``sandkeep/<sandbox_id>`` below the daemon's own, in each hierarchy that is needed. Version 2 has
+one hierarchy, and its controllers must have been delegated to the daemon (``Delegate=yes`` in its unit). Which directories
+those are is decided by `plan`, which changes nothing, so that they are on record before they are made.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from sandkeep.errors import ProviderError
+
+ROOT: Final = "/sys/fs/cgroup"
+CONTROLLERS: Final = ("pids", "memory", "cpu")
+PERIOD_US: Final = 100_000
+"""The kernel's period of cpu bandwidth; a quota of half of it is half a cpu."""
+
+REMOVE_DEADLINE_S: Final = 10.0
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a group may use at most; None is no limit."""
+
+    pids: int | None = None
+    memory_bytes: int | None = None
+    cpus: float | None = None
+
+    def controllers(self) -> list[str]:
+        """The controllers that these limits need."""
+        wanted = {"pids": self.pids, "memory": self.memory_bytes, "cpu": self.cpus}
+        return [name for name, limit in wanted.items() if limit is not None]
+
+
+class Hierarchies:
+    """Which controllers this process can use, and where.
+
+    `membership` is the text of ``/proc/self/cgroup``; `root` where the hierarchies are mounted.
+    """
+
+    def __init__(self, root: str = ROOT, membership: str | None = None) -> None:
+        if membership is None:
+            with open("/proc/self/cgroup", encoding="utf-8") as file:
+                membership = file.read()
+        self._version: dict[str, int] = {}
+        self._base: dict[str, str] = {}
+        for line in membership.splitlines():
+            _, names, path = line.split(":", 2)
+            for name in names.split(","):
+                self._note_v1(root, name, path)
+            if not names:
+                self._note_v2(root, path)
+
+    def _note_v1(self, root: str, name: str, path: str) -> None:
+        base = f"{root}/{name}{path.rstrip('/')}"
+        if name in CONTROLLERS and os.access(base, os.W_OK) and os.path.exists(f"{base}/tasks"):
+            self._base[name] = f"{base}/sandkeep"
+            self._version[name] = 1
+
+    def _note_v2(self, root: str, path: str) -> None:
+        base = f"{root}{path.rstrip('/')}"
+        enabled = _read(f"{base}/cgroup.subtree_control").split()
+        if os.access(base, os.W_OK):
+            for name in CONTROLLERS:
+                if name in enabled:
+                    self._base.setdefault(name, f"{base}/sandkeep")
+                    self._version.setdefault(name, 2)
+
+    def has(self, controller: str) -> bool:
+        """Whether limits of ``pids``, ``memory`` or ``cpu`` can be held."""
+        return controller in self._base
+
+    def plan(self, sandbox_id: str, limits: Limits) -> dict[str, str]:
+        """The group of a sandbox in each hierarchy that its limits need: controller -> directory. No effect."""
+        return {name: f"{self._base[name]}/{sandbox_id}" for name in limits.controllers() if self.has(name)}
+
+    def create(self, groups: Mapping[str, str], limits: Limits) -> None:
+        """Make the groups of a plan and set their limits. Raises `provider_unavailable`; nothing is left then."""
+        try:
+            for name, directory in groups.items():
+                self._make(name, directory)
+                for file, value in _settings(name, self._version[name], limits):
+                    _write(f"{directory}/{file}", value)
+        except OSError as error:
+            remove(groups)
+            message = f"a control group could not be made: {error.strerror}: look at the daemon's rights to {ROOT}"
+            raise ProviderError("provider_unavailable", message) from None
+
+    def _make(self, name: str, directory: str) -> None:
+        parent = os.path.dirname(directory)
+        os.makedirs(parent, exist_ok=True)
+        if self._version[name] == 2:
+            _write(f"{parent}/cgroup.subtree_control", f"+{name}")
+        os.makedirs(directory, exist_ok=True)
+
+    def join_thread(self, groups: Mapping[str, str]) -> None:
+        """Move the calling thread, and what it starts from now on, into the groups of version 1."""
+        for name, directory in groups.items():
+            if self._version[name] == 1:
+                _write(f"{directory}/tasks", str(threading.get_native_id()))
+
+    def wrapper(self, groups: Mapping[str, str]) -> list[str]:
+        """The words before a command that put it into the groups of version 2, which takes no single threads."""
+        directories = {directory for name, directory in groups.items() if self._version[name] == 2}
+        if not directories:
+            return []
+        return ["sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"', directories.pop()]
+
+
+def _settings(name: str, version: int, limits: Limits) -> Sequence[tuple[str, str]]:
+    """The files of a group that hold a limit, in the order in which they must be written."""
+    if name == "pids":
+        return [("pids.max", str(limits.pids))]
+    if name == "memory":
+        if version == 1:
+            return [("memory.limit_in_bytes", str(limits.memory_bytes))]
+        return [("memory.max", str(limits.memory_bytes)), ("memory.oom.group", "0")]
+    quota = max(1000, int((limits.cpus or 1) * PERIOD_US))
+    if version == 1:
+        return [("cpu.cfs_period_us", str(PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
+    return [("cpu.max", f"{quota} {PERIOD_US}")]
+
+
+def members(groups: Mapping[str, str]) -> list[int]:
+    """The processes that are in any of the groups."""
+    found: set[int] = set()
+    for directory in groups.values():
+        found.update(int(pid) for pid in _read(f"{directory}/cgroup.procs").split())
+    found.discard(os.getpid())
+    return sorted(found)
+
+
+def ran_out_of_memory(groups: Mapping[str, str]) -> bool:
+    """Whether the kernel killed something in the group because it used too much memory."""
+    directory = groups.get("memory")
+    if directory is None:
+        return False
+    text = _read(f"{directory}/memory.oom_control") + "\n" + _read(f"{directory}/memory.events")
+    return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in text.splitlines())
+
+
+def remove(groups: Mapping[str, str]) -> None:
+    """Remove groups whose processes are ending. Blocks. Safe to repeat. Raises `provider_unavailable` when one stays in use."""
+    deadline = time.monotonic() + REMOVE_DEADLINE_S
+    for directory in set(groups.values()):
+        while not _removed(directory):
+            if time.monotonic() > deadline:
+                raise ProviderError(
+                    "provider_unavailable", f"the control group {directory} stays in use: try again later"
+                )
+            time.sleep(0.005)
+
+
+def _removed(directory: str) -> bool:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)

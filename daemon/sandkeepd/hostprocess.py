@@ -1,0 +1,216 @@
+"""Processes of the host: starting them, recognising them again, and ending them for sure.
+
+A pid alone names nothing: the kernel gives it to another process later. An `Identity` does name a process, also to a
+daemon that starts anew: pid, when it started, and in which boot of the machine.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import trio
+from msgspec import Struct
+
+from sandkeep.errors import ProviderError
+
+T = TypeVar("T")
+
+KILL_DEADLINE_S: Final = 20.0
+"""How long a killed process may take to be gone: it can be stuck in a read from a dead disk."""
+
+TOOL_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
+TOOL_ENV: Final = {"PATH": TOOL_PATH, "LC_ALL": "C"}
+"""What tools of the host are started with: messages that can be read, and no variables of the daemon's."""
+
+_RESET: Final = [
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGCHLD,
+]
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """What names one process of this machine for good."""
+
+    pid: int
+    started: int
+    boot_id: str
+
+
+def boot_id() -> str:
+    """What the kernel calls its present run."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None when there is none, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def identify(pid: int) -> Identity | None:
+    """The identity of a running process."""
+    started = start_time(pid)
+    return None if started is None else Identity(pid=pid, started=started, boot_id=boot_id())
+
+
+def open_process(identity: Identity) -> int | None:
+    """A pidfd of that very process, or None when it is gone."""
+    if identity.boot_id != boot_id():
+        return None
+    try:
+        fd = os.pidfd_open(identity.pid)
+    except OSError:
+        return None
+    if start_time(identity.pid) == identity.started:
+        return fd
+    os.close(fd)
+    return None
+
+
+def kill_and_wait(pidfd: int) -> None:
+    """Kill by descriptor and wait until it is gone. Blocks. Raises `provider_unavailable` when the kernel cannot end it."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    if not has_ended(pidfd, KILL_DEADLINE_S):
+        raise ProviderError(
+            "provider_unavailable", "a killed process does not end: its disk may be stuck; try again later"
+        )
+
+
+def has_ended(pidfd: int, timeout_s: float = 0) -> bool:
+    """Whether a process ends within `timeout_s`. Blocks."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def reap(pid: int) -> None:
+    """Wait for a child of ours that is ending; nothing happens when it is another's. Blocks."""
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        return
+
+
+def spawn(
+    argv: Sequence[str], *, stdin: int, output: int, third: int | None = None, env: Mapping[str, str] = TOOL_ENV
+) -> int:
+    """Start a program in a session of its own, with default signals. Answers its pid.
+
+    `output` becomes its stdout and stderr, `third` its descriptor 3; it gets no others.
+
+    It inherits the namespaces of the calling *thread*, which is why this is no `subprocess.Popen`, whose object would also
+    complain of the sandbox that outlives it.
+    """
+    sources = [stdin, output, output] if third is None else [stdin, output, output, third]
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(sources)]
+    return os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsid=True, setsigdef=_RESET, setsigmask=[])
+
+
+def keep_descriptors_private() -> None:
+    """Let no program that is started from now on inherit what this process was itself started with.
+
+    Python's own descriptors never are inherited; those of whoever started the daemon would get into every sandbox.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2:
+                os.set_inheritable(int(name), False)
+        except OSError:
+            continue
+
+
+def in_fresh_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread of its own, which ends with it, and wait. What it unshares, no other thread ever sees. Blocks."""
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["value"] = work()
+        except BaseException as error:  # noqa: BLE001 - handed over to the thread that waits
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, name="sandkeep-namespace", daemon=True)
+    thread.start()
+    thread.join()
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["value"]  # type: ignore[no-any-return]
+
+
+def run_tool(
+    argv: Sequence[str], *, cwd: str | None = None, timeout_s: float = 600
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run a program of the host to its end. Blocks. Raises `provider_unavailable` when it is missing or takes too long."""
+    try:
+        return subprocess.run(
+            argv, cwd=cwd, env=TOOL_ENV, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
+        )
+    except FileNotFoundError:
+        raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install it") from None
+    except subprocess.TimeoutExpired:
+        raise ProviderError("provider_unavailable", f"{argv[0]} did not end within {timeout_s:.0f} s") from None
+
+
+async def wait_ended(pidfd: int) -> None:
+    """Wait until the process of a pidfd has ended."""
+    await trio.lowlevel.wait_readable(pidfd)
+
+
+def pids_where(matches: Callable[[int], bool]) -> list[int]:
+    """The processes of the host for which `matches` is true. A process that ends meanwhile is left out."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if matches(int(name)):
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def owned_by(uid: int) -> Callable[[int], bool]:
+    """Matches the processes whose real uid is `uid`."""
+    wanted = f"\nUid:\t{uid}\t"
+
+    def matches(pid: int) -> bool:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return wanted in file.read()
+
+    return matches
+
+
+def kill_all(find: Callable[[], list[int]]) -> None:
+    """Kill all that `find` finds, again and again until it finds nothing. Blocks."""
+    for _ in range(200):
+        pids = find()
+        if not pids:
+            return
+        for pid in pids:
+            try:
+                fd = os.pidfd_open(pid)
+            except OSError:
+                continue
+            try:
+                kill_and_wait(fd)
+            finally:
+                os.close(fd)
+            reap(pid)
+    raise ProviderError("provider_unavailable", "processes start faster than they can be ended: try again")

@@ -1,0 +1,565 @@
+"""The daemon's side of a keeper: an `Instance` over the two directories that it shares with a sandbox.
+
+    in/   .control      FIFO of requests; the keeper's standard input, so it needs no name inside
+          .keeper       the script
+          ID            how to start a process      ID.stdin   its input: a file, or a FIFO
+    out/  exits         the keeper's answers        p/ID.{stdout,stderr,pid}   written inside, only read here
+
+Nothing is awaited for a reader's sake: journals are files, and what a daemon missed while it was away is still in `exits`.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import trio
+
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
+from sandkeep.ids import PROCESS, new_id
+from sandkeep.model import Isolation
+from sandkeepd.keeper import journal, requests
+from sandkeepd.keeper.watcher import Watcher, grown
+from sandkeepd.providers.base import Chunk, Exit, Launch
+
+REQUEST_DEADLINE_S: Final = 30.0
+"""How long a request may wait for room in the FIFO, and an answer for the keeper."""
+
+MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
+"""Longer input is written to its file by a thread."""
+
+MAX_REMEMBERED: Final = 65_536
+MAX_WORDS: Final = 4
+"""Of how many processes, and how many answers about each, an adopted sandbox's `exits` is remembered."""
+
+LOST_WITH_SANDBOX: Final = "the sandbox ended while the process ran"
+LOST_WATCHER: Final = "the code in the sandbox killed what watched the process"
+
+
+class _Process:
+    """What is known of one process. `news` is set, and replaced, whenever that changes."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.exit: Exit | None = None
+        self.answer: str | None = None
+        self.input_fd: int | None = None
+        self.input_lock = trio.Lock()
+        self.ended = trio.Event()
+        self.news = trio.Event()
+        self.followers: set[Callable[[], None]] = set()
+
+    def tell(self) -> None:
+        self.news.set()
+        self.news = trio.Event()
+
+    def end(self, how: Exit) -> None:
+        self.exit = how
+        self.ended.set()
+        self.close_input()
+        for follower in list(self.followers):
+            follower()
+
+    def close_input(self) -> None:
+        if self.input_fd is not None:
+            fd, self.input_fd = self.input_fd, None
+            trio.lowlevel.notify_closing(fd)
+            os.close(fd)
+
+
+class KeeperInstance:
+    """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
+
+    `directory` holds `in` and `out`. `leader` are the words that put a process into a group of its own, with default signals;
+    `input_owner` is the uid and gid that must be able to open a process's input.
+    """
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        directory: str,
+        watcher: Watcher,
+        *,
+        isolation: Isolation,
+        handle: dict[str, Any],
+        leader: Sequence[str],
+        env: Mapping[str, str],
+        working_dir: str,
+        input_owner: tuple[int, int] | None = None,
+    ) -> None:
+        self.sandbox_id = sandbox_id
+        self.isolation = isolation
+        self.handle = handle
+        self._in = f"{directory}/in"
+        self._out = f"{directory}/out"
+        self._watcher = watcher
+        self._leader = leader
+        self._env = dict(env)
+        self._working_dir = working_dir
+        self._input_owner = input_owner
+        self._processes: dict[str, _Process] = {}
+        self._earlier: dict[str, list[str]] = {}
+        self._secret_turn = trio.Lock()
+        self._gone = trio.Event()
+        self._reason = ""
+        self._closed = False
+        self._adopted = False
+        self._exits = journal.ExitsReader(self._out)
+        self._watch = watcher.add(self._exits.fd, self._hear)
+
+    # Processes
+
+    async def launch(self, launch: Launch) -> int:
+        """See `Instance.launch`."""
+        process_id = requests.check_process_id(launch.process_id)
+        self._check_present()
+        if process_id in self._processes:
+            raise StateError(
+                "conflict", f"process {process_id} was started before: use another id", process_id=process_id
+            )
+        secrets = list(requests.secret_requests(process_id, launch.secrets))
+        await self._write_script(process_id, launch)
+        process = self._processes[process_id] = _Process()
+        mode = {None: "none", False: "none", True: "pipe"}.get(launch.stdin, "file")  # type: ignore[arg-type]
+        await self._send(*secrets, requests.request("run", process_id, mode))
+        await self._news(process, lambda: process.pid is not None or process.answer == "none")
+        if process.pid is None:
+            del self._processes[process_id]
+            message = "the sandbox could not start another process: it is out of processes, memory or disk"
+            raise ProviderError("provider_unavailable", message, process_id=process_id)
+        return process.pid
+
+    async def _write_script(self, process_id: str, launch: Launch) -> None:
+        env = {name: value for name, value in {**self._env, **launch.env}.items() if name not in launch.secrets}
+        text = requests.script(self._leader, launch.command, env, launch.working_dir or self._working_dir)
+        try:
+            if launch.stdin is True:
+                self._make_fifo(f"{process_id}.stdin")
+            elif isinstance(launch.stdin, bytes):
+                await self._write(f"{process_id}.stdin", launch.stdin)
+            await self._write(process_id, text)
+        except FileExistsError:
+            raise StateError(
+                "conflict", f"process {process_id} was started before: use another id", process_id=process_id
+            ) from None
+        except OSError as error:
+            self._unlink(process_id, f"{process_id}.stdin")
+            raise _no_room(error) from None
+
+    async def _write(self, name: str, data: bytes) -> None:
+        if len(data) > MAX_INLINE_INPUT_BYTES:
+            await trio.to_thread.run_sync(_write_new, f"{self._in}/{name}", data)
+        else:
+            _write_new(f"{self._in}/{name}", data)
+
+    def _make_fifo(self, name: str) -> None:
+        os.mkfifo(f"{self._in}/{name}", 0o600)
+        if self._input_owner:
+            os.chown(f"{self._in}/{name}", *self._input_owner)
+
+    async def find(self, process_id: str) -> int | None:
+        """See `Instance.find`. The question goes behind what may still wait in the FIFO, so its answer is final."""
+        requests.check_process_id(process_id)
+        process = self._processes.get(process_id)
+        if process is None:
+            process = self._processes[process_id] = _Process()
+            for word in self._earlier.pop(process_id, ()):
+                self._learn(process, word)
+        if process.pid is None and not self._gone.is_set():
+            process.answer = None
+            await self._send(requests.request("check", process_id))
+            await self._news(process, lambda: process.pid is not None or process.answer in ("none", "live"))
+        if process.pid is None and process.answer == "live":
+            process.pid = journal.read_pid(self._out, process_id) or 0
+        if process.pid is None:
+            self._processes.pop(process_id, None)
+            return None
+        if process.exit is None:
+            await self._send(requests.request("check", process_id))
+        return process.pid
+
+    async def wait(self, process_id: str) -> Exit:
+        """See `Instance.wait`."""
+        process = self._processes.get(process_id)
+        if process is None:
+            await self.find(process_id)
+            process = self._known(process_id)
+        await process.ended.wait()
+        assert process.exit is not None
+        return process.exit
+
+    def exit_of(self, process_id: str) -> Exit | None:
+        """See `Instance.exit_of`."""
+        process = self._processes.get(process_id)
+        return process.exit if process else None
+
+    async def signal(self, process_id: str, signal: int) -> None:
+        """See `Instance.signal`."""
+        process = self._known(process_id)
+        if process.exit is None:
+            await self._send(requests.request("kill", process_id, str(int(signal))))
+
+    def forget(self, process_id: str) -> None:
+        """See `Instance.forget`."""
+        process = self._processes.get(process_id)
+        if process and process.exit:
+            del self._processes[process_id]
+        self._unlink(process_id, f"{process_id}.stdin")
+
+    # Input and output
+
+    async def write_stdin(self, process_id: str, data: bytes, *, eof: bool) -> int:
+        """See `Instance.write_stdin`."""
+        process = self._known(process_id)
+        async with process.input_lock:
+            fd = self._input(process_id, process)
+            taken = await _write_all(fd, data)
+            if taken < len(data):
+                raise StateError("not_ready", f"process {process_id} ended after {taken} bytes of input", taken=taken)
+            if eof:
+                await self._send(requests.request("eof", process_id))
+                process.close_input()
+                self._unlink(f"{process_id}.stdin")
+        return taken
+
+    def _input(self, process_id: str, process: _Process) -> int:
+        if process.exit is None and process.input_fd is None:
+            process.input_fd = _open_fifo(f"{self._in}/{process_id}.stdin")
+        if process.input_fd is None:
+            raise StateError(
+                "not_ready",
+                f"process {process_id} takes no input: it has none, or it was closed",
+                process_id=process_id,
+            )
+        return process.input_fd
+
+    def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+        """See `Instance.read`."""
+        return journal.read_journal(self._out, requests.check_process_id(process_id), stream, offset, max_bytes)
+
+    async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
+        """See `Instance.wait_output`."""
+        process = self._known(process_id)
+        more = trio.Event()
+        with ExitStack() as stack:
+            process.followers.add(more.set)
+            stack.callback(process.followers.discard, more.set)
+            for stream, offset in (("stdout", stdout_offset), ("stderr", stderr_offset)):
+                if process.exit or self._follow(process_id, stream, offset, more, stack):
+                    return
+            await more.wait()
+
+    def _follow(self, process_id: str, stream: str, offset: int, more: trio.Event, stack: ExitStack) -> bool:
+        """Have `more` set when the stream grows; whether it is longer than `offset` already."""
+        try:
+            fd = journal.open_journal(self._out, process_id, stream)
+        except (OSError, journal.NotAFileError):
+            return False
+        try:
+            stack.enter_context(self._watcher.watching(fd, more.set))
+            return grown(fd, offset)
+        finally:
+            os.close(fd)
+
+    def sync(self, process_id: str) -> None:
+        """See `Instance.sync`."""
+        for stream in ("stdout", "stderr"):
+            try:
+                fd = journal.open_journal(self._out, process_id, stream)
+            except (OSError, journal.NotAFileError):
+                continue
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    # The sandbox as a whole
+
+    async def run_command(self, command: Sequence[str], stdin: bytes | None = None) -> tuple[int | None, bytes, bytes]:
+        """See `Instance.run_command`. Its journals are removed when it is done."""
+        process_id = new_id(PROCESS)
+        try:
+            await self.launch(Launch(process_id=process_id, command=command, stdin=stdin))
+            how = await self.wait(process_id)
+            stdout = await self._whole(process_id, "stdout")
+            stderr = await self._whole(process_id, "stderr")
+            return how.exit_code, stdout, stderr
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
+                await self._drop(process_id)
+
+    async def _whole(self, process_id: str, stream: str) -> bytes:
+        limit = MAX_FILE_BYTES + 1
+        return (await trio.to_thread.run_sync(self.read, process_id, stream, 0, limit)).data
+
+    async def _drop(self, process_id: str) -> None:
+        process = self._processes.get(process_id)
+        if process and process.exit is None and not self._gone.is_set():
+            await self._send(requests.request("kill", process_id, "9"))
+            await process.ended.wait()
+        self.forget(process_id)
+        for part in ("stdout", "stderr", "pid"):
+            _unlink(f"{self._out}/p/{process_id}.{part}")
+
+    async def is_alive(self) -> bool:
+        """See `Instance.is_alive`."""
+        token = new_id(PROCESS)
+        process = self._processes[token] = _Process()
+        try:
+            await self._send(requests.request("check", token))
+            await self._news(process, lambda: process.answer == "none")
+        except SandkeepError:
+            return False
+        finally:
+            del self._processes[token]
+        return not self._gone.is_set()
+
+    async def read_file(self, path: str) -> bytes:
+        """See `Instance.read_file`."""
+        code, stdout, stderr = await self.run_command(["sh", "-c", READ_FILE, "sh", path, str(MAX_FILE_BYTES + 1)])
+        _check_file(code, stderr, path)
+        if len(stdout) > MAX_FILE_BYTES:
+            raise CallerError(
+                "invalid", f"path: {path!r} is larger than {MAX_FILE_BYTES} bytes: read it in pieces", field="path"
+            )
+        return stdout
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `Instance.write_file`."""
+        code, _, stderr = await self.run_command(["sh", "-c", WRITE_FILE, "sh", path, new_id(PROCESS)], data)
+        _check_file(code, stderr, path)
+
+    async def ended(self) -> str:
+        """See `Instance.ended`."""
+        await self._gone.wait()
+        return self._reason
+
+    async def share_secrets(self, secrets: Mapping[str, str]) -> None:
+        """Give secrets to all processes that start from now on."""
+        await self._send(*requests.secret_requests("-", secrets))
+
+    async def sweep(self) -> None:
+        """Ask after the processes whose watchers may have been killed, and have what ended reaped."""
+        if not self._gone.is_set():
+            await self._send(requests.request("sweep", "-"))
+
+    def remember_earlier(self) -> None:
+        """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
+        self._adopted = True
+        while self._read_answers():
+            pass
+
+    def went(self, reason: str) -> None:
+        """The sandbox is gone, for the provider to say: what still ran in it has ended with it."""
+        if self._gone.is_set():
+            return
+        more = True
+        while more and not self._closed:
+            more = self._read_answers()
+        self._reason = reason
+        self._gone.set()
+        for process in self._processes.values():
+            if process.exit is None:
+                process.end(Exit(exit_code=None, message=LOST_WITH_SANDBOX))
+            process.tell()
+
+    async def aclose(self) -> None:
+        """See `Instance.aclose`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watcher.remove(self._watch, self._hear)
+        self._exits.close()
+        for process in self._processes.values():
+            process.close_input()
+        await trio.lowlevel.checkpoint()
+
+    # Requests and answers
+
+    def _hear(self) -> None:
+        if not self._closed and self._read_answers():
+            trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after what others have to say
+
+    def _read_answers(self) -> bool:
+        answers, more = self._exits.read()
+        for answer in answers:
+            process = self._processes.get(answer.process_id)
+            if process is not None:
+                self._learn(process, answer.word)
+            elif self._adopted:
+                self._remember(answer)
+        return more
+
+    def _remember(self, answer: journal.Answer) -> None:
+        if len(self._earlier) < MAX_REMEMBERED or answer.process_id in self._earlier:
+            words = self._earlier.setdefault(answer.process_id, [])
+            if len(words) < MAX_WORDS:
+                words.append(answer.word)
+
+    def _learn(self, process: _Process, word: str) -> None:
+        """Believe an answer only where it can be true; the code inside can write these lines, too."""
+        if process.exit is not None:
+            return
+        if word.startswith("+"):
+            process.pid = process.pid or int(word)
+        elif word.isdigit():
+            if process.pid is not None:
+                process.end(Exit(exit_code=int(word)))
+        elif word == "lost" or (word == "none" and process.pid is not None):
+            process.pid = process.pid or 0
+            process.end(Exit(exit_code=None, message=LOST_WATCHER))
+        else:
+            process.answer = word
+        process.tell()
+
+    async def _send(self, *lines: bytes) -> None:
+        """Put request lines into the FIFO, waiting for room. Several at once stay together among those that do the same."""
+        self._check_present()
+        fd = _open_fifo(f"{self._in}/.control")
+        if fd is None:
+            raise ProviderError(
+                "provider_unavailable", f"sandbox {self.sandbox_id} has lost its request channel: terminate it"
+            )
+        try:
+            with trio.fail_after(REQUEST_DEADLINE_S):
+                if len(lines) == 1:
+                    await _write_line(fd, lines[0])
+                    return
+                async with self._secret_turn:
+                    for line in lines:
+                        await _write_line(fd, line)
+        except trio.TooSlowError:
+            raise self._silent() from None
+        finally:
+            os.close(fd)
+
+    async def _news(self, process: _Process, enough: Callable[[], bool]) -> None:
+        """Wait until the keeper's answers are `enough`. Raises `provider_unavailable`, or `not_ready` when it is gone."""
+        try:
+            with trio.fail_after(REQUEST_DEADLINE_S):
+                while not enough():
+                    self._check_present()
+                    await process.news.wait()
+        except trio.TooSlowError:
+            raise self._silent() from None
+
+    def _silent(self) -> ProviderError:
+        message = (
+            f"sandbox {self.sandbox_id} did not answer for {REQUEST_DEADLINE_S:.0f} s: terminate it if that goes on"
+        )
+        return ProviderError("provider_unavailable", message, sandbox_id=self.sandbox_id)
+
+    def _check_present(self) -> None:
+        if self._gone.is_set():
+            raise StateError(
+                "not_ready", f"sandbox {self.sandbox_id} has ended: create another", sandbox_id=self.sandbox_id
+            )
+
+    def _known(self, process_id: str) -> _Process:
+        process = self._processes.get(process_id)
+        if process is None:
+            raise CallerError(
+                "not_found", f"sandbox {self.sandbox_id} has no process {process_id[:80]!r}", process_id=process_id
+            )
+        return process
+
+    def _unlink(self, *names: str) -> None:
+        for name in names:
+            _unlink(f"{self._in}/{name}")
+
+
+MAX_FILE_BYTES: Final = 64 * 1024 * 1024
+"""The largest file that is read whole."""
+
+# The target's type is looked at first, so that a FIFO cannot hold the reader.
+READ_FILE: Final = """
+if [ -e "$1" ] && ! [ -f "$1" ]; then echo 'Is a directory' >&2; exit 1; fi
+LC_ALL=C exec head -c "$2" -- "$1"
+"""
+
+# Written beside the target and renamed, so that nobody sees half of it. An existing file keeps its mode; a link is followed.
+WRITE_FILE: Final = """
+export LC_ALL=C
+target=$(readlink -f -- "$1" && echo x) && target=${target%??} || { echo 'No such file' >&2; exit 1; }
+if [ -e "$target" ] && ! [ -f "$target" ]; then echo 'Is a directory' >&2; exit 1; fi
+if [ -e "$target" ] && ! [ -w "$target" ]; then echo 'Permission denied' >&2; exit 1; fi
+new=${target%/*}/.$2
+trap 'rm -f -- "$new"' EXIT
+cat >"$new" || exit 1
+if [ -e "$target" ]; then chmod --reference="$target" -- "$new"; fi
+mv -fT -- "$new" "$target"
+"""
+
+
+def _check_file(code: int | None, stderr: bytes, path: str) -> None:
+    if code == 0:
+        return
+    said = stderr.decode(errors="replace")
+    if "No such file" in said or "Not a directory" in said or "nonexistent" in said:
+        raise CallerError("not_found", f"there is no file {path!r} in the sandbox", field="path")
+    if "Is a directory" in said:
+        raise CallerError("invalid", f"path: {path!r} is not a regular file", field="path")
+    if "ermission denied" in said or "Read-only" in said:
+        raise CallerError("permission_denied", f"the sandbox's user may not do that with {path!r}", field="path")
+    raise ProviderError("provider_unavailable", f"{path!r} could not be read or written: {said.strip()[:200] or code}")
+
+
+def _no_room(error: OSError) -> SandkeepError:
+    from sandkeep.errors import DaemonError
+
+    return DaemonError("storage_unavailable", f"the state directory cannot be written: {error.strerror}")
+
+
+def _write_new(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with open(fd, "wb", buffering=0) as file:
+        while data:
+            data = data[file.write(data) :]
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return
+
+
+def _open_fifo(path: str) -> int | None:
+    """Open a FIFO of ours for both directions, so that neither end's death is an end of file. None: it is not one."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+async def _write_line(fd: int, line: bytes) -> None:
+    """Write a line of up to PIPE_BUF bytes: whole, or after waiting."""
+    while True:
+        try:
+            os.write(fd, line)
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(fd)
+        else:
+            return
+
+
+async def _write_all(fd: int, data: bytes) -> int:
+    """Write as the reader makes room. Answers how much was taken: less than all when `fd` was closed meanwhile."""
+    taken = 0
+    view = memoryview(data)
+    while taken < len(data):
+        try:
+            taken += os.write(fd, view[taken : taken + 65536])
+        except BlockingIOError:
+            try:
+                await trio.lowlevel.wait_writable(fd)
+            except trio.ClosedResourceError:
+                return taken
+        else:
+            await trio.lowlevel.checkpoint()
+    return taken

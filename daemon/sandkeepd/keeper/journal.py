@@ -1,0 +1,144 @@
+"""Reading what a sandbox wrote: journals of processes, and the keeper's answers. Nothing here is trusted.
+
+The code inside can put anything in the place of a journal, at any moment. So a name is opened relative to a directory that
+the code inside cannot replace, never through a link; its type is looked at on a descriptor that opens nothing yet; and the
+real open goes through that descriptor. Reads are bounded and never block.
+"""
+
+import os
+import re
+import stat
+from typing import Final, NamedTuple
+
+from sandkeepd.providers.base import Chunk
+
+MAX_LINE_BYTES: Final = 128
+"""The keeper's own lines are shorter by half. What is longer is not from the keeper."""
+
+MAX_WAKE_BYTES: Final = 64 * 1024
+"""How much of `exits` is read at one go, so that one sandbox cannot keep the daemon from the others."""
+
+MAX_BACKLOG_BYTES: Final = 4 * 1024 * 1024
+"""When more than that is waiting in `exits`, the rest before it is passed over: a file can be made huge for nothing."""
+
+_ANSWER: Final = re.compile(rb"([A-Za-z0-9][A-Za-z0-9_-]{0,63}) (\+[0-9]{1,10}|[0-9]{1,3}|live|lost|none)")
+
+
+class Answer(NamedTuple):
+    """One line of the keeper's: `word` is ``+PID``, an exit code, ``live``, ``lost`` or ``none``."""
+
+    process_id: str
+    word: str
+
+
+class NotAFileError(Exception):
+    """Something else than a regular file lies where a file was expected."""
+
+
+def open_regular(path: str, *, dir_fd: int | None = None) -> int:
+    """Open a regular file for reading, following no link and waiting for nobody. Raises OSError, `NotAFileError`."""
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise NotAFileError(path)
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
+def open_journal(out_dir: str, process_id: str, part: str) -> int:
+    """Open ``stdout``, ``stderr`` or ``pid`` of a process. Raises OSError, `NotAFileError`.
+
+    `out_dir` itself is the daemon's; only `p` in it could, with a user's own daemon, be replaced from inside.
+    """
+    directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return open_regular(f"{process_id}.{part}", dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def read_journal(out_dir: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+    """Read up to `max_bytes` of a journal from `offset`. What is not there, or not a file, has no bytes, and a note."""
+    try:
+        fd = open_journal(out_dir, process_id, stream)
+    except FileNotFoundError:
+        return Chunk(offset=offset, data=b"", size=0, note=f"there is no journal of {stream}" if offset else None)
+    except (OSError, NotAFileError):
+        return Chunk(offset=offset, data=b"", size=0, note=f"the code in the sandbox replaced the journal of {stream}")
+    try:
+        data = os.pread(fd, max_bytes, offset)
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    note = f"the journal of {stream} became shorter: the code in the sandbox cut it" if offset > size else None
+    return Chunk(offset=offset, data=data, size=size, note=note)
+
+
+def journal_size(out_dir: str, process_id: str, stream: str) -> int:
+    """How many bytes a journal holds; 0 when there is none."""
+    return read_journal(out_dir, process_id, stream, 0, 0).size
+
+
+def read_pid(out_dir: str, process_id: str) -> int | None:
+    """The pid that the keeper noted for a process, if it can be believed to be one."""
+    try:
+        fd = open_journal(out_dir, process_id, "pid")
+    except (OSError, NotAFileError):
+        return None
+    try:
+        text = os.read(fd, 16)
+    finally:
+        os.close(fd)
+    return int(text) if re.fullmatch(rb"[0-9]{1,10}\n", text) else None
+
+
+class ExitsReader:
+    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived."""
+
+    def __init__(self, out_dir: str) -> None:
+        self._fd = open_regular(f"{out_dir}/exits")
+        self._offset = 0
+        self._rest = b""
+        self._skipping = False
+
+    @property
+    def fd(self) -> int:
+        """The open file, for a watch to be put on."""
+        return self._fd
+
+    def read(self) -> tuple[list[Answer], bool]:
+        """The next answers, and whether there may be more already. Reads `MAX_WAKE_BYTES` at most."""
+        size = os.fstat(self._fd).st_size
+        if size < self._offset:
+            self._start_again(0)
+        elif size - self._offset > MAX_BACKLOG_BYTES:
+            self._start_again(size - MAX_BACKLOG_BYTES)
+        data = os.pread(self._fd, MAX_WAKE_BYTES, self._offset)
+        self._offset += len(data)
+        return self._split(data), len(data) == MAX_WAKE_BYTES
+
+    def _start_again(self, offset: int) -> None:
+        self._offset = offset
+        self._rest = b""
+        self._skipping = offset > 0  # in the middle of a line, most likely
+
+    def _split(self, data: bytes) -> list[Answer]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._skipping and lines:
+            del lines[0]
+            self._skipping = False
+        if len(self._rest) > MAX_LINE_BYTES:
+            self._rest = b""
+            self._skipping = True
+        return [answer for line in lines if (answer := parse_answer(line))]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._fd)
+
+
+def parse_answer(line: bytes) -> Answer | None:
+    """What a line of `exits` says, or None when it is not one of the keeper's."""
+    match = _ANSWER.fullmatch(line)
+    return Answer(match[1].decode(), match[2].decode()) if match else None

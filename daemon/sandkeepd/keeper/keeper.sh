@@ -1,0 +1,108 @@
+#!/bin/sh
+# Sandkeep's keeper: the first process of a sandbox. It takes requests from standard input, a FIFO, one a line, and tells
+# in OUT/exits, one line each, what became of them.   sh keeper IN OUT [FILE_BLOCKS [PROCESSES [ADDRESS_KIB]]]
+#
+#   run ID MODE     start IN/ID (a script that ends in exec); MODE is the kind of its standard input: none, file, pipe
+#   secret ID TEXT  a piece of the assignments that only the process ID will see; comes before its run
+#   share - TEXT    the same for every process that starts from now on
+#   kill ID SIGNAL  signal the process's group          eof ID     no more input will come
+#   check ID        say live, lost or none              sweep -    say which have lost their watcher
+#   done ID         a watcher has written its last line
+#
+# Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost".
+# All is done with builtins: a fork costs more than everything else here together.
+in=$1 out=$2 newline='
+' live=' ' shared='' secrets='' whose=''
+set -f
+ulimit -c 0
+[ -n "$3" ] && ulimit -f "$3"
+[ -n "$4" ] && { ulimit -u "$4" || ulimit -p "$4"; } 2>/dev/null
+[ -n "$5" ] && ulimit -v "$5"
+exec 3<&0 4>>"$out/exits" 5>/dev/null </dev/null || exit 125
+echo ready
+exec >&5 2>&5
+
+# Runs beside the process and outside its group, so that what is sent to the group leaves the watcher alone. What a secret is
+# called must not matter, so beyond the assignments only positional parameters are used: $3 the script, $4 a newline.
+watch() {
+	journal=$out/p/$1 input=/dev/null pid='' closed=''
+	case $2 in
+	file) input=$in/$1.stdin ;;
+	pipe)
+		input=$in/$1.stdin
+		exec 6<>"$input" # the daemon's death must not look like the end of the input
+		trap 'exec 6>&-; closed=1' USR1
+		;;
+	esac
+	{
+		command eval '{ eval "$shared$mine" ". \"\$3\""; } <"$input" 3<&- 4>&- 5>&- 6>&- & pid=$!'
+	} >>"$journal.stdout" 2>>"$journal.stderr"
+	if [ -n "$pid" ]; then
+		echo "$pid" >"$journal.pid"
+		echo "$1 +$pid" >&4 # one short appending write: whole or absent
+		while
+			wait "$pid"
+			code=$?
+			[ -n "$closed" ] && [ "$code" = 138 ] # USR1 interrupted the waiting; the process goes on
+		do closed=''; done
+		echo "$1 $code" >&4
+	else
+		echo "$1 none" >&4
+	fi
+	echo "done $1" >&3 # wakes the keeper, which forgets this watcher and reaps
+}
+
+watcher_of() {
+	case $live in *" $1="*) ;; *) return 1 ;; esac
+	watcher=${live#*" $1="}
+	watcher=${watcher%% *}
+}
+
+forget() {
+	watcher_of "$1" || return
+	live="${live%%" $1="*} ${live#*" $1=$watcher "}"
+}
+
+signal() {
+	[ -f "$out/p/$1.pid" ] && read -r pid <"$out/p/$1.pid" || return
+	case $pid in '' | 0* | 1 | *[!0-9]*) return ;; esac
+	kill "-$2" "-$pid" || kill "-$2" "$pid" # it may not have become the leader of its group yet
+}
+
+# A process whose watcher was killed cannot be told of any more, so it is ended.
+examine() {
+	watcher_of "$1" || { echo "$1 none" >&4; return; }
+	kill -0 "$watcher" && return
+	forget "$1"
+	signal "$1" 9
+	echo "$1 lost" >&4
+}
+
+while IFS= read -r line <&3; do
+	jobs >&5 # reaps: what has ended counts as a process until then
+	verb=${line%% *} rest=${line#* }
+	id=${rest%% *} argument=${rest#* }
+	case $id in '' | *[!A-Za-z0-9_-]*) continue ;; esac
+	case $verb in
+	run)
+		mine=''
+		[ "$whose" = "$id" ] && mine=$secrets secrets='' whose=''
+		# `command` keeps the keeper alive when it cannot fork
+		if command eval 'watch "$id" "$argument" "$in/$id" "$newline" &'; then
+			live="$live$id=$! "
+		else
+			echo "$id none" >&4
+		fi
+		;;
+	secret)
+		[ "$whose" = "$id" ] || secrets='' whose=$id
+		secrets=$secrets$argument
+		;;
+	share) shared=$shared$argument ;;
+	kill) watcher_of "$id" && signal "$id" "$argument" ;;
+	eof) watcher_of "$id" && kill -USR1 "$watcher" ;;
+	done) forget "$id" ;;
+	check) examine "$id" && watcher_of "$id" && echo "$id live" >&4 ;;
+	sweep) for entry in $live; do examine "${entry%%=*}"; done ;;
+	esac
+done

@@ -1,0 +1,126 @@
+"""Mounts that only one sandbox sees.
+
+A thread that called `enter_private_namespace` sees a copy of the mount table that is its own, and so does every program
+that it starts; the daemon's other threads, and the host, see nothing of what is mounted there, and it is gone with the last
+program in it. That is only right in a thread that ends afterwards (`hostprocess.in_fresh_thread`).
+
+Directories are named by descriptor (`/proc/self/fd/N`): they may lie at a path that the mounts made here hide, that is too
+long for an option, or that holds a comma.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+import subprocess
+from typing import Final
+
+from sandkeepd.hostprocess import TOOL_ENV
+
+MS_RDONLY: Final = 1
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
+MS_REMOUNT: Final = 32
+MS_BIND: Final = 4096
+MS_REC: Final = 16384
+MS_PRIVATE: Final = 1 << 18
+
+_CLONE_NEWNS: Final = 0x20000
+_AT_EMPTY_PATH: Final = 0x1000
+_OPEN_TREE_CLONE: Final = 1
+_MOVE_MOUNT_F_EMPTY_PATH: Final = 4
+_MOUNT_ATTR_IDMAP: Final = 0x100000
+_SYS_OPEN_TREE: Final = 428  # these three are the same on every architecture
+_SYS_MOVE_MOUNT: Final = 429
+_SYS_MOUNT_SETATTR: Final = 442
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """mount(2). Raises OSError."""
+    arguments = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    data = None if options is None else os.fsencode(options)
+    _check(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {kind or 'bind'} on {target}")
+
+
+def enter_private_namespace() -> str:
+    """Give the calling thread a mount namespace of its own. Answers an empty directory, of this namespace alone."""
+    _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    return next(path for path in ("/mnt", "/tmp") if os.path.isdir(path))  # noqa: S108 - hidden by a tmpfs next
+
+
+def mount_scratch(place: str) -> None:
+    """Put a small empty filesystem over `place`, in which mount points can be made."""
+    mount("sandkeep", place, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=1m")
+
+
+def open_place(path: str) -> int:
+    """A descriptor of a directory or file as a place only, for `at`. Open it in the namespace in which it is to be used."""
+    return os.open(path, os.O_PATH | os.O_CLOEXEC)
+
+
+def at(fd: int) -> str:
+    """A path to what a descriptor refers to."""
+    return f"/proc/self/fd/{fd}"
+
+
+def bind(source: str, target: str, flags: int) -> None:
+    """Make `source` appear at `target`, restricted by `flags`."""
+    mount(source, target, None, MS_BIND)
+    mount("none", target, None, MS_BIND | MS_REMOUNT | flags)
+
+
+def bind_mapped(source: str, target: str, owner: int, seen_as: int) -> None:
+    """Make `source` appear at `target` with the files of uid and gid `owner` as `seen_as`'s. Raises OSError."""
+    namespace = _user_namespace(owner, seen_as)
+    try:
+        tree = _syscall(_SYS_OPEN_TREE, "open_tree", -100, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+        try:
+            attributes = ctypes.create_string_buffer(struct.pack("QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, namespace), 32)
+            _syscall(_SYS_MOUNT_SETATTR, "mount_setattr", tree, b"", _AT_EMPTY_PATH, attributes, ctypes.c_size_t(32))
+            _syscall(_SYS_MOVE_MOUNT, "move_mount", tree, b"", -100, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+        finally:
+            os.close(tree)
+    finally:
+        os.close(namespace)
+
+
+def _syscall(number: int, name: str, *arguments: object) -> int:
+    return _check(_libc.syscall(number, *arguments), name)
+
+
+def _user_namespace(outside: int, inside: int) -> int:
+    """A descriptor of a user namespace that maps one uid and gid. Nobody ever runs in it; it is the form a mapping has."""
+    with subprocess.Popen(
+        ["unshare", "--user", "cat"],
+        env=TOOL_ENV,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.write(b"\n")
+        holder.stdin.flush()
+        if not holder.stdout.read(1):  # it is in its namespace when it copies its input
+            raise OSError(errno.EPERM, "user namespaces are switched off")
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{holder.pid}/{name}", "w", encoding="ascii") as file:
+                file.write(f"{outside} {inside} 1\n")
+        return os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def overlay(lower: str, upper: str, work: str, target: str) -> None:
+    """Mount what `upper` changes of `lower` at `target`. The options keep a hostile upper from pointing elsewhere."""
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=nofollow,metacopy=off"
+    mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)

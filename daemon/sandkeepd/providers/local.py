@@ -1,0 +1,462 @@
+"""The local provider: sandboxes on this machine, by bubblewrap over copies-on-write of directories.
+
+With root's daemon every sandbox has a host uid of its own; with a user's daemon all have that user's. `local_start` makes
+them, `local_bubblewrap` says what they see, `local_layout` where they are kept. See `base` for the interface.
+"""
+
+import functools
+import os
+import shutil
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from sandkeep.errors import CallerError, ProviderError, SetupError
+from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
+from sandkeep.settings import UID_RANGE
+from sandkeepd import cgroups
+from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.hostpath import import_tree
+from sandkeepd.hostprocess import (
+    in_fresh_thread,
+    keep_descriptors_private,
+    kill_all,
+    kill_and_wait,
+    open_process,
+    owned_by,
+    pids_where,
+    reap,
+    run_tool,
+    wait_ended,
+)
+from sandkeepd.keeper import journal
+from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.base import Caller, Chunk, ImportedImage, Progress
+from sandkeepd.providers.local_bubblewrap import MARK, PATH, WORKSPACE, environment
+from sandkeepd.providers.local_layout import TEMPORARY, Layout
+from sandkeepd.providers.local_probe import Abilities, probe
+from sandkeepd.providers.local_start import Handle, Job, Plan, Started, marked, start
+
+DEFAULT_PIDS: Final = 2048
+DEFAULT_SCRATCH_BYTES: Final = 1024**3
+"""The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
+
+DISK_PERIOD_S: Final = 10.0
+"""How often it is looked at what the sandboxes have written."""
+
+SWEEP_PERIOD_S: Final = 20.0
+"""How often the keepers are asked after watchers that were killed."""
+
+
+class LocalInstance(KeeperInstance):
+    """A local sandbox. `pidfd` is its first process, by which its end is seen and brought about."""
+
+    pidfd: int
+    plan: Plan
+    child: int | None = None
+    reason: str | None = None
+    scope: trio.CancelScope
+
+    async def aclose(self) -> None:
+        """See `Instance.aclose`."""
+        if not self._closed:
+            self.scope.cancel()
+            trio.lowlevel.notify_closing(self.pidfd)
+            os.close(self.pidfd)
+        await super().aclose()
+
+
+class LocalProvider:
+    """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
+
+    name = "local"
+
+    def __init__(
+        self, state_dir: str, *, uid_base: int, disk_limit: int, watcher: Watcher, nursery: trio.Nursery
+    ) -> None:
+        self.layout = Layout(state_dir)
+        self.root = os.geteuid() == 0
+        self._uid_base = uid_base
+        self._disk_limit = disk_limit
+        self._watcher = watcher
+        self._nursery = nursery
+        self._instances: dict[str, LocalInstance] = {}
+        self._limiter = trio.CapacityLimiter(16)
+        self._probing = trio.Lock()
+        self._abilities: Abilities | None = None
+        self._leader: list[str] = []
+
+    # What works
+
+    @functools.cached_property
+    def _hierarchies(self) -> Hierarchies:
+        return Hierarchies()
+
+    async def abilities(self) -> Abilities:
+        """What was found out about this machine, once."""
+        async with self._probing:
+            if self._abilities is None:
+                self.layout.prepare()
+                await self._in_thread(self._find_leader)
+                self._abilities = await self._in_thread(probe, self.layout.state_dir, self._uid_base, self.root)
+        return self._abilities
+
+    def _find_leader(self) -> None:
+        done = run_tool(["env", "--default-signal", "true"])
+        self._leader = ["setsid", "env", "--default-signal"] if done.returncode == 0 else ["setsid", "env"]
+
+    async def capabilities(self) -> ProviderCapabilities:
+        """See `Provider.capabilities`."""
+        try:
+            with trio.fail_after(60):
+                found = await self.abilities()
+        except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
+            return ProviderCapabilities(provider=self.name, works=False, why=str(error))
+        limits = {
+            f"limit_{name}": Capability(works=True)
+            if self._hierarchies.has(controller)
+            else Capability(works=name != "cpus", why=_why_weaker(name))
+            for name, controller in (("cpus", "cpu"), ("memory", "memory"), ("pids", "pids"))
+        }
+        features = {
+            "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
+            "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root's daemon has uids to give"),
+            "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
+        }  # fmt: skip
+        return ProviderCapabilities(
+            provider=self.name, works=found.bubblewrap.works, why=found.bubblewrap.why, features=features
+        )
+
+    # Images
+
+    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+        """See `Provider.import_image`."""
+        self.layout.prepare()
+        directory = self.layout.image(image_id)
+        try:
+            return await import_tree(
+                source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
+                hide=self.layout.state_dir, progress=progress,
+            )  # fmt: skip
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.remove_image(image_id)
+            raise
+
+    async def remove_image(self, image_id: str) -> None:
+        """See `Provider.remove_image`."""
+        await self._in_thread(self.layout.discard, [self.layout.image(image_id)])
+
+    # Sandboxes
+
+    def plan(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """See `Provider.plan`."""
+        self.layout.sandbox(sandbox_id)
+        self.layout.image(image_id)
+        mechanism = self._mechanism(spec)
+        if spec.network == "bridge":
+            raise SetupError("not_supported", "the local provider has no bridge network: use network 'none' or 'host'")
+        inner_uid, inner_gid = _inner_user(spec.user)
+        limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
+        disk_bytes = spec.disk_bytes or self._disk_limit
+        host_uid = self._host_uid(sandbox_id, taken)
+        groups: list[int] = []
+        host_gid = host_uid
+        if mechanism == "none":
+            if spec.user is not None:
+                raise SetupError("not_supported", "without isolation a sandbox runs as its caller: leave out user")
+            if spec.read_only:
+                raise SetupError(
+                    "not_supported", "without isolation nothing can be made read-only: leave out read_only"
+                )
+            host_uid, host_gid, groups = (
+                (caller.uid, caller.gid, list(caller.groups)) if self.root else (None, None, [])
+            )
+        plan = Plan(
+            mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
+            limits=limits, disk_bytes=disk_bytes, scratch_bytes=min(DEFAULT_SCRATCH_BYTES, spec.memory_bytes or disk_bytes, disk_bytes),
+            cgroups=self._hierarchies.plan(sandbox_id, limits), held_by=self._held_by(limits),
+        )  # fmt: skip
+        document: dict[str, Any] = msgspec.to_builtins(plan)
+        return document
+
+    def _mechanism(self, spec: SandboxSpec) -> str:
+        if spec.isolation == "none":
+            return "none"
+        if shutil.which("bwrap") is None:
+            raise SetupError("not_supported", "bubblewrap is missing: install the package bubblewrap")
+        return "bubblewrap"
+
+    def _host_uid(self, sandbox_id: str, taken: Sequence[dict[str, Any]]) -> int | None:
+        """A uid of the range that no living sandbox has; where the search begins depends on the id, so that uids rest."""
+        if not self.root:
+            return None
+        used = {plan.get("uid") for plan in taken}
+        first = int.from_bytes(sandbox_id.encode()[-6:], "big")
+        for step in range(UID_RANGE - 1):
+            uid = self._uid_base + 1 + (first + step) % (UID_RANGE - 1)
+            if uid not in used:
+                return uid
+        raise ProviderError("provider_unavailable", f"all {UID_RANGE - 1} host uids are in use: terminate sandboxes")
+
+    def _held_by(self, limits: Limits) -> dict[str, str]:
+        held = {"disk": "rlimit and watcher"}
+        for name, controller in (("pids", "pids"), ("memory", "memory"), ("cpus", "cpu")):
+            if controller not in limits.controllers():
+                continue
+            if self._hierarchies.has(controller):
+                held[name] = "cgroup"
+            elif name == "cpus":
+                raise SetupError(
+                    "not_supported", "cpus cannot be limited here: the daemon needs a writable cpu control group"
+                )
+            else:
+                held[name] = "rlimit"
+        return held
+
+    async def create(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
+    ) -> LocalInstance:
+        """See `Provider.create`."""
+        decided = msgspec.convert(plan, Plan)
+        found = await self.abilities()
+        image_root = f"{self.layout.image(image_id)}/root"
+        if not os.path.isdir(image_root):
+            raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id)
+        files = found.files
+        if decided.mechanism == "none" and not self.root and files == "overlay":
+            files = "reflink" if found.reflink.works else "copy"
+        job = Job(
+            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), image_root=image_root, image_uid=self._uid_base,
+            plan=decided, files=files, host_network=spec.network == "host", read_only=spec.read_only, hierarchies=self._hierarchies,
+        )  # fmt: skip
+        try:
+            with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
+                started = await self._in_thread(in_fresh_thread, functools.partial(start, job))
+            instance = self._instance(sandbox_id, spec, decided, started, files, found, list(secrets))
+            await instance.share_secrets(secrets)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.terminate(sandbox_id, plan, {})
+            raise
+        return instance
+
+    def _instance(
+        self,
+        sandbox_id: str,
+        spec: SandboxSpec,
+        plan: Plan,
+        started: Started,
+        files: str,
+        found: Abilities,
+        secrets: list[str],
+    ) -> LocalInstance:
+        workspace = WORKSPACE if plan.mechanism == "bubblewrap" else started.workspace
+        handle = Handle(first=started.first, files=files, workspace=workspace, secrets=secrets)
+        isolation = Isolation(
+            mechanism=plan.mechanism, files=files, host_uid=os.geteuid() if plan.uid is None else plan.uid,
+            workspace=workspace, limits=plan.held_by, notes=self._notes(plan, files, found),
+        )  # fmt: skip
+        instance = self._hold(sandbox_id, spec, plan, isolation, handle)
+        if instance is None:
+            reap(started.child)
+            raise ProviderError("provider_unavailable", "the sandbox ended while it started")
+        instance.child = started.child
+        return instance
+
+    def _notes(self, plan: Plan, files: str, found: Abilities) -> list[str]:
+        notes = [_why_weaker(name) for name, how in plan.held_by.items() if how == "rlimit"]
+        if plan.mechanism == "none":
+            notes.append("nothing isolates: the code runs as its caller, sees the host, and shares its network")
+        elif plan.uid is None:
+            notes.append("its files belong to the daemon's own user on the host")
+        if files != "overlay":
+            notes.append(f"the image was copied: {found.overlay.why or 'no overlay without isolation'}")
+        return notes
+
+    def _hold(
+        self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle
+    ) -> LocalInstance | None:
+        pidfd = open_process(handle.first)
+        if pidfd is None:
+            return None
+        env = (
+            environment(sandbox_id)
+            if plan.mechanism == "bubblewrap"
+            else {"PATH": PATH, MARK: sandbox_id, "HOME": handle.workspace}
+        )
+        env |= {name: value for name, value in spec.env.items() if name not in handle.secrets}
+        owner = (plan.uid, plan.gid) if plan.uid is not None and plan.gid is not None else None
+        try:
+            instance = LocalInstance(
+                sandbox_id, self.layout.sandbox(sandbox_id), self._watcher, isolation=isolation,
+                handle=msgspec.to_builtins(handle), leader=self._leader, env=env,
+                working_dir=spec.working_dir or handle.workspace, input_owner=owner,
+            )  # fmt: skip
+        except (OSError, journal.NotAFileError):
+            os.close(pidfd)
+            return None
+        instance.pidfd, instance.plan, instance.scope = pidfd, plan, trio.CancelScope()
+        self._instances[sandbox_id] = instance
+        self._nursery.start_soon(self._await_end, instance)
+        return instance
+
+    async def _await_end(self, instance: LocalInstance) -> None:
+        with instance.scope:
+            await wait_ended(instance.pidfd)
+            if instance.child is not None:
+                await self._in_thread(reap, instance.child)
+            reason = instance.reason
+            if reason is None and cgroups.ran_out_of_memory(instance.plan.cgroups):
+                reason = "its first process ended after it had used up its memory"
+            instance.went(reason or "its first process was ended from outside")
+
+    async def adopt(
+        self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
+    ) -> LocalInstance | None:
+        """See `Provider.adopt`."""
+        await self.abilities()
+        try:
+            earlier = msgspec.convert(handle, Handle)
+        except msgspec.ValidationError:
+            return None
+        instance = self._hold(sandbox_id, spec, msgspec.convert(plan, Plan), isolation, earlier)
+        if instance is not None:
+            instance.remember_earlier()
+        return instance
+
+    async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Provider.terminate`."""
+        decided = msgspec.convert(plan, Plan)
+        instance = self._instances.get(sandbox_id)
+        if instance is not None:
+            instance.reason = instance.reason or "it was terminated"
+        with trio.CancelScope(shield=True):
+            await self._in_thread(self._end, sandbox_id, decided, handle)
+            if instance is not None:
+                await instance.ended()
+                self._instances.pop(sandbox_id, None)
+            directory = self.layout.sandbox(sandbox_id)
+            await self._in_thread(self.layout.discard, [f"{directory}/{name}" for name in TEMPORARY])
+
+    def _end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
+        """Kill what there is: the first process of the namespace takes all the others with it. Blocks."""
+        known = False
+        if plan.mechanism == "bubblewrap" and handle:
+            pidfd = open_process(msgspec.convert(handle, Handle).first)
+            known = True
+            if pidfd is not None:
+                try:
+                    kill_and_wait(pidfd)
+                finally:
+                    os.close(pidfd)
+        if not known:
+            kill_all(lambda: marked(sandbox_id))
+            if plan.mechanism == "bubblewrap" and plan.uid is not None:
+                kill_all(lambda: pids_where(owned_by(plan.uid or -1)))
+        if plan.cgroups:
+            kill_all(lambda: cgroups.members(plan.cgroups))
+            cgroups.remove(plan.cgroups)
+
+    async def found(self) -> tuple[list[str], list[str]]:
+        """See `Provider.found`."""
+        return await self._in_thread(self.layout.found)
+
+    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+        """See `Provider.read_ended`."""
+        return journal.read_journal(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
+
+    async def aclose(self) -> None:
+        """See `Provider.aclose`."""
+        for instance in list(self._instances.values()):
+            await instance.aclose()
+        self._instances.clear()
+
+    # What goes on beside
+
+    async def watch_disks(self) -> None:
+        """End sandboxes that have written more than they may. Runs until cancelled."""
+        while True:
+            await trio.sleep(DISK_PERIOD_S)
+            for instance in list(self._instances.values()):
+                await self.check_disk(instance)
+
+    async def check_disk(self, instance: LocalInstance) -> None:
+        """Look once at what a sandbox has written."""
+        directory = self.layout.sandbox(instance.sandbox_id)
+        written = await self._in_thread(_written, directory)
+        if written > instance.plan.disk_bytes and instance.reason is None:
+            limit = instance.plan.disk_bytes
+            instance.reason = f"disk_limit: it had written {written} bytes, and its limit is {limit}"
+            await self._in_thread(self._end, instance.sandbox_id, instance.plan, instance.handle)
+
+    async def sweep(self) -> None:
+        """Ask all keepers after lost watchers, now and then. Runs until cancelled."""
+        while True:
+            await trio.sleep(SWEEP_PERIOD_S)
+            for instance in list(self._instances.values()):
+                with trio.move_on_after(1):
+                    await instance.sweep()
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
+
+
+@asynccontextmanager
+async def open_local(state_dir: str, *, uid_base: int, disk_limit: int) -> AsyncIterator[LocalProvider]:
+    """Open the local provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it."""
+    keep_descriptors_private()
+    with Watcher() as watcher:
+        async with trio.open_nursery() as nursery:
+            provider = LocalProvider(
+                state_dir, uid_base=uid_base, disk_limit=disk_limit, watcher=watcher, nursery=nursery
+            )
+            nursery.start_soon(watcher.run)
+            nursery.start_soon(provider.watch_disks)
+            nursery.start_soon(provider.sweep)
+            try:
+                yield provider
+            finally:
+                with trio.CancelScope(shield=True):
+                    await provider.aclose()
+                nursery.cancel_scope.cancel()
+
+
+def _written(directory: str) -> int:
+    """How many bytes the sandbox occupies. Blocks for as long as a walk over its files takes."""
+    paths = [path for name in ("upper", "out") if os.path.isdir(path := f"{directory}/{name}")]
+    if not paths:
+        return 0
+    done = run_tool(["du", "-s", "-x", "-B1", "-c", "--", *paths], timeout_s=120)
+    *_, total = done.stdout.splitlines() or [b"0"]
+    return int(total.split()[0])
+
+
+def _why_weaker(limit: str) -> str:
+    return {
+        "cpus": "cpus cannot be limited: the daemon has no writable cpu control group",
+        "memory": "memory is limited for each process, not for all together: there is no writable memory control group",
+        "pids": "processes are counted by uid: there is no writable pids control group",
+    }[limit]
+
+
+def _inner_user(user: str | None) -> tuple[int, int]:
+    """The uid and gid inside. Raises `invalid`."""
+    if user is None:
+        return 1000, 1000
+    uid, colon, gid = user.partition(":")
+    if (
+        not uid.isascii()
+        or not uid.isdigit()
+        or len(uid) > 9
+        or (colon and not (gid.isascii() and gid.isdigit() and len(gid) < 10))
+    ):
+        raise CallerError("invalid", f"user: {user[:80]!r} is not a uid such as 1000, or uid:gid", field="user")
+    return int(uid), int(gid) if colon else int(uid)

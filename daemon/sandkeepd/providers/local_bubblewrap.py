@@ -1,0 +1,122 @@
+"""What a local sandbox sees: the arguments of bubblewrap, and the few files of `/etc` that are made for it."""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+HOME: Final = "/home/sandbox"
+WORKSPACE: Final = "/workspace"
+PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MARK: Final = "SANDKEEP_SANDBOX"
+"""The variable by which the processes of a sandbox are found when nothing else is known of them."""
+
+_FROM_HOST: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs")
+_TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC: Final = ("passwd", "group", "hosts", "resolv.conf", "nsswitch.conf")
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What goes into the arguments. `workspace`, `in_dir` and `out_dir` are where bubblewrap finds these directories."""
+
+    sandbox_id: str
+    workspace: str
+    in_dir: str
+    out_dir: str
+    uid: int
+    gid: int
+    host_network: bool
+    read_only: bool
+    scratch_bytes: int
+    guard_out: bool = False
+
+
+def arguments(view: View, info_fd: int) -> list[str]:
+    """The command line up to the program to run.
+
+    The root is a tmpfs without a size, so it is made read-only at the end; what may be written has a size or lies on the
+    disk. Parents that bubblewrap makes by itself would be closed to others than their owner, hence the ``--dir``.
+    """
+    return [
+        "bwrap", "--unshare-user", "--uid", str(view.uid), "--gid", str(view.gid), "--unshare-ipc", "--unshare-pid",
+        "--unshare-uts", "--unshare-cgroup-try", *([] if view.host_network else ["--unshare-net"]),
+        "--hostname", view.sandbox_id[:63], "--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv",
+        *_variables(view), *_etc(view), *_from_host(), *_scratch(view), *_shared(view),
+        "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd), "--",
+    ]  # fmt: skip
+
+
+def environment(sandbox_id: str) -> dict[str, str]:
+    """The variables that every process starts with."""
+    return {"PATH": PATH, "HOME": HOME, "USER": "sandbox", MARK: sandbox_id}
+
+
+def _variables(view: View) -> Iterator[str]:
+    for name, value in environment(view.sandbox_id).items():
+        yield from ("--setenv", name, value)
+
+
+def _from_host() -> Iterator[str]:
+    for path in _FROM_HOST:
+        if os.path.exists(path):
+            yield from ("--ro-bind", path, path)
+    for name in _TOP_LINKS:
+        if os.path.islink(f"/{name}"):
+            yield from ("--symlink", os.readlink(f"/{name}"), f"/{name}")
+        elif os.path.isdir(f"/{name}"):
+            yield from ("--ro-bind", f"/{name}", f"/{name}")
+
+
+def _etc(view: View) -> Iterator[str]:
+    yield from ("--perms", "0755", "--dir", "/etc")
+    for name in _ETC:
+        yield from ("--ro-bind", f"{view.in_dir}/.etc/{name}", f"/etc/{name}")
+
+
+def _scratch(view: View) -> Iterator[str]:
+    yield from ("--proc", "/proc", "--dev", "/dev")
+    for place, mode in (("/dev/shm", "1777"), ("/tmp", "1777"), (HOME, "0755")):  # noqa: S108 - inside
+        if place == HOME:
+            yield from ("--perms", "0755", "--dir", "/home")
+        yield from ("--perms", mode, "--size", str(view.scratch_bytes), "--tmpfs", place)
+    yield from ("--remount-ro", "/dev", "--perms", "0755", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")
+
+
+def _shared(view: View) -> Iterator[str]:
+    yield from ("--ro-bind" if view.read_only else "--bind", view.workspace, WORKSPACE)
+    yield from ("--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/sandkeep")
+    yield from ("--ro-bind", view.in_dir, "/run/sandkeep/in")
+    if not view.guard_out:
+        yield from ("--bind", view.out_dir, "/run/sandkeep/out")
+        return
+    # Where the code inside has the uid that owns `out`, mounts keep it from replacing what is in there.
+    yield from ("--ro-bind", view.out_dir, "/run/sandkeep/out")
+    for name in ("p", "exits"):
+        yield from ("--bind", f"{view.out_dir}/{name}", f"/run/sandkeep/out/{name}")
+
+
+def write_etc(directory: str, view: View) -> None:
+    """Write the files of `/etc` that tell of nothing but the sandbox. With the host's network, its resolver's settings too."""
+    os.mkdir(directory, 0o755)
+    resolver = _host_resolver() if view.host_network else ""
+    user = "" if view.uid == 0 else f"sandbox:x:{view.uid}:{view.gid}:sandbox:{HOME}:/bin/sh\n"
+    group = "" if view.gid == 0 else f"sandbox:x:{view.gid}:\n"
+    texts = {
+        "passwd": f"root:x:0:0:root:{HOME if view.uid == 0 else '/root'}:/bin/sh\n{user}nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+        "group": f"root:x:0:\n{group}nogroup:x:65534:\n",
+        "hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {view.sandbox_id[:63]}\n",
+        "resolv.conf": resolver,
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+    }
+    for name, text in texts.items():
+        with open(f"{directory}/{name}", "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def _host_resolver() -> str:
+    try:
+        with open("/etc/resolv.conf", encoding="utf-8", errors="replace") as file:
+            return file.read(65536)
+    except OSError:
+        return ""

@@ -1,0 +1,92 @@
+"""Where the local provider keeps things in the state directory.
+
+images/IMAGE/root               the image
+sandboxes/SANDBOX/upper         what the sandbox changed (or, without overlay, its copy of the image)
+                 /work          the overlay's own
+                 /mount         where a user's daemon mounts the overlay
+                 /in  /out      shared with the keeper; `out` stays when the sandbox has ended
+trash/                          being removed
+"""
+
+import os
+import secrets
+from collections.abc import Iterable
+from typing import Final
+
+from sandkeep.errors import DaemonError
+from sandkeep.ids import check_name
+from sandkeepd.hostprocess import run_tool
+
+TEMPORARY: Final = ("upper", "work", "mount", "in")
+"""What is removed with a sandbox. Its journals, in `out`, stay."""
+
+
+class Layout:
+    """Paths under a state directory."""
+
+    def __init__(self, state_dir: str) -> None:
+        self.state_dir = os.path.abspath(state_dir)
+        self.images = f"{self.state_dir}/images"
+        self.sandboxes = f"{self.state_dir}/sandboxes"
+        self.trash = f"{self.state_dir}/trash"
+
+    def prepare(self) -> None:
+        """Make the directories, private to the daemon's user. Raises `storage_unavailable`."""
+        try:
+            for path in (self.state_dir, self.images, self.sandboxes, self.trash):
+                os.makedirs(path, mode=0o700, exist_ok=True)
+        except OSError as error:
+            message = f"the state directory {self.state_dir} cannot be used: {error.strerror}: set SANDKEEP_STATE_DIR"
+            raise DaemonError("storage_unavailable", message) from None
+
+    def image(self, image_id: str) -> str:
+        """The directory of an image."""
+        return f"{self.images}/{check_name(image_id, 'image_id')}"
+
+    def sandbox(self, sandbox_id: str) -> str:
+        """The directory of a sandbox."""
+        return f"{self.sandboxes}/{check_name(sandbox_id, 'sandbox_id')}"
+
+    def found(self) -> tuple[list[str], list[str]]:
+        """The sandboxes that have more than journals, and the images."""
+        sandboxes = [name for name in _list(self.sandboxes) if set(TEMPORARY) & set(_list(f"{self.sandboxes}/{name}"))]
+        return sorted(sandboxes), sorted(_list(self.images))
+
+    def discard(self, paths: Iterable[str]) -> None:
+        """Remove trees for good, whatever is in them: at once out of the way, then gone. Blocks. Safe to repeat."""
+        moved = [place for path in paths if (place := self._move_to_trash(path))]
+        if moved:
+            self._remove(moved)
+
+    def empty_trash(self) -> None:
+        """Remove what a daemon that was stopped had not removed yet. Blocks."""
+        left = [f"{self.trash}/{name}" for name in _list(self.trash)]
+        if left:
+            self._remove(left)
+
+    def _move_to_trash(self, path: str) -> str | None:
+        place = f"{self.trash}/{secrets.token_hex(8)}"
+        try:
+            os.rename(path, place)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DaemonError("storage_unavailable", f"{path} cannot be removed: {error.strerror}") from None
+        return place
+
+    def _remove(self, paths: list[str]) -> None:
+        """`rm` and not Python: it goes to any depth, never follows a link, and holds no lock of the interpreter's meanwhile."""
+        if run_tool(["rm", "-rf", "--one-file-system", "--", *paths]).returncode == 0:
+            return
+        run_tool(["chmod", "-R", "u+rwx", "--", *paths])  # a user's own daemon meets directories without rights
+        done = run_tool(["rm", "-rf", "--one-file-system", "--", *paths])
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()[:200]
+            raise DaemonError("storage_unavailable", f"files could not be removed: {said}")
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

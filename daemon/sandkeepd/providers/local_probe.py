@@ -1,0 +1,95 @@
+"""What the local provider can do on this machine, found out by doing it once."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from sandkeep.model import Capability
+from sandkeepd import mounts
+from sandkeepd.hostprocess import in_fresh_thread, run_tool
+
+
+class Abilities(Struct, frozen=True, kw_only=True):
+    """What works. `overlay` includes the mapping of the image's owner; `files` is the way that follows from the rest."""
+
+    bubblewrap: Capability
+    overlay: Capability
+    reflink: Capability
+    hard_default: str = "copy"
+
+    @property
+    def files(self) -> str:
+        """How an image becomes a sandbox's own."""
+        if self.overlay.works:
+            return "overlay"
+        return "reflink" if self.reflink.works else "copy"
+
+
+def probe(state_dir: str, image_uid: int, root: bool) -> Abilities:
+    """Try everything, in a directory of the state directory's filesystem. Blocks for some tens of milliseconds."""
+    place = tempfile.mkdtemp(prefix="probe-", dir=state_dir)
+    try:
+        for name in ("lower", "upper", "work", "mount"):
+            os.mkdir(f"{place}/{name}")
+        with open(f"{place}/lower/file", "w", encoding="ascii") as file:
+            file.write("probe")
+        return Abilities(
+            bubblewrap=_bubblewrap(image_uid, root),
+            overlay=_root_overlay(place, image_uid) if root else _user_overlay(place),
+            reflink=_reflink(place),
+        )
+    finally:
+        run_tool(["chmod", "-R", "u+rwx", "--", place])
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _bubblewrap(image_uid: int, root: bool) -> Capability:
+    if shutil.which("bwrap") is None:
+        return Capability(works=False, why="bwrap is missing: install the package bubblewrap")
+    enter = ["setpriv", "--reuid", str(image_uid), "--regid", str(image_uid), "--clear-groups"] if root else []
+    done = run_tool([*enter, "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], timeout_s=20)
+    if done.returncode == 0:
+        return Capability(works=True)
+    said = done.stderr.decode(errors="replace").strip()[:200]
+    return Capability(works=False, why=f"bwrap does not work here: {said}: allow user namespaces")
+
+
+def _root_overlay(place: str, image_uid: int) -> Capability:
+    def attempt() -> None:
+        mounts.enter_private_namespace()
+        mounts.mount_scratch(f"{place}/mount")
+        for name in ("image", "workspace"):
+            os.mkdir(f"{place}/mount/{name}")
+        mounts.bind_mapped(f"{place}/lower", f"{place}/mount/image", image_uid, image_uid + 1)
+        lower, upper, work = (mounts.open_place(f"{place}/{name}") for name in ("mount/image", "upper", "work"))
+        mounts.overlay(mounts.at(lower), mounts.at(upper), mounts.at(work), f"{place}/mount/workspace")
+
+    return _tried(lambda: in_fresh_thread(attempt), "every sandbox gets a copy of its image")
+
+
+def _tried(attempt: Callable[[], None], instead: str) -> Capability:
+    try:
+        attempt()
+    except (OSError, ValueError) as error:
+        return Capability(works=False, why=f"{error}: {instead}")
+    return Capability(works=True)
+
+
+def _user_overlay(place: str) -> Capability:
+    options = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work,userxattr"
+    mounting = ["mount", "-t", "overlay", "-o", options, "sandkeep", f"{place}/mount"]
+    done = run_tool(["unshare", "--user", "--map-root-user", "--mount", "--", *mounting], timeout_s=20)
+    if done.returncode == 0:
+        return Capability(works=True)
+    said = done.stderr.decode(errors="replace").strip()[:200]
+    return Capability(works=False, why=f"{said}: every sandbox gets a copy of its image")
+
+
+def _reflink(place: str) -> Capability:
+    done = run_tool(["cp", "--reflink=always", "--", f"{place}/lower/file", f"{place}/clone"])
+    if done.returncode == 0:
+        return Capability(works=True)
+    return Capability(works=False, why="the state directory's filesystem cannot share blocks between files")

@@ -1,0 +1,294 @@
+"""Starting a local sandbox: its directories, its mounts, and its first process.
+
+Everything here blocks, and `start` must run in a thread of its own (`hostprocess.in_fresh_thread`): with root's daemon
+that thread enters a mount namespace in which it builds what the sandbox will see. A user's daemon cannot do that in a
+thread, since only a program of one thread may enter a user namespace; there ``unshare`` and a shell do the same.
+"""
+
+import os
+import select
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+from msgspec import Struct, field
+
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeepd import mounts
+from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, reap, run_tool, spawn
+from sandkeepd.providers.local_bubblewrap import MARK, View, arguments, write_etc
+
+START_DEADLINE_S: Final = 30.0
+KEEPER_SOURCE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "keeper", "keeper.sh")
+_INFO_FD: Final = 3
+
+# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 the sandbox's directory, $2 the overlay's options or
+# nothing. What is in `out` must not be run.
+_USER_MOUNTS: Final = """
+cd -- "$1" || exit 125
+[ -z "$2" ] || mount -t overlay -o "$2" sandkeep mount || exit 125
+mount -o bind,nosuid,nodev,noexec out out || exit 125
+shift 2; exec "$@"
+"""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What `LocalProvider.plan` decided. `uid` is the host's, None when it is the daemon's own user's."""
+
+    mechanism: str
+    uid: int | None
+    gid: int | None
+    groups: list[int] = field(default_factory=list)
+    inner_uid: int = 1000
+    inner_gid: int = 1000
+    limits: Limits
+    disk_bytes: int
+    scratch_bytes: int
+    cgroups: dict[str, str] = field(default_factory=dict)
+    held_by: dict[str, str] = field(default_factory=dict)
+
+
+class Handle(Struct, frozen=True, kw_only=True):
+    """What it takes to find a sandbox again: its first process, and the names of its secrets."""
+
+    first: Identity
+    files: str
+    workspace: str
+    secrets: list[str] = field(default_factory=list)
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One start. `files` is how the image becomes the sandbox's own: ``overlay``, ``reflink`` or ``copy``."""
+
+    sandbox_id: str
+    directory: str
+    image_root: str
+    image_uid: int
+    plan: Plan
+    files: str
+    host_network: bool
+    read_only: bool
+    hierarchies: Hierarchies
+
+
+class Started(Struct, frozen=True, kw_only=True):
+    """What came of it: the sandbox's first process, the child of ours that stands before it, and the workspace's path."""
+
+    first: Identity
+    child: int
+    workspace: str
+
+
+def start(job: Job) -> Started:
+    """Make the directories and start the keeper in its isolation; answer when it takes requests.
+
+    Raises `provider_unavailable` with what bubblewrap or the keeper said, `storage_unavailable` for a full disk. What was
+    made so far is left for `terminate` to remove.
+    """
+    try:
+        _make_directories(job)
+        if job.plan.uid is not None:
+            argv, workspace = _as_root(job)
+        else:
+            argv, workspace = _as_user(job)
+        job.hierarchies.create(job.plan.cgroups, job.plan.limits)
+        job.hierarchies.join_thread(job.plan.cgroups)
+        return _run(job, [*job.hierarchies.wrapper(job.plan.cgroups), *argv], workspace)
+    except OSError as error:
+        raise translate(error) from None
+
+
+def translate(error: OSError) -> SandkeepError:
+    """What an operating system's error means for a caller."""
+    what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    if error.errno in (28, 30, 122):  # ENOSPC, EROFS, EDQUOT
+        return DaemonError("storage_unavailable", f"the state directory cannot be written: {what}: make room there")
+    return ProviderError("provider_unavailable", f"the sandbox could not be made: {what}")
+
+
+def _make_directories(job: Job) -> None:
+    """`out` is the daemon's, so that nobody inside can replace what is in it; `exits` and `p` are the code's to write."""
+    directory = job.directory
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    for name in ("upper", "work", "mount", "in", "out", "out/p"):
+        os.mkdir(f"{directory}/{name}", 0o755)
+    os.mkfifo(f"{directory}/in/.control", 0o600)
+    shutil.copyfile(KEEPER_SOURCE, f"{directory}/in/.keeper")
+    with open(f"{directory}/out/exits", "xb"):
+        pass
+    if job.plan.uid is not None and job.plan.gid is not None:
+        shutil.copymode(job.image_root, f"{directory}/upper")
+        for name in ("upper", "out/p", "out/exits"):
+            os.chown(f"{directory}/{name}", job.plan.uid, job.plan.gid)
+    if job.files != "overlay":
+        _copy_image(job)
+
+
+def _copy_image(job: Job) -> None:
+    way = "auto" if job.files == "reflink" else "never"
+    _tool("cp", "-a", f"--reflink={way}", "-T", "--", job.image_root, f"{job.directory}/upper")
+    if job.plan.uid is not None:
+        _tool("chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"{job.directory}/upper")
+
+
+def _tool(*argv: str) -> None:
+    done = run_tool(argv)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[:300]
+        if "No space left" in said:
+            raise DaemonError("storage_unavailable", f"the state directory is full: {said}")
+        raise ProviderError("provider_unavailable", f"{argv[0]} failed: {said}")
+
+
+def _as_root(job: Job) -> tuple[list[str], str]:
+    """Build what the sandbox sees in a mount namespace of this thread. Answers the command line and the workspace in it."""
+    place = mounts.enter_private_namespace()
+    opened = {name: mounts.open_place(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
+    image = mounts.open_place(job.image_root)
+    try:
+        mounts.mount_scratch(place)
+        for name in ("image", "workspace", "in", "out"):
+            os.mkdir(f"{place}/{name}", 0o755)
+        _mount_workspace(job, place, image, opened)
+        quiet = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+        mounts.bind(mounts.at(opened["in"]), f"{place}/in", quiet | mounts.MS_RDONLY)
+        mounts.bind(mounts.at(opened["out"]), f"{place}/out", quiet)
+    finally:
+        for fd in (*opened.values(), image):
+            os.close(fd)
+    view = _view(job, f"{place}/workspace", f"{place}/in", f"{place}/out")
+    return [*_take_uid(job.plan), *_program(job, view)], view.workspace
+
+
+def _mount_workspace(job: Job, place: str, image: int, opened: Mapping[str, int]) -> None:
+    target = f"{place}/workspace"
+    upper = mounts.at(opened["upper"])
+    if job.files != "overlay":
+        mounts.bind(upper, target, mounts.MS_NOSUID | mounts.MS_NODEV)
+        return
+    assert job.plan.uid is not None
+    mounts.bind_mapped(mounts.at(image), f"{place}/image", job.image_uid, job.plan.uid)
+    mounts.overlay(f"{place}/image", upper, mounts.at(opened["work"]), target)
+
+
+def _take_uid(plan: Plan) -> list[str]:
+    """The words that give up root for good: no capabilities, no way to get any back."""
+    groups = ["--groups", ",".join(map(str, plan.groups))] if plan.groups else ["--clear-groups"]
+    return [
+        "setpriv", "--reuid", str(plan.uid), "--regid", str(plan.gid), *groups, "--no-new-privs", "--inh-caps=-all",
+        "--bounding-set=-all",
+    ]  # fmt: skip
+
+
+def _as_user(job: Job) -> tuple[list[str], str]:
+    directory = job.directory
+    workspace = f"{directory}/mount" if job.files == "overlay" else f"{directory}/upper"
+    view = _view(job, workspace, f"{directory}/in", f"{directory}/out")
+    if job.plan.mechanism == "none":
+        return _program(job, view), workspace
+    options = "upperdir=upper,workdir=work,userxattr,redirect_dir=nofollow,metacopy=off"
+    lower = os.path.relpath(job.image_root, directory)  # ids only, so nothing that an option could trip over
+    overlay = f"lowerdir={lower},{options}" if job.files == "overlay" else ""
+    enter = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--",
+        "sh",
+        "-c",
+        _USER_MOUNTS,
+        "sh",
+        directory,
+        overlay,
+    ]
+    return [*enter, *_program(job, view)], workspace
+
+
+def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
+    return View(
+        sandbox_id=job.sandbox_id, workspace=workspace, in_dir=in_dir, out_dir=out_dir, uid=job.plan.inner_uid,
+        gid=job.plan.inner_gid, host_network=job.host_network, read_only=job.read_only,
+        scratch_bytes=job.plan.scratch_bytes, guard_out=job.plan.uid is None,
+    )  # fmt: skip
+
+
+def _program(job: Job, view: View) -> list[str]:
+    """The keeper, in bubblewrap or bare, with the limits that a shell can hold."""
+    if job.plan.mechanism == "none":
+        return ["sh", f"{view.in_dir}/.keeper", view.in_dir, view.out_dir, *_shell_limits(job.plan)]
+    write_etc(f"{job.directory}/in/.etc", view)
+    inside = "/run/sandkeep"
+    keeper = ["sh", f"{inside}/in/.keeper", f"{inside}/in", f"{inside}/out", *_shell_limits(job.plan)]
+    return [*arguments(view, _INFO_FD), *keeper]
+
+
+def _shell_limits(plan: Plan) -> list[str]:
+    blocks = str(-(-plan.disk_bytes // 512))
+    pids = str(plan.limits.pids) if plan.held_by.get("pids") == "rlimit" else ""
+    memory = plan.limits.memory_bytes if plan.held_by.get("memory") == "rlimit" else None
+    return [blocks, pids, str(memory // 1024) if memory else ""]
+
+
+def _run(job: Job, argv: Sequence[str], workspace: str) -> Started:
+    control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)
+    talk, talk_end = os.pipe()
+    info, info_end = os.pipe()
+    try:
+        child = spawn(argv, stdin=control, output=talk_end, third=info_end, env={**TOOL_ENV, MARK: job.sandbox_id})
+        os.close(talk_end)
+        os.close(info_end)
+        talk_end = info_end = -1
+        return Started(first=_first(job, child, talk, info), child=child, workspace=workspace)
+    finally:
+        for fd in (control, talk, info, talk_end, info_end):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _first(job: Job, child: int, talk: int, info: int) -> Identity:
+    """Wait for the keeper's first word, and identify the process that is the sandbox. Ends the child when there is none."""
+    said = _listen(talk)
+    ready, newline, _ = said.partition(b"ready\n")
+    first = None
+    if newline:
+        pid = child if job.plan.mechanism == "none" else msgspec.json.decode(os.read(info, 65536))["child-pid"]
+        first = identify(pid)
+    if first is None:
+        kill_all(lambda: marked(job.sandbox_id))
+        reap(child)
+        sentence = ready.decode(errors="replace").strip()[:500] or "it did not say why"
+        raise ProviderError("provider_unavailable", f"the sandbox did not start: {sentence}")
+    return first
+
+
+def _listen(talk: int) -> bytes:
+    """What comes on a pipe until the keeper is ready, the other end is closed, or the deadline has passed."""
+    poll = select.poll()
+    poll.register(talk, select.POLLIN)
+    deadline = time.monotonic() + START_DEADLINE_S
+    said = b""
+    while b"ready\n" not in said and len(said) < 65536:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            break
+        piece = os.read(talk, 4096)
+        if not piece:
+            break
+        said += piece
+    return said
+
+
+def marked(sandbox_id: str) -> list[int]:
+    """The processes whose environment says that they belong to the sandbox."""
+    from sandkeepd.hostprocess import pids_where
+
+    wanted = f"{MARK}={sandbox_id}".encode()
+
+    def matches(pid: int) -> bool:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return wanted in file.read(1 << 20).split(b"\0")
+
+    return [pid for pid in pids_where(matches) if pid != os.getpid()]

@@ -1,0 +1,17 @@
+"""Which providers there are, and how they are opened."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sandkeepd.providers.base import Provider
+from sandkeepd.providers.local import open_local
+
+
+@asynccontextmanager
+async def open_providers(state_dir: str, *, uid_base: int, disk_limit: int) -> AsyncIterator[dict[str, Provider]]:
+    """Open every provider for the length of a block, by name. What they isolate outlives it.
+
+    Opening probes nothing and starts nothing, so that a daemon always comes up; what does not work says so when asked.
+    """
+    async with open_local(state_dir, uid_base=uid_base, disk_limit=disk_limit) as local:
+        yield {local.name: local}
