@@ -41,7 +41,7 @@ soak: setup-test
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 docs: setup-test
-	@$(BIN)/python -m sandkeep.reference docs/reference
+	@$(BIN)/python -m sandkeep.reference --write docs/reference
 
 clean:
 	rm -rf $(VENV) .setup .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

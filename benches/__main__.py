@@ -10,7 +10,7 @@ import platform
 import sys
 from pathlib import Path
 
-from benches.table import Row, show
+from benches.table import Row, cells, show
 
 HERE = Path(__file__).parent
 
@@ -48,15 +48,7 @@ def measure(name: str) -> list[Row]:
 
 def markdown(rows: list[Row]) -> str:
     lines = ["| case | figure | floor | ratio | target | kept |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {r.case} | {r.figure} | {r.floor} | {_ratio(r)} | {r.target} | {'yes' if r.ok else '**no**'} |"
-        for r in rows
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _ratio(row: Row) -> str:
-    return f"{row.ratio:.2f}" if isinstance(row.ratio, float) else str(row.ratio)
+    return "\n".join([*lines, *(f"| {' | '.join(cells(row))} |" for row in rows)]) + "\n"
 
 
 def main(wanted: list[str]) -> int:

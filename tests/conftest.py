@@ -85,6 +85,7 @@ class RunningDaemon:
         self.socket = os.path.join(root, "sock")
         self.log = os.path.join(root, "daemon.log")
         self.env = {**os.environ, "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
+        self.command = [sys.executable, "-m", "sandkeep.cli"]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
@@ -141,14 +142,10 @@ class RunningDaemon:
 
     def cli(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run `sandkeep WORDS` against it, to its end."""
-        options = {"capture_output": True, "timeout": 60, "stdin": None, **options}
-        if "input" not in options and options["stdin"] is None:
+        options = {"capture_output": True, "timeout": 60, **options}
+        if "input" not in options:
             options["stdin"] = subprocess.DEVNULL
-        elif "input" in options:
-            del options["stdin"]
-        return subprocess.run(
-            [sys.executable, "-m", "sandkeep.cli", *words], env={**self.env, **(env or {})}, **options
-        )
+        return subprocess.run([*self.command, *words], env={**self.env, **(env or {})}, **options)
 
     def clear(self) -> None:
         """End every sandbox, and the daemon."""

@@ -54,9 +54,7 @@ def test_every_command_answers_in_json(group: click.Group, name: str) -> None:
 
 
 def test_help_lists_the_commands_without_importing_them() -> None:
-    code = (
-        "import sys; from sandkeep.cli import run; run(['--help']); print('sandkeep.blocking' in sys.modules)"
-    )
+    code = "import sys; from sandkeep.cli import run; run(['--help']); print('sandkeep.blocking' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(name in done.stdout for name in COMMANDS)
     assert done.stdout.endswith("False\n")

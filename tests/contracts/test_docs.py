@@ -1,0 +1,82 @@
+"""What the documents say is so: links lead somewhere, commands exist, promises name tests, methods are described."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from sandkeep.cli.root import sandkeep
+from sandkeep.errors import CODES
+from sandkeep.events import EVENTS
+from sandkeep.methods import METHODS
+from sandkeep.settings import SETTINGS
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benches/*.md")]
+)
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_within_the_repository_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text()
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        if "://" not in target:
+            assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
+
+
+def commands() -> list[str]:
+    """Every `sandkeep` command in the blocks of the README, as words after the first."""
+    found = []
+    for line in "".join(blocks(README, "sh")).splitlines():
+        found += [words.strip() for words in re.findall(r"\bsandkeep ([^|)&#]*)", line)]
+    return found
+
+
+@pytest.mark.parametrize("words", commands())
+def test_every_command_in_the_readme_is_one(words: str) -> None:
+    names = [word for word in shlex.split(words.split(" -- ")[0]) if word]
+    command: click.Command | None = sandkeep
+    context = click.Context(sandkeep)
+    while isinstance(command, click.Group):
+        command = command.get_command(context, names.pop(0))
+    assert command is not None, words
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {name for name in names if name.startswith("--")} <= options, words
+
+
+def promises() -> list[tuple[str, str]]:
+    return re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", README)
+
+
+def test_there_are_promises() -> None:
+    assert len(promises()) >= 10
+
+
+@pytest.mark.parametrize(("path", "name"), promises())
+def test_every_promise_names_a_test_that_is_there(path: str, name: str) -> None:
+    assert re.search(rf"^ *(async )?def {name}\(", (ROOT / path).read_text(), flags=re.MULTILINE), f"{path}::{name}"
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [("methods.md", METHODS), ("events.md", EVENTS), ("errors.md", CODES), ("settings.md", SETTINGS)],
+)
+def test_the_reference_has_all_of_it(file: str, names: dict[str, object]) -> None:
+    text = (ROOT / "docs" / "reference" / file).read_text()
+    assert [name for name in names if f"`{name}`" not in text and f"## {name}" not in text] == []
+
+
+def test_the_make_targets_that_documents_name_are_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?:^\$ |`)make ([a-z-]+)", (ROOT / document).read_text(), flags=re.MULTILINE))
+        assert named <= targets, document

@@ -1,0 +1,116 @@
+"""The frame: packages under three roots, scripts that start, setup scripts that a POSIX shell can read."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SOURCES = [ROOT / "rpc", ROOT / "store", ROOT / "daemon"]
+
+
+@pytest.mark.parametrize("name", ["sandkeep", "sandkeep_store", "sandkeepd"])
+def test_each_package_is_typed_and_has_a_name_of_its_own(name: str) -> None:
+    path = Path(str(import_module(name).__file__)).parent
+    assert (path / "py.typed").exists()
+    assert path.parent in SOURCES
+
+
+@pytest.mark.parametrize("target", PROJECT["project"]["scripts"].values())
+def test_every_script_can_start(target: str) -> None:
+    module, _, function = target.partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_the_demos_project_is_shipped() -> None:
+    """Package data: every file of the packages is in the wheel, by hatchling's rule, so none may be ignored by git."""
+    project = ROOT / "rpc" / "sandkeep" / "demo" / "project"
+    files = [str(path) for path in project.rglob("*") if path.is_file()]
+    assert len(files) >= 4
+    ignored = subprocess.run(["git", "check-ignore", *files], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ignored.stdout == ""
+
+
+def test_the_version_is_told_in_one_way() -> None:
+    import sandkeep
+
+    assert sandkeep.__version__ == PROJECT["project"]["version"]
+
+
+@pytest.mark.parametrize("script", ["scripts/setup", ".ci/run"])
+def test_scripts_are_executable_and_can_be_parsed(script: str) -> None:
+    path = ROOT / script
+    assert os.access(path, os.X_OK)
+    shell = path.read_text().split("\n", 1)[0].split("/")[-1].split()[-1]
+    assert subprocess.run([shell, "-n", path], check=False).returncode == 0
+
+
+def test_setup_is_quick_and_silent_the_second_time(tmp_path: Path) -> None:
+    """A stamp that fits means that nothing is to be done; here it is laid by hand, beside a venv that works."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / ".setup").mkdir()
+    shutil.copy(ROOT / "scripts" / "setup", tmp_path / "scripts")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    sums = subprocess.run(
+        "{ cat pyproject.toml scripts/setup; pwd; } | cksum | tr ' ' '-'",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (tmp_path / ".setup" / f"demo-{sums.stdout.strip()}").touch()
+    done = subprocess.run(
+        ["scripts/setup", "demo"],
+        cwd=tmp_path,
+        env={**os.environ, "VENV": "venv"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "making" not in done.stderr
+
+
+def test_setup_fails_for_an_engine_that_is_required_and_absent(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("sh", "dirname", "cat", "cksum", "tr", "id", "rm", "mkdir", "tail"):
+        (tools / tool).symlink_to(str(shutil.which(tool)))
+    (tmp_path / "scripts").mkdir()
+    text = (ROOT / "scripts" / "setup").read_text().replace("PATH=$PATH:/usr/sbin:/sbin", "")
+    (tmp_path / "scripts" / "setup").write_text(text)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    env = {"PATH": str(tools), "SANDKEEP_REQUIRE": "bwrap"}
+    done = subprocess.run(
+        [tools / "sh", "scripts/setup", "demo"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "bubblewrap" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_the_commands_modules_are_small_steps() -> None:
+    """A file is about one idea: none of ours is longer than 400 lines."""
+    long = {
+        str(path): count
+        for source in SOURCES
+        for path in source.rglob("*.py")
+        if (count := path.read_text().count("\n")) > 400
+    }
+    assert long == {}
+
+
+def test_no_source_names_a_machine_of_ours() -> None:
+    pattern = re.compile(r"/work/|/root/\.")
+    told = [str(path) for source in SOURCES for path in source.rglob("*.py") if pattern.search(path.read_text())]
+    assert told == []

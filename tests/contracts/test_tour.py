@@ -1,0 +1,46 @@
+"""The README's two-minute tour and its Python, run as they stand there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs("bwrap")
+README = (Path(__file__).parents[2] / "README.md").read_text()
+
+WAIT = """
+until sandkeep status >/dev/null 2>&1; do kill -0 %1 || exit 9; done
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_tour(new_daemon: Any, tmp_path: Path) -> None:
+    first, *rest = blocks("sh")
+    assert first == "sandkeep daemon &\n"
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "file").write_text("of the project\n")
+    place = new_daemon()
+    env = {**place.env, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
+    script = "set -eu\n" + first + WAIT + "".join(rest) + "wait\n"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path / "project", env=env, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("it exited with 3", "HELLO", "6 characters", "1\n2\n3", "sandbox.created", "sound"):
+        assert line in done.stdout
+
+
+def test_the_python(shared_daemon: Any, tmp_path: Path) -> None:
+    (example,) = blocks("python")
+    example = example.replace("/path/to/project", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", example], env=shared_daemon.env, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "0 b'hello\\n'\n"), done.stderr

@@ -1,0 +1,233 @@
+"""`exec`, `run`, `logs`, `kill` and `wait` against a real daemon: bytes, codes, signals, input, restarts."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs("bwrap")
+
+
+@pytest.fixture(scope="module")
+def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    with shared_daemon.connect() as client:
+        return str(client.image.create(str(tmp_path_factory.mktemp("empty"))).image_id)
+
+
+@pytest.fixture
+def box(shared_daemon: Any, image: str) -> Iterator[str]:
+    with shared_daemon.connect() as client:
+        sandbox = client.sandbox.create(image).sandbox_id
+        yield sandbox
+        client.sandbox.terminate(sandbox)
+
+
+def start(daemon: Any, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*daemon.command, *words], env=daemon.env, **{**pipes, **options})
+
+
+def test_streams_stay_apart_and_the_code_is_the_commands(shared_daemon: Any, box: str) -> None:
+    done = shared_daemon.cli("exec", box, "--", "sh", "-c", "printf out; printf err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out", b"err")
+
+
+def test_every_byte_arrives_as_it_was(shared_daemon: Any, box: str) -> None:
+    script = 'i=0; while [ $i -lt 256 ]; do printf "\\\\$(printf %03o $i)"; i=$((i+1)); done'
+    done = shared_daemon.cli("exec", box, "--", "sh", "-c", script)
+    assert done.stdout == bytes(range(256))
+
+
+def test_much_output_is_whole(shared_daemon: Any, box: str) -> None:
+    done = shared_daemon.cli("exec", box, "--", "sh", "-c", "head -c 9000000 /dev/zero | tr '\\0' x")
+    assert done.stdout == b"x" * 9_000_000
+
+
+def test_words_reach_the_command_as_they_are(shared_daemon: Any, box: str) -> None:
+    words = ["", "a b", "$HOME", "'", '"', "\\", "--json", "--", "*", "é\n"]
+    done = shared_daemon.cli("exec", box, "--", "printf", "%s|", *words)
+    assert done.stdout.decode() == "".join(f"{word}|" for word in words)
+
+
+def test_output_streams_while_the_command_runs(shared_daemon: Any, box: str) -> None:
+    with start(
+        shared_daemon, "exec", box, "--interactive", "--", "sh", "-c", "echo ready; read line; echo got $line"
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdin is not None
+        assert command.stdout.readline() == b"ready\n"  # it came although the command has not ended
+        command.stdin.write(b"this\n")
+        command.stdin.flush()
+        assert command.stdout.readline() == b"got this\n"
+        assert command.wait(30) == 0
+
+
+def test_input_is_passed_on_to_its_end(shared_daemon: Any, box: str) -> None:
+    data = os.urandom(300_000)
+    done = shared_daemon.cli("exec", box, "-i", "--", "cat", input=data)
+    assert done.stdout == data
+
+
+def test_without_interactive_there_is_no_input(shared_daemon: Any, box: str) -> None:
+    assert shared_daemon.cli("exec", box, "--", "cat", input=b"not for you").stdout == b""
+
+
+def test_input_that_nobody_reads_is_no_error(shared_daemon: Any, box: str) -> None:
+    done = shared_daemon.cli("exec", box, "-i", "--", "true", input=b"x" * 200_000)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_environment_directory_and_secrets(shared_daemon: Any, box: str) -> None:
+    options = ("--env", "A=1", "--env", "HERE", "--secret", "TOKEN", "--cwd", "/tmp")
+    env = {"HERE": "from outside", "TOKEN": "s3cret"}
+    done = shared_daemon.cli("exec", box, *options, "--", "sh", "-c", 'echo "$A,$HERE,$TOKEN,$(pwd)"', env=env)
+    assert done.stdout == b"1,from outside,s3cret,/tmp\n"
+
+
+def test_time_that_is_up_is_124_and_the_output_is_kept(shared_daemon: Any, box: str) -> None:
+    done = shared_daemon.cli("exec", box, "--timeout", "0.5", "--", "sh", "-c", "echo before; sleep 60")
+    assert (done.returncode, done.stdout) == (124, b"before\n")
+
+
+def test_a_command_that_is_not_there_is_127(shared_daemon: Any, box: str) -> None:
+    assert shared_daemon.cli("exec", box, "--", "no-such-command").returncode == 127
+
+
+def test_sandkeeps_own_refusal_is_125(shared_daemon: Any, box: str) -> None:
+    assert shared_daemon.cli("exec", "sbx_nowhere", "--", "true").returncode == 125
+    assert shared_daemon.cli("exec", box, "--timeout", "-1", "--", "true").returncode == 125
+
+
+def test_exec_in_json_is_one_document(shared_daemon: Any, box: str) -> None:
+    done = shared_daemon.cli("exec", box, "--json", "--", "sh", "-c", "printf out; printf err >&2; exit 3")
+    result = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert base64.b64decode(result["stdout"]) == b"out"
+    assert base64.b64decode(result["stderr"]) == b"err"
+    assert (result["exit_code"], result["timed_out"], result["stdout_truncated"]) == (3, False, False)
+
+
+def test_an_interrupt_goes_to_the_command(shared_daemon: Any, box: str) -> None:
+    script = "trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 0.05; done"
+    with start(shared_daemon, "exec", box, "--", "sh", "-c", script) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"ready\n"
+        command.send_signal(signal.SIGINT)
+        assert command.stdout.readline() == b"interrupted\n"
+        assert command.wait(30) == 9
+
+
+def test_a_second_interrupt_kills(shared_daemon: Any, box: str) -> None:
+    script = "trap 'echo no' INT; echo ready; while :; do sleep 0.05; done"
+    with start(shared_daemon, "exec", box, "--", "sh", "-c", script) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"ready\n"
+        command.send_signal(signal.SIGINT)
+        assert command.stdout.readline() == b"no\n"
+        command.send_signal(signal.SIGINT)
+        assert command.wait(30) == 137
+
+
+def test_when_nobody_reads_the_output_the_command_ends(shared_daemon: Any, box: str) -> None:
+    with start(shared_daemon, "exec", box, "--", "sh", "-c", "while :; do echo more; done") as command:
+        assert command.stdout is not None
+        command.stdout.readline()
+        command.stdout.close()
+        assert command.wait(30) == 141
+        assert command.stderr is not None
+        assert command.stderr.read() == b""
+    with shared_daemon.connect() as client:
+        assert client.sandbox.get(box).running_processes == 0 or _ends(client, box)
+
+
+def _ends(client: Any, box: str) -> bool:
+    for process in client.process.list(box).processes:
+        client.process.wait(box, process.name, 30)
+    return True
+
+
+def test_a_detached_process_is_found_by_its_name(shared_daemon: Any, box: str) -> None:
+    started = shared_daemon.cli(
+        "run", box, "worker", "--detach", "--", "sh", "-c", "echo out; echo err >&2; exec sleep 60"
+    )
+    assert started.stdout.startswith(b"prc_")
+    listed = shared_daemon.cli("ps", box).stdout.decode().splitlines()
+    assert listed[0].split() == ["NAME", "STATUS", "AGE", "COMMAND"]
+    assert listed[1].split()[:2] == ["worker", "running"]
+    assert box in shared_daemon.cli("ps").stdout.decode()
+    assert shared_daemon.cli("kill", box, "worker").returncode == 0
+    assert shared_daemon.cli("wait", box, "worker").returncode == 143
+    assert shared_daemon.cli("ps", box).stdout.decode().count("\n") == 1
+    assert "exited 143" in shared_daemon.cli("ps", box, "--all").stdout.decode()
+    shown = shared_daemon.cli("logs", box, "worker")
+    assert (shown.stdout, shown.stderr) == (b"out\n", b"err\n")
+
+
+def test_a_name_is_taken_while_its_process_runs(shared_daemon: Any, box: str) -> None:
+    shared_daemon.cli("run", box, "one", "--detach", "--", "sleep", "60")
+    assert shared_daemon.cli("run", box, "one", "--detach", "--", "true").returncode == 125
+
+
+def test_waiting_has_an_end(shared_daemon: Any, box: str) -> None:
+    shared_daemon.cli("run", box, "slow", "--detach", "--", "sleep", "60")
+    assert shared_daemon.cli("wait", box, "slow", "--timeout", "0.1").returncode == 124
+    assert shared_daemon.cli("kill", box, "slow", "--signal", "kill").returncode == 0
+    assert shared_daemon.cli("wait", box, "slow").returncode == 137
+
+
+def test_logs_from_an_offset_of_one_stream(shared_daemon: Any, box: str) -> None:
+    shared_daemon.cli("run", box, "two", "--", "sh", "-c", "printf 0123456789; printf abcdef >&2")
+    done = shared_daemon.cli("logs", box, "two", "--since", "4")
+    assert (done.stdout, done.stderr) == (b"456789", b"ef")
+    done = shared_daemon.cli("logs", box, "two", "--since", "4", "--stream", "stdout", "--follow")
+    assert (done.stdout, done.stderr) == (b"456789", b"")
+    done = shared_daemon.cli("logs", box, "two", "--stream", "stderr")
+    assert (done.stdout, done.stderr) == (b"", b"abcdef")
+    pieces = [json.loads(line) for line in shared_daemon.cli("logs", box, "two", "--json").stdout.splitlines()]
+    assert b"".join(base64.b64decode(piece["stdout"]) for piece in pieces) == b"0123456789"
+
+
+def test_logs_without_follow_end_although_the_process_goes_on(shared_daemon: Any, box: str) -> None:
+    with start(shared_daemon, "run", box, "three", "-i", "--", "sh", "-c", "echo ready; read line") as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"ready\n"
+        assert shared_daemon.cli("logs", box, "three").stdout == b"ready\n"
+        running.communicate(b"end\n", timeout=30)
+        assert running.returncode == 0
+
+
+def test_exec_does_not_notice_a_restart_of_the_daemon(new_daemon: Any, tmp_path: Path) -> None:
+    daemon = new_daemon()
+    daemon.start()
+    with daemon.connect() as client:
+        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
+    script = "i=1; while [ $i -le 40 ]; do echo $i; i=$((i+1)); sleep 0.05; done; exit 5"
+    with start(daemon, "exec", box, "--", "sh", "-c", script) as command:
+        assert command.stdout is not None
+        first = command.stdout.readline()
+        daemon.kill()
+        daemon.start()
+        rest = command.stdout.read()
+        assert (first + rest).split() == [str(number).encode() for number in range(1, 41)]
+        assert command.wait(30) == 5
+
+
+def test_many_at_once(shared_daemon: Any, box: str) -> None:
+    results: list[bytes] = [b""] * 8
+
+    def run(number: int) -> None:
+        results[number] = shared_daemon.cli("exec", box, "--", "echo", str(number)).stdout
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [f"{number}\n".encode() for number in range(8)]

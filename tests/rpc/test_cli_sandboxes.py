@@ -1,0 +1,250 @@
+"""The command against a real daemon and real sandboxes: images, sandboxes, events, the store."""
+
+import json
+import re
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs("bwrap")
+
+
+def lines(done: subprocess.CompletedProcess[bytes]) -> list[str]:
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+def one(done: subprocess.CompletedProcess[bytes]) -> str:
+    (only,) = lines(done)
+    return only
+
+
+def document(done: subprocess.CompletedProcess[bytes]) -> Any:
+    return json.loads(one(done))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("project")
+    (root / "hello.sh").write_text("echo hello\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def image(shared_daemon: Any, project: Path) -> str:
+    return one(shared_daemon.cli("image", "create", str(project), "--label", "kind=test"))
+
+
+@pytest.fixture
+def box(shared_daemon: Any, image: str) -> Iterator[str]:
+    sandbox = one(shared_daemon.cli("create", image))
+    yield sandbox
+    shared_daemon.cli("rm", sandbox)
+
+
+def test_an_image_of_a_relative_path(shared_daemon: Any, project: Path) -> None:
+    image = one(shared_daemon.cli("image", "create", ".", "--clean", cwd=project))
+    assert document(shared_daemon.cli("image", "get", image, "--json"))["source"] == str(project)
+    assert image in one(shared_daemon.cli("image", "rm", image))
+
+
+def test_images_are_listed_and_shown(shared_daemon: Any, image: str) -> None:
+    assert any(line.startswith(image) for line in lines(shared_daemon.cli("image", "ls")))
+    assert any("kind=test" in line for line in lines(shared_daemon.cli("image", "get", image)))
+    assert image in [found["image_id"] for found in document(shared_daemon.cli("image", "ls", "--json"))]
+
+
+def test_an_image_in_use_is_not_removed(shared_daemon: Any, image: str, box: str) -> None:
+    done = shared_daemon.cli("image", "rm", image)
+    assert done.returncode == 1
+    assert b"[in_use]" in done.stderr
+
+
+def test_ids_go_to_stdout_alone(shared_daemon: Any, image: str) -> None:
+    done = shared_daemon.cli("sandbox", "create", image, "--id", "mine")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"mine\n", b"")
+    assert one(shared_daemon.cli("rm", "mine")) == "mine"
+
+
+def test_what_a_sandbox_was_asked_to_be(shared_daemon: Any, image: str) -> None:
+    words = ("--pids", "64", "--disk", "64M", "--env", "A=1", "--label", "x=y", "--secret", "TOKEN", "--json")
+    made = document(shared_daemon.cli("create", image, *words, env={"TOKEN": "s3cret"}))
+    assert made["spec"]["pids"] == 64
+    assert made["spec"]["disk_bytes"] == 64 * 1024**2
+    assert made["spec"]["env"] == {"A": "1"}
+    assert made["spec"]["labels"] == {"x": "y"}
+    assert made["secrets"] == ["TOKEN"]
+    shown = shared_daemon.cli("exec", made["sandbox_id"], "--", "sh", "-c", "echo $A $TOKEN")
+    assert one(shown) == "1 s3cret"
+    shared_daemon.cli("rm", made["sandbox_id"])
+
+
+def test_sandboxes_are_listed_until_they_end(shared_daemon: Any, image: str, box: str) -> None:
+    header, *rows = lines(shared_daemon.cli("ls"))
+    assert header.split() == ["SANDBOX", "STATUS", "AGE", "RUNS", "IMAGE"]
+    assert any(row.split()[:2] == [box, "running"] and row.endswith(image) for row in rows)
+    shared_daemon.cli("rm", box)
+    assert box not in " ".join(lines(shared_daemon.cli("ls")))
+    assert box in [s["sandbox_id"] for s in document(shared_daemon.cli("ls", "--all", "--json"))]
+
+
+def test_a_sandbox_is_shown_with_its_isolation(shared_daemon: Any, box: str) -> None:
+    shown = dict(re.split(r" {2,}", line, maxsplit=1) for line in lines(shared_daemon.cli("get", box)))
+    assert shown["sandbox"] == box
+    assert shown["isolation"] == "bubblewrap"
+    assert document(shared_daemon.cli("sandbox", "get", box, "--json"))["isolation"]["mechanism"] == "bubblewrap"
+
+
+def test_what_is_not_there_is_refused_in_a_sentence(shared_daemon: Any) -> None:
+    done = shared_daemon.cli("get", "sbx_nowhere")
+    assert done.returncode == 1
+    assert done.stderr.decode().count("\n") == 1
+    assert b"[not_found]" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_refusal_in_json_is_a_document(shared_daemon: Any) -> None:
+    done = shared_daemon.cli("get", "sbx_nowhere", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["code"] == "not_found"
+
+
+def test_status_and_capabilities(shared_daemon: Any) -> None:
+    assert any(line.startswith("healthy") and line.endswith("yes") for line in lines(shared_daemon.cli("status")))
+    assert document(shared_daemon.cli("status", "--json"))["socket"] == shared_daemon.socket
+    assert any(line.startswith("local") and "yes" in line for line in lines(shared_daemon.cli("capabilities")))
+    providers = document(shared_daemon.cli("capabilities", "--json"))["providers"]
+    assert "local" in [provider["provider"] for provider in providers]
+
+
+def test_the_history_of_a_sandbox(shared_daemon: Any, box: str) -> None:
+    shared_daemon.cli("exec", box, "--", "sh", "-c", "exit 3")
+    header, *rows = lines(shared_daemon.cli("history", box))
+    assert header.startswith(box)
+    assert [row.split()[1] for row in rows] == [
+        "sandbox.create_requested",
+        "sandbox.created",
+        "process.launch_requested",
+        "process.started",
+        "process.exited",
+    ]
+    assert "code 3" in rows[-1]
+    assert [e["type"] for e in document(shared_daemon.cli("history", box, "--json"))] == [
+        row.split()[1] for row in rows
+    ]
+
+
+def test_a_terminal_is_not_overrun(shared_daemon: Any, box: str) -> None:
+    shared_daemon.cli("exec", box, "--", "sh", "-c", "true " + "x" * 200)
+    for words in (("history", box), ("ps", box, "--all"), ("ls",), ("events", "--sandbox", box), ("image", "ls")):
+        shown = on_a_terminal(shared_daemon, *words)
+        assert shown
+        assert max(len(line) for line in shown) <= 80, words
+
+
+def on_a_terminal(daemon: Any, *words: str) -> list[str]:
+    """The lines of a command whose stdout is a terminal of 80 columns, without their colours."""
+    import fcntl
+    import os
+    import struct
+    import termios
+
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    attributes = termios.tcgetattr(theirs)
+    attributes[1] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    done = daemon.cli(*words, stdout=theirs, stderr=subprocess.PIPE, capture_output=False)
+    os.close(theirs)
+    assert done.returncode == 0, done.stderr
+    text = b""
+    try:
+        while piece := os.read(ours, 65536):
+            text += piece
+    except OSError:  # a terminal without a writer ends so
+        pass
+    os.close(ours)
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.decode().splitlines()]
+
+
+def test_events_after_a_token(shared_daemon: Any, box: str) -> None:
+    everything = document(shared_daemon.cli("events", "--json"))
+    assert [event["position"] for event in everything] == list(range(1, len(everything) + 1))
+    log_id = document(shared_daemon.cli("status", "--json"))["log_id"]
+    last = everything[-1]["position"]
+    assert document(shared_daemon.cli("events", "--after", f"{log_id}:{last - 1}", "--json")) == everything[-1:]
+    assert lines(shared_daemon.cli("events", "--after", "now")) == []
+    assert {e["type"] for e in document(shared_daemon.cli("events", "--type", "sandbox.created", "--json"))} == {
+        "sandbox.created"
+    }
+
+
+def test_events_are_followed_one_document_a_line(shared_daemon: Any, image: str) -> None:
+    state = document(shared_daemon.cli("status", "--json"))
+    words = ("events", "--after", f"{state['log_id']}:{state['position']}", "--follow", "--json")
+    follower = subprocess.Popen([*shared_daemon.command, *words], env=shared_daemon.env, stdout=subprocess.PIPE)
+    assert follower.stdout is not None
+    try:
+        sandbox = one(shared_daemon.cli("create", image))
+        shared_daemon.cli("rm", sandbox)
+        followed = [json.loads(follower.stdout.readline())["type"] for _ in range(4)]
+        assert followed == [
+            "sandbox." + word for word in ("create_requested", "created", "terminate_requested", "terminated")
+        ]
+    finally:
+        follower.terminate()
+        follower.wait()
+        follower.stdout.close()
+
+
+def test_a_lost_metadata_document_is_rebuilt(shared_daemon: Any, box: str) -> None:
+    document_path = Path(shared_daemon.state_dir, "sandboxes", box, "metadata.json")
+    shared_daemon.cli("store", "rebuild")
+    before = document_path.read_bytes()
+    document_path.unlink()
+    assert "1 written" in one(shared_daemon.cli("store", "rebuild"))
+    assert document_path.read_bytes() == before
+    assert stat.S_IMODE(document_path.stat().st_mode) & 0o077 == 0
+    assert one(shared_daemon.cli("store", "verify")).startswith("sound")
+    assert document(shared_daemon.cli("store", "verify", "--json"))["ok"] is True
+
+
+def test_any_method_by_name(shared_daemon: Any, box: str) -> None:
+    assert document(shared_daemon.cli("rpc", "sandbox.get", json.dumps({"sandbox_id": box})))["sandbox_id"] == box
+    assert (
+        document(shared_daemon.cli("rpc", "sandbox.get", "-", input=json.dumps({"sandbox_id": box}).encode()))[
+            "sandbox_id"
+        ]
+        == box
+    )
+    assert document(shared_daemon.cli("rpc", "rpc.discover"))["openrpc"]
+    assert shared_daemon.cli("rpc", "sandbox.dance").returncode == 1
+
+
+def test_ids_complete_in_the_shell(shared_daemon: Any, box: str) -> None:
+    env = {"_SANDKEEP_COMPLETE": "bash_complete", "COMP_WORDS": "sandkeep exec sb", "COMP_CWORD": "2"}
+    assert box in shared_daemon.cli(env=env).stdout.decode()
+
+
+def test_a_reader_that_leaves_is_no_disaster(shared_daemon: Any) -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$@" events | head -n 1', "sh", *shared_daemon.command],
+        env=shared_daemon.env,
+        capture_output=True,
+    )
+    assert done.stdout.count(b"\n") == 1
+    assert done.stderr == b""
+
+
+def test_offline_the_store_is_checked_by_its_own_script(new_daemon: Any, project: Path) -> None:
+    daemon = new_daemon()
+    daemon.start()
+    daemon.cli("image", "create", str(project))
+    daemon.stop()
+    done = daemon.cli("store", "verify", "--state-dir", daemon.state_dir)
+    assert done.returncode == 0, done.stderr
+    assert daemon.cli("store", "rebuild", "--state-dir", daemon.state_dir).returncode == 0

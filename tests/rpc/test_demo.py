@@ -1,0 +1,59 @@
+"""The demo runs as shipped, tells the truth by its exit code, and leaves nothing however it ends."""
+
+import glob
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandkeep.demo import traces
+
+pytestmark = pytest.mark.needs("bwrap")
+COMMAND = [sys.executable, "-m", "sandkeep.cli", "demo"]
+
+
+def start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
+    return subprocess.Popen([*COMMAND, *options], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def nothing_is_left(tmp_path: Path) -> bool:
+    return glob.glob(f"{tmp_path}/*") == [] and traces.remaining(str(tmp_path)) == []
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short path: a socket's has at most 107 bytes."""
+    return tmp_path_factory.mktemp("d")
+
+
+def test_the_demo(short: Path) -> None:
+    with start(short, "--fast") as demo:
+        assert demo.stdout is not None
+        told = demo.stdout.read()
+    assert demo.returncode == 0, told
+    assert "✗" not in told
+    assert "$? = 3" in told
+    assert "the same" in told
+    assert "\x1b" not in told
+    assert max(len(line) for line in told.splitlines()) <= 80
+    assert not re.search(r"Traceback|Error", told)
+    assert nothing_is_left(short)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_cleans_up(short: Path, number: signal.Signals) -> None:
+    with start(short, "--fast") as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "flash 3" in line:
+                break
+        demo.send_signal(number)
+        rest = demo.stdout.read()
+    assert demo.returncode == 130, rest
+    assert "Traceback" not in rest
+    assert nothing_is_left(short)
