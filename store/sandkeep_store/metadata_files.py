@@ -137,7 +137,7 @@ def ahead_of(root: str, log_id: str, head: int) -> list[str]:
         seen = _seen(read(root, name))
         if seen is not None and seen.log_id == log_id and seen.position > head:
             problems.append(
-                f"the event log ends at position {head}, but {root}/{name}/{FILE_NAME} has seen position {seen.position}: "
+                f"the event log ends at position {head}, but {root}/{name}/{FILE_NAME} has seen {seen.position}: "
                 "events were lost, restore the log from a copy"
             )
     return problems

@@ -115,7 +115,7 @@ def test_a_log_shorter_than_what_was_seen_is_told(tmp_path: Path, log: Log) -> N
     assert metadata_files.ahead_of(str(tmp_path), "log-1", seen) == []
     problems = metadata_files.ahead_of(str(tmp_path), "log-1", seen - 1)
     assert len(problems) == 1
-    assert f"position {seen}" in problems[0]
+    assert f"has seen {seen}" in problems[0]
     assert metadata_files.ahead_of(str(tmp_path), "another", 0) == []
 
 

@@ -1,16 +1,16 @@
 """The local provider: sandboxes on this machine, by bubblewrap over copies-on-write of directories.
 
-With root's daemon every sandbox has a host uid of its own; with a user's daemon all have that user's. `local_start` makes
-them, `local_bubblewrap` says what they see, `local_layout` where they are kept. See `base` for the interface.
+With root's daemon every sandbox has a host uid of its own; with a user's daemon all have that user's. `local_start`
+makes them, `local_bubblewrap` says what they see, `local_layout` where they are kept. See `base` for the interface.
 """
 
 import functools
 import os
 import shutil
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 import trio
@@ -41,6 +41,9 @@ from sandkeepd.providers.local_bubblewrap import MARK, PATH, WORKSPACE, environm
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
 from sandkeepd.providers.local_probe import Abilities, probe
 from sandkeepd.providers.local_start import Handle, Job, Plan, Started, marked, start
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
@@ -125,7 +128,7 @@ class LocalProvider:
         }
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
-            "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root's daemon has uids to give"),
+            "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip
         return ProviderCapabilities(
@@ -181,8 +184,9 @@ class LocalProvider:
             )
         plan = Plan(
             mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
-            limits=limits, disk_bytes=disk_bytes, scratch_bytes=min(DEFAULT_SCRATCH_BYTES, spec.memory_bytes or disk_bytes, disk_bytes),
-            cgroups=self._hierarchies.plan(sandbox_id, limits), held_by=self._held_by(limits),
+            limits=limits, disk_bytes=disk_bytes, scratch_bytes=min(DEFAULT_SCRATCH_BYTES, spec.memory_bytes or
+            disk_bytes, disk_bytes), cgroups=self._hierarchies.plan(sandbox_id, limits),
+            held_by=self._held_by(limits),
         )  # fmt: skip
         document: dict[str, Any] = msgspec.to_builtins(plan)
         return document
@@ -195,7 +199,8 @@ class LocalProvider:
         return "bubblewrap"
 
     def _host_uid(self, sandbox_id: str, taken: Sequence[dict[str, Any]]) -> int | None:
-        """A uid of the range that no living sandbox has; where the search begins depends on the id, so that uids rest."""
+        """A uid of the range that no living sandbox has; where the search begins depends on the id, so that uids rest.
+        """
         if not self.root:
             return None
         used = {plan.get("uid") for plan in taken}
@@ -234,8 +239,9 @@ class LocalProvider:
         if decided.mechanism == "none" and not self.root and files == "overlay":
             files = "reflink" if found.reflink.works else "copy"
         job = Job(
-            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), image_root=image_root, image_uid=self._uid_base,
-            plan=decided, files=files, host_network=spec.network == "host", read_only=spec.read_only, hierarchies=self._hierarchies,
+            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), image_root=image_root,
+            image_uid=self._uid_base, plan=decided, files=files, host_network=spec.network == "host",
+            read_only=spec.read_only, hierarchies=self._hierarchies,
         )  # fmt: skip
         try:
             with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
@@ -405,7 +411,7 @@ class LocalProvider:
                 with trio.move_on_after(1):
                     await instance.sweep()
 
-    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+    async def _in_thread(self, work: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
 
 
