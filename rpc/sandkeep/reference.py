@@ -78,7 +78,7 @@ def methods_page() -> Iterator[str]:
     yield "# Methods"
     yield ""
     yield "JSON-RPC 2.0 on the Unix socket, one UTF-8 JSON message a line, at most 16 MiB. Parameters are by name."
-    yield "`rpc.discover` answers the same as an OpenRPC document. A method that changes something takes a `command_id`:"
+    yield "`rpc.discover` answers the same as an OpenRPC document. A method that changes things takes a `command_id`:"
     yield "given again within a day, it gets the first answer again and does nothing twice."
     for noun, rows in groupby(METHODS.values(), key=lambda row: row.name.partition(".")[0]):
         yield from ("", f"## {noun}")
@@ -131,9 +131,9 @@ def events_page() -> Iterator[str]:
     """Every event, by its first word."""
     yield "# Events"
     yield ""
-    yield f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. The envelope is [Event](methods.md#event); here is"
-    yield "the `data` of each. An intent is durable before anything happens, and one of its outcomes follows, if need be when"
-    yield "the daemon starts again."
+    yield f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. Its envelope is [Event](methods.md#event)."
+    yield "Here is the `data` of each. An intent is durable before anything happens, and one of its outcomes follows,"
+    yield "if need be when the daemon starts again."
     for noun, kinds in groupby(events.EVENTS.items(), key=lambda item: item[0].partition(".")[0]):
         yield from ("", f"## {noun}")
         for name, kind in kinds:
@@ -157,10 +157,10 @@ def errors_page() -> Iterator[str]:
     """Every code."""
     yield "# Errors"
     yield ""
-    yield "An error object's `data.code` is one of these, and never changes its meaning. `code` is JSON-RPC's number. In"
-    yield "Python the code belongs to a class, which says whose fault it is; all are `SandkeepError`. A message that is not"
-    yield "JSON has the number -32700, one that is no request -32600, and an unknown method -32601; their `data.code` is"
-    yield "`invalid`."
+    yield "An error object's `data.code` is one of these, and never changes its meaning. `code` is JSON-RPC's number."
+    yield "In Python the code belongs to a class, which says whose fault it is; all are `SandkeepError`. A message that"
+    yield "is not JSON has the number -32700, one that is no request -32600, an unknown method -32601; their"
+    yield "`data.code` is `invalid`."
     for kind, codes in groupby(CODES, key=lambda code: CODES[code]):
         yield from ("", f"## {kind.__name__}", "", *_prose(kind))
         for code in codes:

@@ -61,7 +61,7 @@ def _group_id(group: str) -> int:
 def _check_length(path: str) -> None:
     length = len(os.fsencode(path))
     if length > _MOST_PATH_BYTES:
-        words = f"a socket's path has at most {_MOST_PATH_BYTES} bytes, and {path} has {length}: set SANDKEEP_SOCKET to a shorter"
+        words = f"set SANDKEEP_SOCKET to a shorter path: {path} has {length} bytes, of {_MOST_PATH_BYTES} possible"
         raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
 
 

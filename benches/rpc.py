@@ -1,0 +1,226 @@
+"""The API's server beside a bare trio echo: calls a second over 64 connections, and how long one call takes on one.
+
+Floor: a trio server on raw sockets which decodes each line as JSON, encodes it again and sends it back. Figure: the
+real server with a handler that answers from a dict, or a running daemon:
+
+    python -m benches.rpc --socket /run/sandkeep/sandkeep.sock --sandbox sbx_...
+
+Server and load are processes of their own. Figure and floor are measured in turns; the median of the rounds counts.
+"""
+
+import argparse
+import contextlib
+import os
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import trio
+from benches.table import Row, show
+
+from sandkeep import model
+from sandkeep.errors import CallerError
+
+CONNECTIONS = 64
+ROUNDS = 7
+SECONDS = 0.6
+SANDBOX_ID = "sbx_06f0n3v5j8k2m4p6r8t0v2x4z6"
+
+
+# -- servers ----------------------------------------------------------------------------------------------------------
+
+
+async def echo(path: str) -> None:
+    """The floor."""
+    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        await listener.bind(path)
+        listener.listen(512)
+        async with trio.open_nursery() as nursery:
+            while True:
+                connection, _ = await listener.accept()
+                nursery.start_soon(_echo_one, connection)
+
+
+async def _echo_one(connection: trio.socket.SocketType) -> None:
+    decode, encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+    with contextlib.suppress(OSError), connection:
+        while data := await connection.recv(65536):
+            answer = encode(decode(data)) + b"\n"
+            while answer:
+                answer = answer[await connection.send(answer) :]
+
+
+class Sandboxes:
+    """The smallest real handler: what the daemon's does, without access and views."""
+
+    def __init__(self) -> None:
+        self.immediate = {"daemon.ping": self._ping, "sandbox.get": self._get}
+        self._pong = model.Pong(version="0", pid=os.getpid())
+        spec = model.SandboxSpec(memory_bytes=2**30, pids=512, labels={"team": "bench"})
+        isolation = model.Isolation(
+            mechanism="bubblewrap", files="overlay", host_uid=1900000001, limits={"pids": "cgroup"}
+        )
+        self._all = {
+            SANDBOX_ID: model.Sandbox(
+                sandbox_id=SANDBOX_ID, image_id="img_06f0n3v5j8k2m4p6r8t0v2x4z6", provider="local", status="running",
+                owner="uid:0", created_at="2026-01-01T00:00:00.000000Z", spec=spec, isolation=isolation, position=17,
+            )
+        }  # fmt: skip
+
+    def _ping(self, _: Any) -> model.Pong:
+        return self._pong
+
+    def _get(self, call: Any) -> model.Sandbox:
+        found = self._all.get(call.params.sandbox_id)
+        if found is None:
+            raise CallerError("not_found", "there is no such sandbox", sandbox_id=call.params.sandbox_id)
+        return found
+
+    async def __call__(self, _: Any) -> Any:
+        raise CallerError("not_found", "the bench answers at once or not at all")
+
+
+async def real(path: str) -> None:
+    """The figure."""
+    from sandkeepd.api.listener import listening
+    from sandkeepd.api.server import serve
+
+    with listening(path) as listener:
+        await serve(listener, Sandboxes())
+
+
+SERVERS: dict[str, Callable[[str], Any]] = {"echo": echo, "real": real}
+
+
+@contextlib.contextmanager
+def serving(name: str, path: str) -> Iterator[str]:
+    """A server in a process of its own."""
+    process = subprocess.Popen([sys.executable, "-m", "benches.rpc", "--serve", name, path])
+    try:
+        while not _answers(path):
+            if process.poll() is not None:
+                raise RuntimeError(f"the server {name} ended with {process.returncode}")
+            time.sleep(0.01)
+        yield path
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(path) == 0
+
+
+# -- load -------------------------------------------------------------------------------------------------------------
+
+
+def line_of(method: str, sandbox_id: str) -> bytes:
+    params = {"sandbox_id": sandbox_id} if method == "sandbox.get" else {}
+    return msgspec.json.encode({"jsonrpc": "2.0", "id": 17, "method": method, "params": params}) + b"\n"
+
+
+def calls_a_second(path: str, line: bytes, connections: int = CONNECTIONS, seconds: float = SECONDS) -> float:
+    """One call in flight on each connection, for a while."""
+    poller = select.epoll()
+    sockets: dict[int, socket.socket] = {}
+    for _ in range(connections):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(path)
+        sockets[sock.fileno()] = sock
+        poller.register(sock, select.EPOLLIN)
+        sock.send(line)
+    answered, start = 0, time.perf_counter()
+    while (now := time.perf_counter()) - start < seconds:
+        for number, _ in poller.poll():
+            sock = sockets[number]
+            if sock.recv(65536).endswith(b"\n"):
+                answered += 1
+                sock.send(line)
+    for sock in sockets.values():
+        sock.close()
+    return answered / (now - start)
+
+
+def microseconds(path: str, line: bytes, calls: int = 3000) -> float:
+    """The median time of one call on one connection."""
+    took: list[float] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(path)
+        for _ in range(calls):
+            start = time.perf_counter()
+            sock.send(line)
+            while not sock.recv(65536).endswith(b"\n"):
+                pass
+            took.append(time.perf_counter() - start)
+    return statistics.median(took) * 1e6
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def rows(figure: str, floor: str, sandbox_id: str) -> list[Row]:
+    """Measure a server on the socket `figure` beside the echo on `floor`."""
+    found = []
+    for method in ("daemon.ping", "sandbox.get"):
+        line = line_of(method, sandbox_id)
+        _check(figure, line)
+        fast = [(calls_a_second(figure, line), calls_a_second(floor, line)) for _ in range(ROUNDS)]
+        slow = [(microseconds(figure, line), microseconds(floor, line)) for _ in range(ROUNDS)]
+        found += [_throughput(method, fast), _latency(method, slow)]
+    return found
+
+
+def _check(path: str, line: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(path)
+        sock.sendall(line)
+        answer = sock.recv(65536)
+    if b'"result"' not in answer:
+        raise RuntimeError(f"cannot measure: {answer.decode()}")
+
+
+def _throughput(method: str, pairs: list[tuple[float, float]]) -> Row:
+    ratio = statistics.median(a / b for a, b in pairs)
+    ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+    case = f"{method}, {CONNECTIONS} connections"
+    return Row(case, f"{ours:,.0f}/s", f"{theirs:,.0f}/s trio echo", ratio, "at least 0.7", ratio >= 0.7)
+
+
+def _latency(method: str, pairs: list[tuple[float, float]]) -> Row:
+    ratio = statistics.median(a / b for a, b in pairs)
+    ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
+    case = f"{method}, one connection, p50"
+    return Row(case, f"{ours:.0f} µs", f"{theirs:.0f} µs trio echo", ratio, "at most 1.5", ratio <= 1.5)
+
+
+def run(path: str | None = None, sandbox_id: str = SANDBOX_ID) -> list[Row]:
+    """Measure the server in a process of its own, or a daemon that runs already on `path`."""
+    with tempfile.TemporaryDirectory() as directory, serving("echo", f"{directory}/echo") as floor:
+        if path is not None:
+            return rows(path, floor, sandbox_id)
+        with serving("real", f"{directory}/real") as figure:
+            return rows(figure, floor, sandbox_id)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", help="measure the daemon that listens there")
+    parser.add_argument("--sandbox", default=SANDBOX_ID, help="a sandbox of that daemon")
+    parser.add_argument("--serve", nargs=2, metavar=("NAME", "PATH"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        trio.run(SERVERS[given.serve[0]], given.serve[1])
+    else:
+        show(run(given.socket, given.sandbox))
+
+
+if __name__ == "__main__":
+    main()
