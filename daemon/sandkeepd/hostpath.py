@@ -63,21 +63,17 @@ async def import_tree(
     if not source.startswith("/") or "\0" in source:
         raise CallerError("invalid", f"source: {source[:200]!r} is not an absolute path", field="source")
     await progress(f"looking at {source}")
-    survey = await _thread(_survey, source, caller, hide)
+    survey = await trio.to_thread.run_sync(_survey, source, caller, hide)
     try:
         await progress(f"copying {source}")
-        await _thread(_copy, source, caller, target, owner, survey.names)
+        await trio.to_thread.run_sync(_copy, source, caller, target, owner, survey.names)
     finally:
         os.close(survey.names)
     await progress("computing the digest")
-    digest, size, count = await _thread(digest_tree, target)
+    digest, size, count = await trio.to_thread.run_sync(digest_tree, target)
     return ImportedImage(
         digest=digest, size_bytes=size, file_count=count, skipped=survey.skipped, skipped_count=survey.skipped_count
     )
-
-
-async def _thread(work: object, *arguments: object) -> object:
-    return await trio.to_thread.run_sync(functools.partial(work, *arguments), abandon_on_cancel=False)
 
 
 def _check_caller(caller: Caller) -> None:
@@ -208,7 +204,8 @@ def _lend(target: str) -> str:
 def _jail(place: str) -> list[str]:
     if not os.path.exists("/usr/bin/bwrap"):
         return []
-    argv = ["bwrap", "--unshare-all", "--cap-drop", "ALL", "--die-with-parent", "--ro-bind", "/usr", "/usr"]
+    # No --die-with-parent: the parent is the thread that started it, which ends at once, and not the daemon.
+    argv = ["bwrap", "--unshare-all", "--cap-drop", "ALL", "--ro-bind", "/usr", "/usr"]
     for name in ("bin", "lib", "lib32", "lib64", "libx32"):
         if os.path.islink(f"/{name}"):
             argv += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
