@@ -143,7 +143,7 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
         os.chown(target, owner, owner)
     reading = [
         *_as_caller(caller), "tar", "--create", "--file=-", "--format=gnu", "--sparse", "--numeric-owner", "--mode=ug-s",
-        "--no-recursion", "--null", "--verbatim-files-from", "--directory", source, "--files-from=/dev/stdin",
+        "--no-recursion", "--null", "--verbatim-files-from", "--directory", source, "--files-from=-",  # opened already: the caller may not open the list itself
     ]  # fmt: skip
     with subprocess.Popen(
         reading, stdin=names, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/"
@@ -158,10 +158,10 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
         complaints, errors = _drain([reader.stderr, writer.stderr])
         written, read = writer.wait(), reader.wait()
         writer.stderr.close()
-    if written:
-        raise _not_written(errors)
-    if read not in (0, 1):  # 1: a file changed, or was removed, while it was read
+    if read > 1:  # 1: a file changed, or was removed, while it was read; below 0: the writer left it alone
         raise _unreadable(source, complaints)
+    if written or read < 0:
+        raise _not_written(errors)
 
 
 def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[bytes]":

@@ -1,6 +1,7 @@
 """Who may do what: a second user against a real root daemon. Each refusal comes before any effect."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ OTHER = 40_001
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("source")
+def source(places: str) -> str:
+    """A directory that every user can read."""
+    folder = Path(tempfile.mkdtemp(dir=places))
+    folder.chmod(0o755)
     (folder / "hello").write_text("hello\n")
-    for parent in (folder, *folder.parents):
-        if parent.stat().st_mode & 0o005 != 0o005:
-            parent.chmod(parent.stat().st_mode | 0o055)
+    (folder / "hello").chmod(0o644)
     return str(folder)
 
 

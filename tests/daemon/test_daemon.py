@@ -267,7 +267,7 @@ def test_a_sandbox_whose_first_process_is_killed_failed(client: Any, shared_daem
 def _first_pid(daemon: Any, sandbox_id: str) -> int:
     with daemon.connect() as client:
         created = next(e for e in client.sandbox.history(sandbox_id).events if e.type == "sandbox.created")
-    return int(created.data["handle"]["pid"])
+    return int(created.data["handle"]["first"]["pid"])
 
 
 def test_limits_of_time(client: Any, image_id: str) -> None:
