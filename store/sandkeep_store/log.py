@@ -20,12 +20,12 @@ from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import Event, Meta
 from sandkeep_store.codec import CODEC, Codec, UnknownEvent
 from sandkeep_store.database import Database
-from sandkeep_store.reader import Filter, LogReader
+from sandkeep_store.reader import EVERYTHING, Filter, LogReader
 from sandkeep_store.record import Recorded
 from sandkeep_store.recorder import Draft, LogRecorder
 from sandkeep_store.reserve import Reserve
 from sandkeep_store.ring import Ring
-from sandkeep_store.writer import Append, Entry, Writer
+from sandkeep_store.writer import Append, Writer
 
 __all__ = ["EventLog", "NewEvent", "Page", "Recorded", "UnknownEvent"]
 
@@ -61,8 +61,8 @@ class _Call(Append):
 
     __slots__ = ("task",)
 
-    def __init__(self, entries: Sequence[Entry], essential: bool) -> None:
-        super().__init__(entries, essential)
+    def __init__(self, drafts: Sequence[Draft], essential: bool) -> None:
+        super().__init__(drafts, essential)
         self.task: trio.lowlevel.Task | None = None
 
 
@@ -181,7 +181,7 @@ class EventLog:
         """
         if not new:
             return []
-        call = _Call(self._entries(new, meta), essential)
+        call = _Call(self._drafts(new, meta), essential)
         while self._writer.full:
             await self._room.park()
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -196,16 +196,15 @@ class EventLog:
             raise call.error
         return call.recorded
 
-    def _entries(self, new: Iterable[NewEvent], meta: Meta) -> list[Entry]:
-        encoded = self._codec.encode_meta(meta)
-        command_id = meta.command_id
-        entries = []
-        for stream, event, sandbox_id, expected in new:
-            data = self._codec.encode(event)
-            draft = Draft(stream, 0, sandbox_id, event.type, event.version, data, encoded, command_id)
-            entries.append(Entry(draft, event, expected))
-            command_id = None
-        return entries
+    def _drafts(self, new: Iterable[NewEvent], meta: Meta) -> list[Draft]:
+        encode = self._codec.encode
+        cause = self._codec.encode_meta(meta)
+        drafts = [
+            Draft(stream, 0, sandbox_id, event.type, event.version, encode(event), cause, None, expected, event)
+            for stream, event, sandbox_id, expected in new
+        ]
+        drafts[0].command_id = meta.command_id
+        return drafts
 
     def _deliver(self, batch: Sequence[Append]) -> None:
         """Tell of a commit, on the trio thread: views, then those who appended, then those who follow."""
@@ -256,15 +255,24 @@ class EventLog:
         upto: int | None = None,
     ) -> Page:
         """Like `read`, and where to go on. Recent events come from memory, others from the file; nobody has a queue."""
-        end = self.head if upto is None else min(upto, self.head)
+        await trio.lowlevel.checkpoint()
+        end = max(after, self.head if upto is None else min(upto, self.head))
         wanted = Filter(stream, sandbox_id, type)
-        recent = self._ring.between(after, end)
-        if recent is not None:
-            await trio.lowlevel.checkpoint()
-            return _cut(recent, limit, wanted, end)
+        if after + 1 >= self._ring.first:
+            return self._recent(after, end, limit, wanted)
         found = await trio.to_thread.run_sync(self._reader.page, after, end, limit, wanted, limiter=self._readers)
-        complete = len(found) < limit
-        return Page(found, end if complete else found[-1].position, complete or found[-1].position == end)
+        reached = end if len(found) < limit else found[-1].position
+        return Page(found, reached, reached == end)
+
+    def _recent(self, after: int, end: int, limit: int, wanted: Filter) -> Page:
+        """A page out of the ring, which holds what comes after `after`."""
+        if wanted != EVERYTHING:
+            return _chosen(self._ring.between(after, end), limit, wanted, end)
+        reached = end
+        if end - after > limit:
+            last = self._ring.at(after + limit)
+            reached = min(end, last.position + last.more)
+        return Page(self._ring.between(after, reached), reached, reached == end)
 
     async def follow(
         self,
@@ -331,13 +339,13 @@ class EventLog:
         return position
 
 
-def _cut(recent: list[Recorded], limit: int, wanted: Filter, end: int) -> Page:
-    """The page that `recent`, the events up to position `end`, begins with."""
+def _chosen(recent: list[Recorded], limit: int, wanted: Filter, end: int) -> Page:
+    """The page of the events wanted among `recent`, the events up to position `end`."""
     found: list[Recorded] = []
     whole = 0
     for event in recent:
         if len(found) >= limit and event.position > whole:
-            return Page(found, found[-1].position, caught_up=False)
+            return Page(found, event.position - 1, caught_up=False)
         if wanted.admits(event):
             found.append(event)
             whole = event.position + event.more

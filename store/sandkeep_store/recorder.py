@@ -30,6 +30,7 @@ from eventsourcing.persistence import (
 )
 from msgspec import Struct
 
+from sandkeep.events import Event
 from sandkeep_store.database import Database
 from sandkeep_store.record import COLUMNS, Row, checksum, damaged, name_checksum
 
@@ -58,7 +59,10 @@ _LIBRARY_ERRORS: Final[dict[type[sqlite3.Error], type[PersistenceError]]] = {
 
 
 class Draft(Struct, gc=False):
-    """An event on its way into the log: a row without what only the commit decides."""
+    """An event on its way into the log: a row without what only the commit decides.
+
+    The last two are what the writer needs besides: where the stream must be, and the event itself.
+    """
 
     stream: str
     revision: int
@@ -68,6 +72,8 @@ class Draft(Struct, gc=False):
     data: bytes
     meta: bytes
     command_id: str | None = None
+    expected_revision: int | None = None
+    event: Event | None = None
 
 
 class _Stream(Struct, gc=False):
@@ -157,6 +163,11 @@ class StreamRecorder(AggregateRecorder):
             ]
 
     # -- what the event log uses ----------------------------------------------------------------------------------
+
+    def assume_new(self, name: str) -> None:
+        """Take a stream for new unless it is known, without looking. `insert` raises IntegrityError if that was wrong."""
+        if name not in self._streams:
+            self._streams[name] = _Stream(0, 0)
 
     def know(self, names: Iterable[str]) -> None:
         """Look up the streams of `names` at once, so that `revision` can answer. For the thread that inserts."""

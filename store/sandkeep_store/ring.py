@@ -8,6 +8,7 @@ from sandkeep_store.record import Recorded
 RING_EVENTS: Final = 8192
 RING_BYTES: Final = 16 * 1024 * 1024
 _OVERHEAD_BYTES: Final = 512
+_NOTHING: Final = Recorded(0, 0, "", 0, None, None, "", 0, b"", b"")
 
 
 class Ring:
@@ -22,7 +23,7 @@ class Ring:
         self._size = size
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._slots: list[Recorded | None] = [None] * size
+        self._slots = [_NOTHING] * size
 
     def extend(self, events: Sequence[Recorded]) -> None:
         """Add the events that follow `head`, in order."""
@@ -35,22 +36,21 @@ class Ring:
         while self._bytes > self._max_bytes and self.first < self.head:
             self._drop_first()
 
-    def between(self, after: int, upto: int) -> list[Recorded] | None:
-        """The events after one position, up to another and including it; None when the first of them is gone."""
-        if after + 1 < self.first:
-            return None
-        begin, end = (after + 1) % self._size, (upto + 1) % self._size
+    def between(self, after: int, upto: int) -> list[Recorded]:
+        """The events after one position, up to another and including it; the first of them must not be before `first`."""
         if after >= upto:
             return []
-        found = self._slots[begin:end] if begin < end else self._slots[begin:] + self._slots[:end]
-        return [event for event in found if event is not None]
+        begin, end = (after + 1) % self._size, (upto + 1) % self._size
+        return self._slots[begin:end] if begin < end else self._slots[begin:] + self._slots[:end]
+
+    def at(self, position: int) -> Recorded:
+        """The event at a position that is here."""
+        return self._slots[position % self._size]
 
     def _drop_first(self) -> None:
         place = self.first % self._size
-        event = self._slots[place]
-        assert event is not None
-        self._bytes -= _size_of(event)
-        self._slots[place] = None
+        self._bytes -= _size_of(self._slots[place])
+        self._slots[place] = _NOTHING
         self.first += 1
 
 

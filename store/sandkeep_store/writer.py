@@ -18,10 +18,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from sandkeep.errors import DaemonError, SandkeepError, StateError
-from sandkeep.events import Event
 from sandkeep_store.record import Recorded, Row
 from sandkeep_store.recorder import Draft, IntegrityError, LogRecorder, PersistenceError
 from sandkeep_store.reserve import Reserve
@@ -32,21 +31,13 @@ MAX_WAITING: Final = 4096
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Entry(NamedTuple):
-    """One event of an append: its row but for the revision, the event itself, and the revision its stream must be at."""
-
-    draft: Draft
-    event: Event
-    expected_revision: int | None
-
-
 class Append:
     """A caller's events between the call and its answer, which is `recorded` or `error`."""
 
-    __slots__ = ("entries", "error", "essential", "recorded", "taken", "withdrawn")
+    __slots__ = ("drafts", "error", "essential", "recorded", "taken", "withdrawn")
 
-    def __init__(self, entries: Sequence[Entry], essential: bool) -> None:
-        self.entries = entries
+    def __init__(self, drafts: Sequence[Draft], essential: bool) -> None:
+        self.drafts = drafts
         self.essential = essential
         self.taken = False
         self.withdrawn = False
@@ -64,7 +55,8 @@ class Writer:
         self._directory = directory
         self._distrusted = False
         self._waiting: deque[Append] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._stopping = False
 
     # -- for those who bring appends ------------------------------------------------------------------------------
@@ -81,7 +73,7 @@ class Writer:
 
     def put(self, append: Append) -> None:
         """Have `append` committed with the next batch."""
-        with self._changed:
+        with self._lock:
             if self._stopping:
                 raise DaemonError("storage_unavailable", "the event log is closed: the daemon is stopping")
             self._waiting.append(append)
@@ -90,7 +82,7 @@ class Writer:
 
     def withdraw(self, append: Append) -> bool:
         """Take `append` back. False when it is too late, and only the answer will tell whether it is in the log."""
-        with self._changed:
+        with self._lock:
             append.withdrawn = not append.taken
             return append.withdrawn
 
@@ -147,20 +139,20 @@ class Writer:
 
     def _commit(self, batch: Sequence[Append]) -> None:
         """Commit what passes its checks. Raises `PersistenceError` or OSError when nothing was committed."""
-        self._mend()
+        if self._distrusted:
+            self._mend()
         self._reserve.hold()
         try:
-            self._insert(batch)
+            self._insert(batch, trusting=True)
         except IntegrityError:
-            # What we knew of a revision was not so. One by one, so that only the append concerned is refused.
+            # A stream that was said to be new is there. One by one, so that only the append concerned is refused.
             for append in batch:
                 self._insert_alone(append)
         self.failure = None
 
     def _mend(self) -> None:
-        if self._distrusted:
-            self._recorder.reopen()
-            self._distrusted = False
+        self._recorder.reopen()
+        self._distrusted = False
 
     def _insert_alone(self, append: Append) -> None:
         try:
@@ -170,37 +162,37 @@ class Writer:
                 "conflict", "the object changed meanwhile: look at it again and repeat the command"
             )
 
-    def _insert(self, batch: Sequence[Append]) -> None:
-        drafted = self._check(batch)
-        if not drafted:
+    def _insert(self, batch: Sequence[Append], *, trusting: bool = False) -> None:
+        """Commit those of `batch` that pass their checks; `trusting`, a stream that is said to be new is not looked up."""
+        accepted = self._check(batch, trusting=trusting)
+        if not accepted:
             return
-        time_us = time.time_ns() // 1000
-        rows = iter(
-            self._recorder.insert([[entry.draft for entry in append.entries] for append in drafted], time_us=time_us)
-        )
-        for append in drafted:
+        rows = iter(self._recorder.insert([append.drafts for append in accepted], time_us=time.time_ns() // 1000))
+        for append in accepted:
             append.error = None
-            append.recorded = [_recorded(entry, next(rows)) for entry in append.entries]
+            append.recorded = [_recorded(draft, next(rows)) for draft in append.drafts]
 
-    def _check(self, batch: Sequence[Append]) -> list[Append]:
+    def _check(self, batch: Sequence[Append], *, trusting: bool) -> list[Append]:
         """Give every event its revision; leave out the appends that expected others than there are."""
+        drafts = [draft for append in batch for draft in append.drafts]
+        if trusting:
+            for draft in drafts:
+                if draft.expected_revision == 0:
+                    self._recorder.assume_new(draft.stream)
+        self._recorder.know({draft.stream for draft in drafts})
         revisions: dict[str, int] = {}
-        self._recorder.know({entry.draft.stream for append in batch for entry in append.entries})
         return [append for append in batch if self._number(append, revisions)]
 
     def _number(self, append: Append, revisions: dict[str, int]) -> bool:
+        """Number the events of one append after those before it in the batch; nothing of a refused one counts."""
         own: dict[str, int] = {}
-        for entry in append.entries:
-            stream = entry.draft.stream
-            at = own.get(stream)
-            if at is None:
-                at = revisions.get(stream)
-            if at is None:
-                at = self._recorder.revision(stream)
-            if entry.expected_revision is not None and entry.expected_revision != at:
-                append.error = _changed(stream, at, entry.expected_revision)
+        for draft in append.drafts:
+            stream = draft.stream
+            at = own.get(stream) or revisions.get(stream) or self._recorder.revision(stream)
+            if draft.expected_revision is not None and draft.expected_revision != at:
+                append.error = _changed(stream, at, draft.expected_revision)
                 return False
-            own[stream] = entry.draft.revision = at + 1
+            own[stream] = draft.revision = at + 1
         revisions.update(own)
         return True
 
@@ -247,9 +239,8 @@ def _changed(stream: str, revision: int, expected: int) -> StateError:
     return StateError("conflict", sentence, stream=stream, revision=revision)
 
 
-def _recorded(entry: Entry, row: Row) -> Recorded:
+def _recorded(draft: Draft, row: Row) -> Recorded:
     position, _, revision, _, type, version, time_us, data, meta, _, more, _ = row
-    draft = entry.draft
     return Recorded(
-        position, time_us, draft.stream, revision, draft.sandbox, entry.event, type, version, data, meta, more
+        position, time_us, draft.stream, revision, draft.sandbox, draft.event, type, version, data, meta, more
     )
