@@ -99,17 +99,6 @@ def test_setup_fails_for_an_engine_that_is_required_and_absent(tmp_path: Path) -
     assert not (tmp_path / ".venv").exists()
 
 
-def test_the_commands_modules_are_small_steps() -> None:
-    """A file is about one idea: none of ours is longer than 400 lines."""
-    long = {
-        str(path): count
-        for source in SOURCES
-        for path in source.rglob("*.py")
-        if (count := path.read_text().count("\n")) > 400
-    }
-    assert long == {}
-
-
 def test_no_source_names_a_machine_of_ours() -> None:
     pattern = re.compile(r"/work/|/root/\.")
     told = [str(path) for source in SOURCES for path in source.rglob("*.py") if pattern.search(path.read_text())]

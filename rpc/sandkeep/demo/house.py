@@ -31,10 +31,13 @@ class House:
         self.state_dir = os.path.join(self.root, "state")
         self.socket = os.path.join(self.root, "sock")
         self.environment = {**os.environ, "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
+        self.in_use = False
+        """Whether there may be sandboxes to end."""
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> int:
         """Start the daemon, wait until it answers, and tell its pid."""
+        self.in_use = True
         with open(self.log, "ab") as log:
             self._daemon = subprocess.Popen(
                 [sys.executable, "-m", "sandkeepd.main"],
@@ -87,7 +90,8 @@ class House:
     def clear(self, *, keep: bool) -> list[str]:
         """End everything, remove the directory, and answer what had to be cleaned by force: nothing, if all is well."""
         with suppress(SandkeepError, StartError):
-            self._terminate_all()
+            if self.in_use:
+                self._terminate_all()
         self.stop()
         left = traces.remaining(self.root)
         for pid in traces.processes(self.root):
@@ -99,8 +103,6 @@ class House:
 
     def _terminate_all(self) -> None:
         if self._daemon is None or self._daemon.poll() is not None:
-            if not os.path.isdir(self.state_dir):
-                return
             self.start()
         with self.connect() as client:
             for sandbox in client.sandbox.list().sandboxes:

@@ -21,7 +21,8 @@ from sandkeep.errors import SandkeepError
 
 PROJECT: Final = Path(__file__).parent / "project"
 FLASHES: Final = 12
-FLASHES_OVER_A_RESTART: Final = 25
+FLASHES_OVER_A_RESTART: Final = 18
+METADATA_S: Final = 10.0
 
 
 class MismatchError(Exception):
@@ -190,9 +191,8 @@ class Demo:
         self.stage.title("The history of the sandbox")
         code, lines = self.sandkeep("history", self.sandbox)
         self.require(code == 0 and len(lines) > 10, "the history is not complete")
-        self.stage.title("Its metadata.json, computed from the events")
+        self.stage.title("Its metadata.json, computed from the events; here key by key")
         document = json.loads(self.settled_metadata())
-        self.stage.command(f"cat sandboxes/{self.sandbox}/metadata.json")
         for key, value in document.items():
             self.stage.output(f"{key}: {json.dumps(value)}")
 
@@ -203,23 +203,20 @@ class Demo:
 
     def settled_metadata(self) -> bytes:
         """The document, once it has the sandbox's last event: it is written a moment after."""
-        last = max(event.position for event in self.witness.events if self.is_about_it(event.stream, event.data))
-        deadline = time.monotonic() + 10
+        with self.place.connect() as client:
+            last = client.sandbox.get(self.sandbox).position
+        deadline = time.monotonic() + METADATA_S
         while time.monotonic() < deadline:
             if self.metadata.exists() and json.loads(text := self.metadata.read_bytes())["position"] >= last:
                 return text
             time.sleep(0.02)
         raise MismatchError("metadata.json does not follow the events")
 
-    def is_about_it(self, stream: str, data: dict[str, object]) -> bool:
-        """Whether an event is about the sandbox itself."""
-        return stream == self.sandbox or data.get("sandbox_id") == self.sandbox
-
     def lose_and_rebuild(self) -> None:
         """Remove metadata.json and have it rebuilt."""
         self.stage.title("Lost and rebuilt, from the log alone")
         before = self.settled_metadata()
-        self.stage.command(f"rm sandboxes/{self.sandbox}/metadata.json")
+        self.stage.command("rm sandboxes/$BOX/metadata.json")
         self.metadata.unlink()
         self.answer("store", "rebuild")
         self.require(self.metadata.exists() and self.metadata.read_bytes() == before, "it was not rebuilt the same")
@@ -233,6 +230,7 @@ class Demo:
         self.answer("image", "rm", self.image)
         self.witness.catch_up()
         self.require(self.place.stop() == 0, "the daemon did not stop in good order")
+        self.place.in_use = False
 
     def require(self, right: object, otherwise: str = "that was no answer") -> None:
         """Go on only if it is right."""
@@ -249,7 +247,7 @@ class Demo:
         self, *words: str, shown: str | None = None, environment: dict[str, str] | None = None
     ) -> tuple[int, list[str]]:
         """Run a `sandkeep` command, show it and all that it prints; answer its code and the lines of its stdout."""
-        self.stage.command("sandkeep " + (shown or shlex.join(self.short(word) for word in words)))
+        self.stage.command("sandkeep " + (shown or " ".join(self.short(word) for word in words)))
         with subprocess.Popen(
             [sys.executable, "-m", "sandkeep.cli", *words],
             stdin=subprocess.DEVNULL,
@@ -268,7 +266,7 @@ class Demo:
 
     def short(self, word: str) -> str:
         """What to show for a word: ids are long, and a reader would use a shell variable."""
-        return {self.sandbox: "$BOX", self.image: "$IMG", "": "''"}.get(word, word)
+        return {self.sandbox: "$BOX", self.image: "$IMG"}.get(word) or shlex.quote(word)
 
     def relay(self, stream: IO[bytes], lines: list[str], error: bool) -> None:
         """Show lines as they come, and keep them."""

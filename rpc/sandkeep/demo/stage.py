@@ -5,6 +5,7 @@ obeyed.
 """
 
 import sys
+import textwrap
 import threading
 import time
 from typing import Final
@@ -41,14 +42,16 @@ class Stage:
         self.say("    " + paint(f"$ {words}", "cyan"))
 
     def output(self, line: str, *, error: bool = False) -> None:
-        """Show a line that a command printed."""
-        self.say(
-            "    " + paint(cut(plain(line), WIDTH - 4), "yellow") if error else "    " + cut(plain(line), WIDTH - 4)
-        )
+        """Show a line that a command printed; what went wrong is shown whole."""
+        if not error:
+            return self.say("    " + cut(plain(line), WIDTH - 4))
+        for piece in textwrap.wrap(plain(line), WIDTH - 4) or [""]:
+            self.say("    " + paint(piece, "yellow"))
+        return None
 
     def event(self, line: str) -> None:
         """Show an event, as it was committed."""
-        self.say(paint(cut(f"      ◦ {line}", WIDTH), "dim"))
+        self.say(paint(cut(f"      ◦ {line}".rstrip(), WIDTH), "dim"))
 
     def fact(self, text: str) -> None:
         """Say what was just checked and found right."""

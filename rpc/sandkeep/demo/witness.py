@@ -4,7 +4,7 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-from sandkeep.cli.timeline import Names, clock
+from sandkeep.cli.timeline import Names, clock, detail
 from sandkeep.demo.house import House
 from sandkeep.demo.stage import Stage
 from sandkeep.errors import SandkeepError
@@ -40,7 +40,7 @@ class Witness:
 
     def _show(self, event: Event) -> None:
         self.events.append(event)
-        line = f"{clock(event)}  {event.type:<26} {self._names.of(event)}"
+        line = f"{clock(event)}  {event.type:<26} {self._names.of(event)}  {detail(event)}"
         self._stage.event(line)
         with self._moved:
             self._position = event.position
