@@ -16,6 +16,10 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
 
+class ReaderLeftError(Exception):
+    """Whoever read our output has gone. (For a BrokenPipeError, click would choose the exit code.)"""
+
+
 def main() -> NoReturn:
     """Run the command that the arguments name, then exit with its code."""
     sys.exit(run(sys.argv[1:]))
@@ -36,12 +40,12 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
+    except (ReaderLeftError, BrokenPipeError):
         return _reader_left()
     return code if isinstance(code, int) else 0
 
 
 def _reader_left() -> int:
-    """Whoever read our output has gone: say nothing more, and do not let the interpreter try at its end either."""
+    """Say nothing more, and do not let the interpreter try at its end either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE

@@ -166,7 +166,7 @@ class Signals:
         """Send it and wait until it was sent. That it could not be is told, and no more can be done."""
         try:
             with self._front.client() as client:
-                client.process.signal(self._process.sandbox_id, self._process.process_id, name)
+                client.process.signal(self._process.sandbox_id, self._process.process_id, signal=name)
         except SandkeepError as error:
             note(f"sandkeep: the signal {name} was not sent: {plain(error.message)}")
 
@@ -181,8 +181,8 @@ def _pump(front: Frontend, process: Process, source: int) -> None:
         with front.client() as client:
 
             def write(data: bytes, *, eof: bool = False) -> int:
-                taken = client.process.write_stdin(process.sandbox_id, process.process_id, data, eof=eof)
-                return int(taken.written_bytes)
+                taken = client.process.write_stdin(process.sandbox_id, process.process_id, data=data, eof=eof)
+                return taken.written_bytes
 
             while data := os.read(source, STDIN_PIECE):
                 write_pieces(write, data)

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from sandkeep.blocking import Client, connect
+from sandkeep.cli import ReaderLeftError
 from sandkeep.errors import SandkeepError
 from sandkeep.settings import parse_size
 
@@ -71,6 +72,8 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
                 return function(frontend, *args, **options)
             except SandkeepError as error:
                 raise frontend.refusal(error) from None
+            except BrokenPipeError:
+                raise ReaderLeftError from None
 
         return command
 

@@ -1,18 +1,15 @@
 """Processes that run by themselves: list them, read them, signal them, wait for them."""
 
 import shlex
-from typing import Final
 
 import click
+from msgspec.structs import replace
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.attach import Descriptors, Reader, Sink
 from sandkeep.cli.options import SANDBOX, Frontend, common
 from sandkeep.cli.output import age, json_line, note, plain, table
 from sandkeep.model import Process, ProcessOutput
-
-BEYOND: Final = 2**62
-"""An offset at which no stream ever is: nothing is read there."""
 
 
 @click.command()
@@ -40,6 +37,17 @@ def _status(process: Process) -> str:
     return f"exited {process.exit_code}" if process.status == "exited" else process.status
 
 
+class _Only:
+    """Lets one stream through."""
+
+    def __init__(self, sink: Sink, stream: str) -> None:
+        self._sink = sink
+        self._without = {"stderr": b""} if stream == "stdout" else {"stdout": b""}
+
+    def take(self, output: ProcessOutput) -> None:
+        self._sink.take(replace(output, **self._without))
+
+
 class _JsonLines:
     def take(self, output: ProcessOutput) -> None:
         if output.stdout or output.stderr or output.ended:
@@ -61,12 +69,7 @@ def logs(front: Frontend, sandbox: str, name: str, follow: bool, since: int, str
     sink: Sink = _JsonLines() if front.as_json else Descriptors()
     reader = Reader(front, sandbox, name)
     try:
-        reader.follow(
-            sink,
-            BEYOND if stream == "stderr" else since,
-            BEYOND if stream == "stdout" else since,
-            follow=follow,
-        )
+        reader.follow(_Only(sink, stream) if stream else sink, since, since, follow=follow)
     finally:
         reader.close()
 
@@ -81,7 +84,7 @@ def logs(front: Frontend, sandbox: str, name: str, follow: bool, since: int, str
 def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
     """Send a signal to a process and to all that it started."""
     with front.client() as client:
-        process = client.process.signal(sandbox, name, signal_name.upper())
+        process = client.process.signal(sandbox, name, signal=signal_name.upper())
     if front.as_json:
         json_line(process)
 
@@ -100,7 +103,7 @@ def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int
 
     with front.client() as client:
         try:
-            process: Process = client.process.wait(sandbox, name, timeout)
+            process: Process = client.process.wait(sandbox, name, timeout_s=timeout)
         except StateError as error:
             if error.code != "timeout":
                 raise
