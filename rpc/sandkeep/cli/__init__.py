@@ -24,13 +24,13 @@ class ReaderLeftError(Exception):
 def main() -> NoReturn:
     """Run the command that the arguments name, then exit with its code.
 
-    Taking the interpreter apart would last 10 ms, a sixth of a short command, and frees nothing that the kernel does not.
+    Taking the interpreter apart would last 10 ms, a sixth of a short command, and free nothing else.
     """
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
-    os._exit(code)  # noqa: SLF001  # its public name
+    os._exit(code)
 
 
 def run(arguments: list[str]) -> int:
