@@ -2,6 +2,9 @@
 
 import os
 import pickle
+import shlex
+import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -35,3 +38,35 @@ def as_user(uid: int, work: Callable[[], T]) -> T:
     if not worked:
         raise AssertionError(f"as uid {uid}:\n{answer}")
     return answer
+
+
+def command_as(uid: int, argv: list[str]) -> list[str]:
+    """What runs `argv` as another user, also when Python or the checkout lies where that user may not enter.
+
+    Such places are shown to it through a mount namespace of its own, in which nothing else changes.
+    """
+    steps = ["set -e"]
+    needed = {os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, os.path.dirname(os.path.dirname(__file__)))}
+    hidden: dict[str, list[str]] = {}
+    for path in sorted(needed):
+        closed = _first_closed(path)
+        if closed:
+            hidden.setdefault(closed, []).append(path)
+    for closed, paths in hidden.items():
+        saved = [tempfile.mkdtemp(prefix="skt-shown-") for _ in paths]
+        steps += [f"mount --bind {shlex.quote(path)} {place}" for path, place in zip(paths, saved, strict=True)]
+        steps.append(f"mount -t tmpfs -o mode=0755 tmpfs {shlex.quote(closed)}")
+        for path, place in zip(paths, saved, strict=True):
+            steps += [f"mkdir -p {shlex.quote(path)}", f"mount --move {place} {shlex.quote(path)}", f"rmdir {place}"]
+    take = f"exec setpriv --reuid {uid} --regid {uid} --clear-groups --inh-caps=-all -- {shlex.join(argv)}"
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join([*steps, take])]
+
+
+def _first_closed(path: str) -> str | None:
+    """The outermost directory on the way to `path` that others may not enter."""
+    parts = path.strip("/").split("/")
+    for count in range(1, len(parts) + 1):
+        place = "/" + "/".join(parts[:count])
+        if os.stat(place).st_mode & 0o005 != 0o005:
+            return place if count < len(parts) else None
+    return None

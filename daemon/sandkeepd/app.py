@@ -35,6 +35,7 @@ from trio import TaskStatus
 from sandkeep import events, settings
 from sandkeep.errors import DaemonError, SandkeepError, SetupError
 from sandkeep.events import DAEMON_STREAM, Meta
+from sandkeep.version import VERSION
 from sandkeep_store import metadata_files
 from sandkeep_store.codec import UnknownEvent
 from sandkeep_store.log import EventLog
@@ -50,7 +51,7 @@ from sandkeepd.providers.base import Provider
 from sandkeepd.providers.registry import open_providers
 from sandkeepd.reconcile import Reconciler
 from sandkeepd.sandboxes import Sandboxes
-from sandkeepd.status import Software, version
+from sandkeepd.status import Software
 
 logger = logging.getLogger("sandkeepd")
 
@@ -161,7 +162,7 @@ async def running_log(log: EventLog) -> AsyncIterator[None]:
 
 
 async def _record_start(core: Core) -> None:
-    event = events.DaemonStarted(software=version(), pid=os.getpid(), uid=os.geteuid(), boot_id=boot_id())
+    event = events.DaemonStarted(software=VERSION, pid=os.getpid(), uid=os.geteuid(), boot_id=boot_id())
     try:
         await core.log.append([new(DAEMON_STREAM, event)], Meta(pid=os.getpid()), essential=True)
     except SandkeepError as error:

@@ -58,10 +58,12 @@ class Core:
         return found
 
     async def intend(self, new: NewEvent, meta: Meta, *, essential: bool = False) -> Recorded:
-        """Append an intent. It is durable, and in the state, when this returns. Raises `storage_unavailable`,
-        `conflict`.
+        """Append an intent. It is durable, and in the state, when this returns.
+
+        Raises `conflict` and `storage_unavailable`. A log that could not be folded to its end takes nothing more, since
+        the state would not follow.
         """
-        if self.problems and not essential:
+        if self.problems:
             raise DaemonError("storage_unavailable", self.problems[0])
         recorded = await self.log.append([new], meta, essential=essential)
         return recorded[0]

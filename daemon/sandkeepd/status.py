@@ -2,7 +2,6 @@
 
 import os
 from collections import Counter
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import trio
@@ -10,19 +9,12 @@ import trio
 from sandkeep.clock import now_us, rfc3339
 from sandkeep.methods import NoParams
 from sandkeep.model import Capabilities, DaemonStatus, Empty, Pong, ProviderCapabilities
+from sandkeep.version import VERSION
 from sandkeepd.access import Request
 from sandkeepd.core import Core
 
 if TYPE_CHECKING:
     from sandkeepd.api.server import Server
-
-
-@lru_cache(maxsize=1)
-def version() -> str:
-    """The version of Sandkeep that runs."""
-    from importlib.metadata import version as of
-
-    return of("sandkeep")
 
 
 class Software:
@@ -35,7 +27,7 @@ class Software:
         self.server: Server | None = None
         self._stopping = stopping
         self._started_us = now_us()
-        self._pong = Pong(version=version(), pid=os.getpid())
+        self._pong = Pong(version=VERSION, pid=os.getpid())
 
     def ping(self, request: Request[NoParams]) -> Pong:
         """See that the daemon answers."""
@@ -48,7 +40,7 @@ class Software:
         images = [i for i in core.state.images.values() if request.sees(i.owner)]
         problems = [p for p in (*core.problems, core.log.failure, core.files.failure) if p]
         return DaemonStatus(
-            version=version(),
+            version=VERSION,
             pid=os.getpid(),
             uid=os.geteuid(),
             state_dir=self.state_dir,

@@ -1,0 +1,3 @@
+"""The version of Sandkeep: here and nowhere else."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,276 @@
+"""What a daemon says when its surroundings are not right: one sentence that tells what to do, and nothing half made."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandkeep.blocking import connect
+from sandkeep.errors import SandkeepError
+from tests.users import as_user, command_as
+
+USER = 40_002
+
+
+def fails_to_start(root: str, **environment: str) -> str:
+    """What a daemon that cannot start says; it ends with 1."""
+    env = {**os.environ, "SANDKEEP_STATE_DIR": f"{root}/state", "SANDKEEP_SOCKET": f"{root}/sock", **environment}
+    done = subprocess.run([sys.executable, "-m", "sandkeepd.main"], env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("sandkeepd: ")
+    return lines[0]
+
+
+@pytest.fixture
+def root(places: str) -> str:
+    folder = tempfile.mkdtemp(dir=places)
+    os.chmod(folder, 0o711)
+    return folder
+
+
+@pytest.fixture
+def source(root: str) -> str:
+    folder = Path(root, "source")
+    folder.mkdir()
+    folder.joinpath("hello").write_text("hello\n")
+    for path, mode in ((folder, 0o755), (folder / "hello", 0o644)):
+        path.chmod(mode)
+    return str(folder)
+
+
+# -- at the start -----------------------------------------------------------------------------------------------------
+
+
+def test_a_socket_path_that_is_too_long(root: str) -> None:
+    said = fails_to_start(root, SANDKEEP_SOCKET=f"{root}/{'x' * 120}")
+    assert "SANDKEEP_SOCKET" in said
+    assert "shorter" in said
+
+
+def test_a_second_daemon_on_the_same_state(running_daemon: Any, root: str) -> None:
+    said = fails_to_start(root, SANDKEEP_STATE_DIR=running_daemon.state_dir)
+    assert "another daemon" in said.lower()
+
+
+def test_a_second_daemon_on_the_same_socket(running_daemon: Any, root: str) -> None:
+    assert "already listening" in fails_to_start(root, SANDKEEP_SOCKET=running_daemon.socket)
+    with running_daemon.connect() as client:
+        client.daemon.ping()
+
+
+@pytest.mark.needs("root")
+def test_a_read_only_state_directory(root: str) -> None:
+    state = Path(root, "state")
+    state.mkdir(0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1m", "tmpfs", state], check=True)
+    try:
+        said = fails_to_start(root)
+    finally:
+        subprocess.run(["umount", state], check=True)
+    assert "make it writable, or set SANDKEEP_STATE_DIR" in said
+    assert os.listdir(state) == []
+
+
+def test_a_file_in_place_of_the_state_directory(root: str) -> None:
+    Path(root, "state").write_text("mine")
+    assert "SANDKEEP_STATE_DIR" in fails_to_start(root)
+    assert Path(root, "state").read_text() == "mine"
+
+
+def test_a_malformed_setting(root: str) -> None:
+    assert "SANDKEEP_DISK_LIMIT='lots'" in fails_to_start(root, SANDKEEP_DISK_LIMIT="lots")
+
+
+def test_a_state_directory_of_another_version(new_daemon: Callable[[], Any]) -> None:
+    daemon = new_daemon()
+    daemon.start()
+    daemon.stop()
+    path = Path(daemon.state_dir, "events.db")
+    original = path.read_bytes()
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE meta SET value = 999 WHERE key = 'schema'")
+    db.close()
+    newer = path.read_bytes()
+    assert newer != original
+    assert "version" in fails_to_start(daemon.root, SANDKEEP_STATE_DIR=daemon.state_dir)
+    assert path.read_bytes() == newer
+    path.write_bytes(original)
+
+
+def test_a_log_that_lost_its_end_is_refused(running_daemon: Any, source: str) -> None:
+    """metadata.json has seen more than the log holds: nothing is changed until somebody looks."""
+    daemon = running_daemon
+    with daemon.connect() as client:
+        image_id = client.image.create(source).image_id
+        box = client.sandbox.create(image_id).sandbox_id
+    daemon.stop()
+    document = Path(daemon.state_dir, "sandboxes", box, "metadata.json")
+    original = document.read_text()
+    position = original.partition('"position": ')[2].partition(",")[0]
+    document.write_text(original.replace(f'"position": {position},', '"position": 900,'))
+    daemon.start()
+    with daemon.connect() as client:
+        status = client.daemon.status()
+        assert not status.healthy
+        assert "has seen 900" in status.problems[0]
+        with pytest.raises(SandkeepError) as caught:
+            client.sandbox.create(image_id)
+        assert caught.value.code == "storage_unavailable"
+    daemon.stop()
+    document.write_text(original)
+    daemon.start()
+    with daemon.connect() as client:
+        assert client.daemon.status().healthy
+        assert client.sandbox.get(box).status == "running"
+
+
+def test_a_damaged_row_is_refused(running_daemon: Any, source: str) -> None:
+    daemon = running_daemon
+    with daemon.connect() as client:
+        client.image.create(source)
+    daemon.stop()
+    with sqlite3.connect(f"{daemon.state_dir}/events.db") as db:
+        db.execute("UPDATE events SET data = CAST(replace(data, 'local', 'lokal') AS BLOB) WHERE position = 2")
+    db.close()
+    daemon.start()
+    with daemon.connect() as client:
+        status = client.daemon.status()
+        assert not status.healthy
+        assert "position 2" in status.problems[0]
+        assert not client.store.verify().ok
+
+
+# -- while it runs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(new_daemon: Callable[[], Any]) -> Iterator[Any]:
+    """A daemon whose state directory is a disk of 24 MB."""
+    daemon = new_daemon()
+    os.mkdir(daemon.state_dir, 0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=0700", "tmpfs", daemon.state_dir], check=True)
+    daemon.start()
+    yield daemon
+    daemon.clear()
+    subprocess.run(["umount", daemon.state_dir], check=True)
+
+
+@pytest.mark.needs("root")
+@pytest.mark.needs("bwrap")
+def test_a_full_disk(small_disk: Any, source: str) -> None:
+    """Changes are refused with a sentence, reads and ending go on, and all goes on by itself when there is room again."""
+    big = Path(source, "big")
+    big.write_bytes(os.urandom(30_000_000))
+    big.chmod(0o644)
+    with small_disk.connect() as client:
+        with pytest.raises(SandkeepError) as caught:
+            client.image.create(source)
+        assert caught.value.code == "storage_unavailable"
+        assert os.listdir(f"{small_disk.state_dir}/images") == []
+        big.unlink()
+        image_id = client.image.create(source).image_id
+        box, other = (client.sandbox.create(image_id).sandbox_id for _ in range(2))
+        filler = Path(small_disk.state_dir, "filler")
+        _fill(filler)
+        failures = 0
+        for number in range(2_000):
+            try:
+                client.sandbox.exec(box, ["true"])
+            except SandkeepError as error:
+                assert error.code in ("storage_unavailable", "provider_unavailable"), error
+                failures += 1
+                if failures > 3 and error.code == "storage_unavailable":
+                    break
+        else:
+            pytest.fail("the disk never was full")
+        assert client.sandbox.get(box).status == "running"
+        assert client.sandbox.terminate(other).status == "stopped"
+        filler.unlink()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                assert client.sandbox.exec(box, ["cat", "hello"]).stdout == b"hello\n"
+            except SandkeepError:
+                time.sleep(0.1)
+            else:
+                break
+        else:
+            pytest.fail("it did not go on when there was room again")
+        assert client.daemon.status().healthy
+        client.sandbox.terminate(box)
+        assert client.store.verify().problems == []
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb") as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(b"x" * size)
+                file.flush()
+            except OSError:
+                size //= 2
+
+
+# -- a user's own daemon ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def users_daemon(root: str) -> Iterator[str]:
+    """The socket of a daemon that an ordinary user runs."""
+    home = Path(root, "home")
+    home.mkdir()
+    os.chown(home, USER, USER)
+    argv = [sys.executable, "-m", "sandkeepd.main", "--state-dir", f"{home}/state", "--socket", f"{home}/sock"]
+    daemon = subprocess.Popen(command_as(USER, argv), env={**os.environ, "HOME": str(home)}, cwd="/")
+    deadline = time.monotonic() + 20
+    while not Path(home, "sock").exists():
+        assert daemon.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield f"{home}/sock"
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(20) == 0
+
+
+@pytest.mark.needs("root")
+@pytest.mark.needs("bwrap")
+def test_the_main_job_by_a_users_daemon(users_daemon: str, source: str) -> None:
+    def work() -> tuple[Any, ...]:
+        with connect(users_daemon) as client:
+            box = client.sandbox.create(client.image.create(source).image_id).sandbox_id
+            result = client.sandbox.exec(box, ["sh", "-c", "cat hello; echo more >>hello; ls /root; id -u"], secrets={"S": "x"})
+            view = client.sandbox.get(box)
+            client.sandbox.terminate(box)
+            return result.stdout, view.isolation, view.owner, client.sandbox.list().sandboxes
+
+    stdout, isolation, owner, left = as_user(USER, work)
+    assert stdout == b"hello\n1000\n"
+    assert isolation.host_uid == USER
+    assert isolation.mechanism == "bubblewrap"
+    assert owner == f"uid:{USER}"
+    assert left == []
+
+
+@pytest.mark.needs("root")
+def test_nobody_else_may_connect_to_a_users_daemon(users_daemon: str) -> None:
+    def reach() -> str:
+        try:
+            with connect(users_daemon) as client:
+                client.daemon.ping()
+        except SandkeepError as error:
+            return error.code
+        return "reached"
+
+    assert as_user(USER + 1, reach) == "permission_denied"
+    assert as_user(USER, reach) == "reached"
