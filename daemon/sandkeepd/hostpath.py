@@ -260,7 +260,7 @@ def _unreadable(source: str, stderr: bytes) -> SandkeepError:
 
 def _not_written(stderr: bytes) -> SandkeepError:
     said = _first_line(stderr)
-    if b"No space left" in stderr or b"quota exceeded" in stderr or b"Read-only file system" in stderr:
+    if any(words in stderr for words in (b"No space left", b"Wrote only", b"quota exceeded", b"Read-only file system")):
         return DaemonError(
             "storage_unavailable", f"the image could not be written: {said}: make room in the state directory"
         )
