@@ -212,12 +212,11 @@ def test_a_full_disk(small_disk: Any, source: str) -> None:
 
 
 def _fill(path: Path) -> None:
-    with path.open("wb") as file:
+    with path.open("wb", buffering=0) as file:
         size = 1 << 20
         while size:
             try:
                 file.write(b"x" * size)
-                file.flush()
             except OSError:
                 size //= 2
 
