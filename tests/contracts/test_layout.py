@@ -38,12 +38,6 @@ def test_the_demos_project_is_shipped() -> None:
     assert ignored.stdout == ""
 
 
-def test_the_version_is_told_in_one_way() -> None:
-    import sandkeep
-
-    assert sandkeep.__version__ == PROJECT["project"]["version"]
-
-
 @pytest.mark.parametrize("script", ["scripts/setup", ".ci/run"])
 def test_scripts_are_executable_and_can_be_parsed(script: str) -> None:
     path = ROOT / script
@@ -81,22 +75,62 @@ def test_setup_is_quick_and_silent_the_second_time(tmp_path: Path) -> None:
     assert "making" not in done.stderr
 
 
-def test_setup_fails_for_an_engine_that_is_required_and_absent(tmp_path: Path) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
+def set_up(root: Path, tools: dict[str, str], **env: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/setup where there is nothing but a POSIX shell's usual tools and `tools`, programs by their text."""
+    (root / "bin").mkdir()
     for tool in ("sh", "dirname", "cat", "cksum", "tr", "id", "rm", "mkdir", "tail"):
-        (tools / tool).symlink_to(str(shutil.which(tool)))
-    (tmp_path / "scripts").mkdir()
-    text = (ROOT / "scripts" / "setup").read_text().replace("PATH=$PATH:/usr/sbin:/sbin", "")
-    (tmp_path / "scripts" / "setup").write_text(text)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    env = {"PATH": str(tools), "SANDKEEP_REQUIRE": "bwrap"}
-    done = subprocess.run(
-        [tools / "sh", "scripts/setup", "demo"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
+        (root / "bin" / tool).symlink_to(str(shutil.which(tool)))
+    for name, text in tools.items():
+        (root / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (root / "bin" / name).chmod(0o755)
+    (root / "scripts").mkdir()
+    script = (ROOT / "scripts" / "setup").read_text()
+    assert "PATH=$PATH:/usr/sbin:/sbin\n" in script
+    assert "policy=/usr/sbin/policy-rc.d\n" in script
+    script = script.replace("PATH=$PATH:/usr/sbin:/sbin\n", "").replace("/usr/sbin/policy-rc.d", str(root / "policy"))
+    (root / "scripts" / "setup").write_text(script)
+    shutil.copy(ROOT / "pyproject.toml", root)
+    command = [root / "bin" / "sh", "scripts/setup", "demo"]
+    env = {"PATH": str(root / "bin"), **env}
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, check=False)
+
+
+ENGINES = {"bwrap": "", "tmux": ""}
+
+
+def test_setup_fails_for_an_engine_that_is_required_and_absent(tmp_path: Path) -> None:
+    done = set_up(tmp_path, {"tmux": ""}, SANDKEEP_REQUIRE="tmux,bwrap")
     assert done.returncode == 1
-    assert "bubblewrap" in done.stderr
+    assert "apt-get install bubblewrap" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_setup_says_which_python_is_needed(tmp_path: Path) -> None:
+    done = set_up(tmp_path, {**ENGINES, "python3": "exit 1"})
+    assert done.returncode == 1
+    assert "Python 3.11 or newer" in done.stderr
+    assert "apt-get install" in done.stderr
+
+
+def test_setup_says_what_a_python_without_venv_lacks(tmp_path: Path) -> None:
+    without = f'case "$*" in *ensurepip*) exit 1 ;; esac; exec {sys.executable} "$@"'
+    done = set_up(tmp_path, {**ENGINES, "python3": without})
+    assert done.returncode == 1
+    assert f"python3.{sys.version_info.minor}-venv" in done.stderr
+
+
+@pytest.mark.needs("root")
+def test_setup_asks_apt_for_what_is_missing_only_and_starts_no_service(tmp_path: Path) -> None:
+    """apt-get here writes down what it was asked, and what a package that wants to start its service would be told."""
+    told = tmp_path / "told"
+    ask = f'[ "$1" = update ] || {{ {tmp_path}/policy; echo "$? $*"; }} >>{told}'
+    apt = {"apt-cache": "", "apt-get": ask, "env": 'shift; exec "$@"', "chmod": f'exec {shutil.which("chmod")} "$@"'}
+    done = set_up(tmp_path, {"tmux": "", "python3": "exit 1", **apt}, SANDKEEP_REQUIRE="")
+    assert "Python 3.11 or newer" in done.stderr  # it ends there
+    words = told.read_text().split()
+    assert words[:2] == ["101", "install"]
+    assert [word for word in words[2:] if not word.startswith("-")] == ["bubblewrap"]
+    assert not (tmp_path / "policy").exists()
 
 
 def test_no_source_names_a_machine_of_ours() -> None:

@@ -89,9 +89,9 @@ def _suggestion(word: str, table: dict[str, tuple[str, str]]) -> str:
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
+    from sandkeep import __version__
 
-    click.echo(f"sandkeep {version('sandkeep')}")
+    click.echo(f"sandkeep {__version__}")
     ctx.exit()
 
 
