@@ -29,7 +29,7 @@ def listening(path: str, mode: int = 0o660, group: str | None = None) -> Iterato
     gid = -1 if group is None else _group_id(group)
     _check_length(path)
     try:
-        os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
+        _make_directory(os.path.dirname(path))
         _remove_stale(path)
         listener = _bind(path, mode, gid)
     except OSError as error:
@@ -63,6 +63,12 @@ def _check_length(path: str) -> None:
     if length > _MOST_PATH_BYTES:
         words = f"set SANDKEEP_SOCKET to a shorter path: {path} has {length} bytes, of {_MOST_PATH_BYTES} possible"
         raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
+
+
+def _make_directory(path: str) -> None:
+    if path and not os.path.isdir(path):
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, 0o755)  # whatever the umask is: who may connect is said by the socket's own mode
 
 
 def _remove_stale(path: str) -> None:
