@@ -140,6 +140,8 @@ class Client(TrioMethods):
         return outcome(await self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
+        if self._lost:
+            raise dialing.connection_lost(self._path, method, params)
         self._last_id = request_id = self._last_id + 1
         slot = self._slots[request_id] = _Slot()
         try:
