@@ -56,16 +56,6 @@ class Page(NamedTuple):
     caught_up: bool
 
 
-class _Call(Append):
-    """An append with the task that waits for it."""
-
-    __slots__ = ("task",)
-
-    def __init__(self, drafts: Sequence[Draft], essential: bool) -> None:
-        super().__init__(drafts, essential)
-        self.task: trio.lowlevel.Task | None = None
-
-
 class EventLog:
     """The log in one file. Open it, `scan` it, then `run` it for as long as anyone appends; close it at last.
 
@@ -181,12 +171,12 @@ class EventLog:
         """
         if not new:
             return []
-        call = _Call(self._drafts(new, meta), essential)
+        drafts = self._drafts(new, meta)
         while self._writer.full:
             await self._room.park()
         await trio.lowlevel.checkpoint_if_cancelled()
+        call = Append(drafts, essential, trio.lowlevel.current_task())
         self._writer.put(call)
-        call.task = trio.lowlevel.current_task()
 
         def abort(_: Any) -> trio.lowlevel.Abort:
             return trio.lowlevel.Abort.SUCCEEDED if self._writer.withdraw(call) else trio.lowlevel.Abort.FAILED
@@ -218,9 +208,7 @@ class EventLog:
             self._broken = self._broken or error
             self._done.set()
         for append in batch:
-            assert isinstance(append, _Call)
-            assert append.task is not None
-            trio.lowlevel.reschedule(append.task)
+            trio.lowlevel.reschedule(append.waiter)
         self._room.unpark_all()
         if recorded:
             self._arrival.unpark_all()

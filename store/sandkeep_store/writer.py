@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep_store.record import Recorded, Row
@@ -32,13 +32,14 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Append:
-    """A caller's events between the call and its answer, which is `recorded` or `error`."""
+    """A caller's events between the call and its answer, which is `recorded` or `error`. `waiter` is the caller's own."""
 
-    __slots__ = ("drafts", "error", "essential", "recorded", "taken", "withdrawn")
+    __slots__ = ("drafts", "error", "essential", "recorded", "taken", "waiter", "withdrawn")
 
-    def __init__(self, drafts: Sequence[Draft], essential: bool) -> None:
+    def __init__(self, drafts: Sequence[Draft], essential: bool, waiter: Any) -> None:
         self.drafts = drafts
         self.essential = essential
+        self.waiter = waiter
         self.taken = False
         self.withdrawn = False
         self.recorded: list[Recorded] = []
@@ -139,8 +140,7 @@ class Writer:
 
     def _commit(self, batch: Sequence[Append]) -> None:
         """Commit what passes its checks. Raises `PersistenceError` or OSError when nothing was committed."""
-        if self._distrusted:
-            self._mend()
+        self._mend()
         self._reserve.hold()
         try:
             self._insert(batch, trusting=True)
@@ -151,8 +151,9 @@ class Writer:
         self.failure = None
 
     def _mend(self) -> None:
-        self._recorder.reopen()
-        self._distrusted = False
+        if self._distrusted:
+            self._recorder.reopen()
+            self._distrusted = False
 
     def _insert_alone(self, append: Append) -> None:
         try:
