@@ -4,6 +4,7 @@ A sandbox's lifetime is looked at first, then whether it is idle; one in which a
 """
 
 import logging
+from functools import partial
 
 import trio
 
@@ -39,7 +40,4 @@ async def run(core: Core, sandboxes: Sandboxes) -> None:
             reason = reason_to_end(sandbox, moment)
             if reason is not None:
                 logger.info("reaping", extra={"sandbox_id": sandbox.sandbox_id, "reason": reason})
-                sandbox_id = sandbox.sandbox_id
-                await core.guarded(
-                    lambda sandbox_id=sandbox_id, reason=reason: sandboxes.end(sandbox_id, reason), "reaping"
-                )  # type: ignore[misc]
+                await core.guarded(partial(sandboxes.end, sandbox.sandbox_id, reason), "reaping")

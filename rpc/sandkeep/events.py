@@ -70,7 +70,7 @@ class ImageCreateRequested(Event, frozen=True, kw_only=True):
     """An image is about to be made from `source`, a directory's absolute path."""
 
     type = "image.create_requested"
-    outcomes = ("image.created", "image.reused", "image.create_failed")
+    outcomes: ClassVar[tuple[str, ...]] = ("image.created", "image.reused", "image.create_failed")
     owner: str
     provider: str
     kind: Literal["directory"]
@@ -109,7 +109,7 @@ class ImageRemoveRequested(Event, frozen=True, kw_only=True):
     """The image is about to be removed; no sandbox may start from it any more."""
 
     type = "image.remove_requested"
-    outcomes = ("image.removed",)
+    outcomes: ClassVar[tuple[str, ...]] = ("image.removed",)
 
 
 class ImageRemoved(Event, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class SandboxCreateRequested(Event, frozen=True, kw_only=True):
     """A sandbox is about to be made. `plan` is what its provider decided beforehand, such as the uid it will run as."""
 
     type = "sandbox.create_requested"
-    outcomes = ("sandbox.created", "sandbox.create_failed")
+    outcomes: ClassVar[tuple[str, ...]] = ("sandbox.created", "sandbox.create_failed")
     owner: str
     image_id: str
     provider: str
@@ -177,7 +177,7 @@ class SandboxTerminateRequested(Event, frozen=True, kw_only=True):
     """
 
     type = "sandbox.terminate_requested"
-    outcomes = ("sandbox.terminated",)
+    outcomes: ClassVar[tuple[str, ...]] = ("sandbox.terminated",)
     reason: str
 
 
@@ -199,7 +199,7 @@ class ProcessLaunchRequested(Event, frozen=True, kw_only=True):
     """
 
     type = "process.launch_requested"
-    outcomes = ("process.started", "process.launch_failed", "process.lost")
+    outcomes: ClassVar[tuple[str, ...]] = ("process.started", "process.launch_failed", "process.lost")
     sandbox_id: str
     name: str | None
     command: list[str]
