@@ -74,7 +74,9 @@ def test_a_version_without_its_upcast_is_refused_when_the_codec_is_made() -> Non
         ("process.exited", 1, b"{", "truncated"),
     ],
 )
-def test_what_is_not_known_names_position_type_and_version(type: str, version: int, document: bytes, reason: str) -> None:
+def test_what_is_not_known_names_position_type_and_version(
+    type: str, version: int, document: bytes, reason: str
+) -> None:
     with pytest.raises(UnknownEvent, match=reason) as caught:
         CODEC.decode(17, type, version, document)
     assert (caught.value.position, caught.value.type, caught.value.version) == (17, type, version)

@@ -56,7 +56,12 @@ async def test_an_append_answers_what_was_recorded(tmp_path: Path) -> None:
     async with running(tmp_path) as log:
         first, second = await log.append([started("prc_1", 7, "sbx_1", 0), NewEvent("sbx_1", SandboxAdopted())], META)
         assert (first.position, first.stream, first.revision, first.sandbox_id) == (1, "prc_1", 1, "sbx_1")
-        assert (first.type, first.version, first.event, first.data) == ("process.started", 1, ProcessStarted(pid=7), b'{"pid":7}')
+        assert (first.type, first.version, first.event, first.data) == (
+            "process.started",
+            1,
+            ProcessStarted(pid=7),
+            b'{"pid":7}',
+        )
         assert first.meta == b'{"command_id":"cmd_1","owner":"uid:0","pid":42,"client":"test"}' == second.meta
         assert (second.position, second.stream, second.revision, second.sandbox_id) == (2, "sbx_1", 1, None)
         assert (first.more, second.more) == (1, 0)
@@ -287,7 +292,9 @@ FILTERS = [
 
 
 @pytest.mark.parametrize(("wanted", "expected"), FILTERS)
-async def test_filters_mean_the_same_in_memory_and_in_the_file(tmp_path: Path, wanted: dict[str, str], expected: list[int]) -> None:
+async def test_filters_mean_the_same_in_memory_and_in_the_file(
+    tmp_path: Path, wanted: dict[str, str], expected: list[int]
+) -> None:
     async with running(tmp_path) as log:
         await _mixed(log)
         from_memory = await log.page(0, 100, **wanted)
@@ -342,8 +349,12 @@ async def test_a_command_is_found_by_its_first_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("events", [3, 100])
-async def test_followers_fast_and_slow_see_everything_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int) -> None:
-    monkeypatch.setattr(ring.Ring.__init__, "__defaults__", (16, 1024 * 1024))  # so that whoever is slow must go to the file
+async def test_followers_fast_and_slow_see_everything_once_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int
+) -> None:
+    monkeypatch.setattr(
+        ring.Ring.__init__, "__defaults__", (16, 1024 * 1024)
+    )  # so that whoever is slow must go to the file
     count = events * 2
     seen: list[list[int]] = [[] for _ in range(6)]
 
@@ -436,7 +447,9 @@ async def test_a_token_that_cannot_be_followed_is_refused(tmp_path: Path, token:
         assert code != "compacted" or caught.value.data == {"first": 3}
 
 
-async def test_more_appends_than_may_wait_are_let_in_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_appends_than_may_wait_are_let_in_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sandkeep_store.writer.MAX_WAITING", 3)
     async with running(tmp_path) as log:
         async with trio.open_nursery() as nursery:

@@ -66,7 +66,9 @@ sys.stdin.read()
 
 
 def test_a_second_process_is_refused_until_the_first_is_killed(log_of_ten: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", _HOLD, log_of_ten], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, log_of_ten], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"open\n"
         error = _opening(log_of_ten)
@@ -162,7 +164,9 @@ def test_a_flipped_bit_in_an_event_is_found_with_its_position(log_of_ten: str) -
         assert "position 5" in error.message
 
 
-@pytest.mark.parametrize("column", ["stream", "revision", "sandbox", "type", "version", "time", "data", "meta", "command_id", "more"])
+@pytest.mark.parametrize(
+    "column", ["stream", "revision", "sandbox", "type", "version", "time", "data", "meta", "command_id", "more"]
+)
 def test_the_checksum_covers_every_column(log_of_ten: str, column: str) -> None:
     value: Any = {"type": "process.lost", "data": b'{"pid":1}', "meta": b"{}", "command_id": "cmd_2"}.get(column, 99)
     _change(log_of_ten, f"UPDATE events SET {column} = ? WHERE position = 5", value)
@@ -199,7 +203,9 @@ def test_verify_finds_a_wrong_revision_and_half_an_append(log_of_ten: str) -> No
 
     for row, revision, more in zip(rows, (9, 1), (0, 3), strict=True):
         fields = (*row[:2], revision, *row[3:10], more)
-        log._database.writer.execute("REPLACE INTO events VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*fields, checksum(*fields)))
+        log._database.writer.execute(
+            "REPLACE INTO events VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*fields, checksum(*fields))
+        )
     assert log.verify() == [
         "the event at position 4 has revision 9, where 1 was due",
         "the event at position 8 is not the rest of the append before it",
@@ -232,7 +238,9 @@ def test_a_log_shorter_than_what_others_saw_of_it_is_refused(tmp_path: Path) -> 
     assert 1 < log.head < 21
     assert log.scan(lambda _: None) == log.head
     log.require(log.head, "metadata.json of sbx_1")
-    with pytest.raises(DaemonError, match=f"ends at position {log.head}, but metadata.json of sbx_1 has seen position 21"):
+    with pytest.raises(
+        DaemonError, match=f"ends at position {log.head}, but metadata.json of sbx_1 has seen position 21"
+    ):
         log.require(21, "metadata.json of sbx_1")
     log.close()
 
@@ -337,7 +345,9 @@ class _Faulty(sqlite3.Connection):
         return cursor
 
 
-def test_after_a_failed_fsync_nothing_that_was_refused_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_fsync_nothing_that_was_refused_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, factory=_Faulty, **options))
     log = EventLog.open(str(tmp_path / "events.db"))
@@ -368,7 +378,9 @@ def test_after_a_failed_fsync_nothing_that_was_refused_is_in_the_log(tmp_path: P
     log.close()
 
 
-def test_what_is_essential_gets_through_when_a_commit_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_essential_gets_through_when_a_commit_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, factory=_Once, **options))
     log = EventLog.open(str(tmp_path / "events.db"))
