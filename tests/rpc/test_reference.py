@@ -1,0 +1,117 @@
+"""What is generated from the tables: complete, fresh, and found stale when it is not."""
+
+import ast
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sandkeep import methods, openrpc, reference, stubs
+from sandkeep.errors import CODES
+from sandkeep.events import EVENTS
+from sandkeep.methods import METHODS
+from sandkeep.settings import SETTINGS
+
+ROOT = Path(__file__).parents[2]
+
+
+# -- the pages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_pages_in_the_tree_are_fresh() -> None:
+    assert reference.stale(str(ROOT / "docs" / "reference")) == []
+
+
+def test_a_stale_or_missing_page_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reference.write(str(tmp_path))
+    assert reference.main(["--check", str(tmp_path)]) == 0
+    with open(tmp_path / "errors.md", "a") as page:
+        page.write("by hand\n")
+    os.unlink(tmp_path / "events.md")
+    assert reference.main(["--check", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "errors.md is stale" in said
+    assert "events.md is stale" in said
+    assert "methods.md" not in said
+
+
+@pytest.mark.parametrize(
+    ("page", "names"), [("methods.md", METHODS), ("events.md", EVENTS), ("errors.md", CODES), ("settings.md", SETTINGS)]
+)
+def test_a_page_has_every_row_of_its_table(page: str, names: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / "reference" / page).read_text()
+    for name in names:
+        assert f"### {name}\n" in text or f"| `{name}` |" in text
+
+
+def test_every_link_of_a_page_has_its_heading() -> None:
+    pages = {path.name: path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md")}
+    headings = {
+        name: {line.lstrip("# ").lower() for line in text.splitlines() if line[:1] == "#"}
+        for name, text in pages.items()
+    }
+    for text in pages.values():
+        for link in text.split("](")[1:]:
+            page, _, heading = link.partition(")")[0].partition("#")
+            assert heading in headings[page], link[:40]
+
+
+# -- the signatures ---------------------------------------------------------------------------------------------------
+
+
+def test_the_signatures_are_python_and_hold_every_method_for_both_clients() -> None:
+    tree = ast.parse(stubs.stub())
+    kinds = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for name, row in METHODS.items():
+        noun, _, verb = name.partition(".")
+        for prefix in ("Trio", "Blocking"):
+            found = {
+                part.name: part
+                for part in kinds[prefix + noun.title()].body
+                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+            assert isinstance(found[verb], ast.AsyncFunctionDef) == (prefix == "Trio")
+            given = {argument.arg for argument in [*found[verb].args.args, *found[verb].args.kwonlyargs]}
+            assert given == {"self", "progress", *row.params.__struct_fields__}
+
+
+# -- OpenRPC ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_document_describes_every_method_by_name() -> None:
+    document = json.loads(msgspec.json.encode(openrpc.document()))
+    described = {method["name"]: method for method in document["methods"]}
+    assert list(described) == list(METHODS)
+    for name, row in METHODS.items():
+        method = described[name]
+        assert method["paramStructure"] == "by-name"
+        assert [param["name"] for param in method["params"]] == list(row.params.__struct_fields__)
+        required = {field.name for field in msgspec.structs.fields(row.params) if field.required}
+        assert {param["name"] for param in method["params"] if param["required"]} == required
+        assert method["x-access"] == row.access.name.lower()
+        assert method["x-deadline"] == row.deadline_s
+
+
+def test_every_reference_in_the_document_leads_somewhere() -> None:
+    document = openrpc.document()
+    for target in references(document):
+        here: Any = document
+        for step in target.removeprefix("#/").split("/"):
+            here = here[step]
+
+
+def references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [target for value in node.values() for target in references(value)]
+    return [target for value in node for target in references(value)] if isinstance(node, list) else []
+
+
+def test_types_are_written_as_one_writes_them() -> None:
+    hints = {"Offset": "int", "Wait": "float", "Signal": "str"}
+    for name, text in hints.items():
+        assert stubs.type_text(getattr(methods, name)) == text
+    assert stubs.type_text(methods.Command) == "list[str] | str"
