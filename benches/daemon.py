@@ -1,8 +1,8 @@
 """The main job through a real daemon: a command, a new sandbox, a process that writes much. Each beside its floor.
 
 The floors are what a person would do by hand with the same tools, as processes of their own: a bare bubblewrap for a
-command; mounting an overlay plus a bare bubblewrap for a sandbox; the same command with its output sent to a file. Rounds
-are interleaved, so that ratios hold on a machine that others use too.
+command; mounting an overlay plus a bare bubblewrap for a sandbox; the same command with its output sent to a file.
+Rounds are interleaved, so that ratios hold on a machine that others use too.
 """
 
 import os
@@ -26,8 +26,34 @@ WRITES = 5
 GIB = 1 << 30
 
 BARE_BWRAP = [
-    *("bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib"),
-    *("--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--", "sh", "-c", "true"),
+    *(
+        "bwrap",
+        "--unshare-all",
+        "--ro-bind",
+        "/usr",
+        "/usr",
+        "--symlink",
+        "usr/bin",
+        "/bin",
+        "--symlink",
+        "usr/lib",
+        "/lib",
+    ),
+    *(
+        "--symlink",
+        "usr/lib64",
+        "/lib64",
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--tmpfs",
+        "/tmp",
+        "--",
+        "sh",
+        "-c",
+        "true",
+    ),
 ]
 
 
@@ -45,7 +71,12 @@ def run_bare() -> None:
 def daemon() -> Iterator[tuple[Any, str]]:
     """A client of a real daemon, and the directory that it works in."""
     root = tempfile.mkdtemp(prefix="skb-", dir=os.environ.get("SANDKEEP_BENCH_DIR"))
-    env = {**os.environ, "SANDKEEP_STATE_DIR": f"{root}/state", "SANDKEEP_SOCKET": f"{root}/sock", "SANDKEEP_LOG_LEVEL": "warning"}
+    env = {
+        **os.environ,
+        "SANDKEEP_STATE_DIR": f"{root}/state",
+        "SANDKEEP_SOCKET": f"{root}/sock",
+        "SANDKEEP_LOG_LEVEL": "warning",
+    }
     process = subprocess.Popen([sys.executable, "-m", "sandkeepd.main"], env=env)
     try:
         while not os.path.exists(f"{root}/sock"):

@@ -1,7 +1,7 @@
 """How long a daemon takes from its start to READY, and how much memory it holds, with much on record.
 
-The floor of the start is what no daemon can do without: importing its own modules, and a cursor over the rows of the log.
-Both are measured in the same rounds as the start, each in a process of its own.
+The floor of the start is what no daemon can do without: importing its own modules, and a cursor over the rows of the
+log. Both are measured in the same rounds as the start, each in a process of its own.
 """
 
 import os
@@ -30,10 +30,14 @@ MOST_IDLE_MIB = 90
 def story(sandboxes: int, total: int) -> list[list[NewEvent]]:
     """A plausible log: sandboxes that were made and ended, and in between commands, three events each."""
     boxes = [ids.new_id(ids.SANDBOX) for _ in range(sandboxes)]
-    isolation = model.Isolation(mechanism="bubblewrap", files="overlay", host_uid=1_900_000_001, limits={"pids": "cgroup"})
+    isolation = model.Isolation(
+        mechanism="bubblewrap", files="overlay", host_uid=1_900_000_001, limits={"pids": "cgroup"}
+    )
     appends = []
     for box in boxes:
-        asked = events.SandboxCreateRequested(owner="uid:0", image_id="img_1", provider="local", spec=model.SandboxSpec())
+        asked = events.SandboxCreateRequested(
+            owner="uid:0", image_id="img_1", provider="local", spec=model.SandboxSpec()
+        )
         appends.append([NewEvent(box, asked, box), NewEvent(box, events.SandboxCreated(isolation=isolation), box)])
     while sum(map(len, appends)) < total - 2 * sandboxes:
         box, process = boxes[len(appends) % sandboxes], ids.new_id(ids.PROCESS)
@@ -49,6 +53,7 @@ def story(sandboxes: int, total: int) -> list[list[NewEvent]]:
 
 async def fill(path: str, appends: list[list[NewEvent]]) -> None:
     log = EventLog.open(path)
+
     async def append(new: list[NewEvent]) -> None:
         await log.append(new, Meta(owner="uid:0", pid=4242, client="bench"))
 
@@ -65,7 +70,12 @@ async def fill(path: str, appends: list[list[NewEvent]]) -> None:
 def start_daemon(root: str) -> tuple[subprocess.Popen[bytes], float]:
     """The daemon, and how long it took until it answered a connection."""
     path = f"{root}/sock"
-    env = {**os.environ, "SANDKEEP_STATE_DIR": f"{root}/state", "SANDKEEP_SOCKET": path, "SANDKEEP_LOG_LEVEL": "warning"}
+    env = {
+        **os.environ,
+        "SANDKEEP_STATE_DIR": f"{root}/state",
+        "SANDKEEP_SOCKET": path,
+        "SANDKEEP_LOG_LEVEL": "warning",
+    }
     begun = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "sandkeepd.main"], env=env)
     while True:
@@ -138,7 +148,9 @@ def idle_row() -> Row:
             resident = next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
         stop(process)
     case = f"idle with {IDLE_SANDBOXES:,} sandboxes on record"
-    return Row(case, f"{resident:.0f} MiB", "-", resident / MOST_IDLE_MIB, f"<= {MOST_IDLE_MIB} MiB", resident <= MOST_IDLE_MIB)
+    return Row(
+        case, f"{resident:.0f} MiB", "-", resident / MOST_IDLE_MIB, f"<= {MOST_IDLE_MIB} MiB", resident <= MOST_IDLE_MIB
+    )
 
 
 def run() -> list[Row]:

@@ -15,7 +15,9 @@ NOBODY = 65534
 
 
 def as_user(uid: int, work: Callable[[], T]) -> T:
-    """What `work` answers when it is run by `uid`. Whatever it needs must be imported already, as it may read little."""
+    """What `work` answers when it is run by `uid`. Whatever it needs must be imported already, as it may read
+    little.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -46,7 +48,9 @@ def command_as(uid: int, argv: list[str]) -> list[str]:
     Such places are shown to it through a mount namespace of its own, in which nothing else changes.
     """
     steps = ["set -e"]
-    needed = {os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, os.path.dirname(os.path.dirname(__file__)))}
+    needed = {
+        os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, os.path.dirname(os.path.dirname(__file__)))
+    }
     hidden: dict[str, list[str]] = {}
     for path in sorted(needed):
         closed = _first_closed(path)

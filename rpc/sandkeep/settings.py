@@ -28,6 +28,7 @@ class Setting(Generic[T]):
         SETTINGS[name] = self
 
     def __call__(self, environ: Mapping[str, str] | None = None) -> T:
+        """The present value. Raises `not_configured`, naming the variable, when it is malformed."""
         text = (os.environ if environ is None else environ).get(self.name, "")
         if not text:
             return self.default()
@@ -108,7 +109,8 @@ SOCKET_GROUP = Setting(
     str,
     lambda: "",
     "none",
-    "Only members of this group, and root, may connect to a root daemon. Without it every local user may, each seeing only what is theirs.",
+    "Only members of this group, and root, may connect to a root daemon. Without it every local user may, "
+    "each seeing only what is theirs.",
 )
 ADMIN_GROUP = Setting(
     "SANDKEEP_ADMIN_GROUP",

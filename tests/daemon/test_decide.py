@@ -38,7 +38,9 @@ def test_every_status_has_a_word_for_not_being_ready() -> None:
 
 
 def test_every_intent_has_its_outcomes() -> None:
-    """Pairs are derived from the definitions: an intent without an outcome, or a mutation without an intent, fails here."""
+    """Pairs are derived from the definitions: an intent without an outcome, or a mutation without an intent, fails
+    here.
+    """
     for kind in EVENTS.values():
         assert bool(kind.outcomes) == kind.type.endswith("_requested"), kind.type
         for outcome in kind.outcomes:

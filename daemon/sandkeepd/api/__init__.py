@@ -1,0 +1,1 @@
+"""The socket: who is there, what they ask, and what they are answered."""

@@ -1,0 +1,1 @@
+"""The back ends that isolate: one file each, none knows another."""

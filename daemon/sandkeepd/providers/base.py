@@ -2,11 +2,11 @@
 
 Lifecycle
     `plan` checks a request and decides all that must be on record before anything happens; it has no effect and raises
-    `not_supported` for what this machine cannot hold. After the intent is durable, `create` acts by that plan and answers a
-    running `Instance`. When a daemon starts, `adopt` turns a plan and the handle of an earlier `create` into an Instance
-    again, or answers None when the sandbox is gone. `terminate` ends whatever there is of a sandbox, complete or half made,
-    and is safe to repeat. `found` lists the sandboxes that the provider holds anything of, so that a starting daemon can
-    clean up what no event owns.
+    `not_supported` for what this machine cannot hold. After the intent is durable, `create` acts by that plan and
+    answers a running `Instance`. When a daemon starts, `adopt` turns a plan and the handle of an earlier `create` into
+    an Instance again, or answers None when the sandbox is gone. `terminate` ends whatever there is of a sandbox,
+    complete or half made, and is safe to repeat. `found` lists the sandboxes that the provider holds anything of, so
+    that a starting daemon can clean up what no event owns.
 
 Words
     *plan*: a small JSON document, durable before the act; the same plan always means the same resources.
@@ -88,14 +88,16 @@ class Instance(Protocol):
     async def launch(self, launch: Launch) -> int:
         """Start a process and answer its pid inside the sandbox, once it is certain that it was started.
 
-        Raises `provider_unavailable` when the sandbox does not take the request in time, `conflict` when a process of this
-        id was started before, `not_ready` when the sandbox has ended. Cancelled: it may or may not have been started;
-        `find` tells.
+        Raises `provider_unavailable` when the sandbox does not take the request in time, `conflict` when a process of
+        this id was started before, `not_ready` when the sandbox has ended. Cancelled: it may or may not have been
+        started; `find` tells.
         """
         ...
 
     async def find(self, process_id: str) -> int | None:
-        """The pid of a process that was started, running or ended; None if it never was. For a daemon that starts anew."""
+        """The pid of a process that was started, running or ended; None if it never was. For a daemon that starts
+        anew.
+        """
         ...
 
     async def wait(self, process_id: str) -> Exit:
@@ -146,7 +148,9 @@ class Instance(Protocol):
         ...
 
     async def read_file(self, path: str) -> bytes:
-        """Read a file as the sandbox's own user, inside it. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
+        """Read a file as the sandbox's own user, inside it. Raises `not_found`, `invalid` (not a file),
+        `permission_denied`.
+        """
         ...
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -168,22 +172,32 @@ class Provider(Protocol):
         ...
 
     async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
-        """Make an image, reading `source` with the caller's rights and no others. On any error nothing is left of it."""
+        """Make an image, reading `source` with the caller's rights and no others. On any error nothing is left of
+        it.
+        """
         ...
 
     async def remove_image(self, image_id: str) -> None:
         """Remove what there is of an image, complete or half made. Safe to repeat."""
         ...
 
-    def plan(self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended. No effect."""
+    def plan(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended. No
+        effect.
+        """
         ...
 
-    async def create(self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]) -> Instance:
+    async def create(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
+    ) -> Instance:
         """Make and start a sandbox. On any error, cancellation included, nothing is left of it."""
         ...
 
-    async def adopt(self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]) -> Instance | None:
+    async def adopt(
+        self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
+    ) -> Instance | None:
         """Take over a sandbox that an earlier daemon started. None: it is gone for good."""
         ...
 
@@ -202,5 +216,3 @@ class Provider(Protocol):
     async def aclose(self) -> None:
         """Let go of everything. Sandboxes go on."""
         ...
-
-
