@@ -1,8 +1,8 @@
 """Control groups: what holds the limits of a sandbox, for both versions of the kernel's interface.
 
-A sandbox has one group, ``sandkeep/<sandbox_id>`` below the daemon's own, in each hierarchy that is needed. Version 2 has
-one hierarchy, and its controllers must have been delegated to the daemon (``Delegate=yes`` in its unit). Which directories
-those are is decided by `plan`, which changes nothing, so that they are on record before they are made.
+A sandbox has one group, ``sandkeep/<sandbox_id>`` below the daemon's own, in each hierarchy that is needed. Version 2
+has one hierarchy, and its controllers must have been delegated to the daemon (``Delegate=yes`` in its unit). Which
+directories those are is decided by `plan`, which changes nothing, so that they are on record before they are made.
 """
 
 import os
@@ -144,7 +144,10 @@ def ran_out_of_memory(groups: Mapping[str, str]) -> bool:
 
 
 def remove(groups: Mapping[str, str]) -> None:
-    """Remove groups whose processes are ending. Blocks. Safe to repeat. Raises `provider_unavailable` when one stays in use."""
+    """Remove groups whose processes are ending.
+
+    Blocks. Safe to repeat. Raises `provider_unavailable` when one stays in use.
+    """
     deadline = time.monotonic() + REMOVE_DEADLINE_S
     for directory in set(groups.values()):
         while not _removed(directory):

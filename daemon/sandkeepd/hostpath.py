@@ -1,9 +1,9 @@
 """The only way to a path that a caller names: with the caller's rights and no others.
 
-A directory is read by programs that have taken the caller's uid, gid and groups before they open anything, and gone without
-every capability: ``find`` looks at what is there, ``tar`` reads it. What they say is not trusted either, since a caller may
-meddle with programs that run as himself. It goes into another ``tar``, which runs as the image's owner in a jail that sees
-nothing but an empty directory. Python then reads that directory once, for the digest.
+A directory is read by programs that have taken the caller's uid, gid and groups before they open anything, and gone
+without every capability: ``find`` looks at what is there, ``tar`` reads it. What they say is not trusted either,
+since a caller may meddle with programs that run as himself. It goes into another ``tar``, which runs as the image's
+owner in a jail that sees nothing but an empty directory. Python then reads that directory once, for the digest.
 """
 
 import functools
@@ -52,12 +52,12 @@ async def import_tree(
 ) -> ImportedImage:
     """Copy the directory `source`, as `caller` may read it, to `target`, which must not exist.
 
-    Everything in it then belongs to `owner` (None: to this process's user). Kept are modes, times, symbolic and hard links,
-    empty directories, FIFOs and every byte of a name; dropped are setuid and setgid bits; sockets and devices are skipped.
-    The tree `hide` is left out.
+    Everything in it then belongs to `owner` (None: to this process's user). Kept are modes, times, symbolic and hard
+    links, empty directories, FIFOs and every byte of a name; dropped are setuid and setgid bits; sockets and devices
+    are skipped. The tree `hide` is left out.
 
-    Raises `invalid` (no such directory), `permission_denied` (the first path that cannot be read), `storage_unavailable`.
-    What was copied so far is left for the caller to remove.
+    Raises `invalid` (no such directory), `permission_denied` (the first path that cannot be read),
+    `storage_unavailable`. What was copied so far is left for the caller to remove.
     """
     _check_caller(caller)
     if not source.startswith("/") or "\0" in source:
@@ -83,8 +83,7 @@ def _check_caller(caller: Caller) -> None:
 
 
 def _as_caller(caller: Caller) -> list[str]:
-    """The words that take the caller's rights. Root keeps no capability either way: root in a caller's place is uid 0 with
-    its capabilities, since without them it could read less than its own user expects."""
+    """The words that take the caller's rights. A caller who is root keeps his, and his capabilities."""
     if os.geteuid() != 0:
         return ["setpriv", "--no-new-privs", "--inh-caps=-all"]
     if caller.uid == 0:
@@ -142,8 +141,9 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
     if owner is not None:
         os.chown(target, owner, owner)
     reading = [
-        *_as_caller(caller), "tar", "--create", "--file=-", "--format=gnu", "--sparse", "--numeric-owner", "--mode=ug-s",
-        "--no-recursion", "--null", "--verbatim-files-from", "--directory", source, "--files-from=-",  # opened already: the caller may not open the list itself
+        *_as_caller(caller), "tar", "--create", "--file=-", "--format=gnu", "--sparse", "--numeric-owner",
+        "--mode=ug-s", "--no-recursion", "--null", "--verbatim-files-from", "--directory", source,
+        "--files-from=-",  # opened already: the caller may not open the list itself
     ]  # fmt: skip
     with subprocess.Popen(
         reading, stdin=names, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/"
@@ -157,7 +157,8 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
             reader.stdout.close()
         complaints, errors = _drain([reader.stderr, writer.stderr])
         written, read = writer.wait(), reader.wait()
-        writer.stderr.close()
+        if writer.stderr:
+            writer.stderr.close()
     if read > 1:  # 1: a file changed, or was removed, while it was read; below 0: the writer left it alone
         raise _unreadable(source, complaints)
     if written or read < 0:
@@ -180,8 +181,8 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
     if owner is not None:
         place = _lend(target)
         take = [
-            "setpriv", "--reuid", str(owner), "--regid", str(owner), "--clear-groups", "--no-new-privs", "--inh-caps=-all",
-            "--bounding-set=-all",
+            "setpriv", "--reuid", str(owner), "--regid", str(owner), "--clear-groups", "--no-new-privs",
+            "--inh-caps=-all", "--bounding-set=-all",
         ]  # fmt: skip
     jail = _jail(place)
     argv = [*take, *jail, *unpack, "/image" if jail else place]
@@ -189,7 +190,7 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
 
 
 def _lend(target: str) -> str:
-    """Make the target reachable for the image's owner, who may not enter the state directory, in this thread's namespace."""
+    """Make the target reachable, in this thread's namespace, for the image's owner, who may not enter the state."""
     scratch = mounts.enter_private_namespace()
     opened = mounts.open_place(target)
     try:
@@ -252,7 +253,7 @@ def _not_a_directory(source: str, stderr: bytes) -> SandkeepError:
 def _unreadable(source: str, stderr: bytes) -> SandkeepError:
     for line in stderr.decode("utf-8", "backslashreplace").splitlines():
         if "ermission denied" in line:
-            inner = line.partition(": ")[2].rpartition(": ")[0].removesuffix(": Cannot open").strip("‘’'")
+            inner = line.partition(": ")[2].rpartition(": ")[0].removesuffix(": Cannot open").strip("\u2018\u2019'")
             path = os.path.normpath(os.path.join(source, inner))
             return CallerError("permission_denied", f"you may not read {path}", field="source", path=path)
     return CallerError("invalid", f"source: {source} could not be read: {_first_line(stderr)}", field="source")
@@ -270,8 +271,8 @@ def _not_written(stderr: bytes) -> SandkeepError:
 def digest_tree(root: str) -> tuple[str, int, int]:
     """The digest of a tree that nobody changes meanwhile, the bytes of its files, and how many entries it has. Blocks.
 
-    Hashed is, in the order of the names' bytes, for each entry: path, type and mode, and the link's target or the content's
-    own hash. Times and owners are left out, so that equal trees have equal digests wherever they come from.
+    Hashed is, in the order of the names' bytes, for each entry: path, type and mode, and the link's target or the
+    content's own hash. Times and owners are left out, so that equal trees have equal digests wherever they come from.
     """
     total = hashlib.sha256()
     size = count = 0

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -82,7 +83,10 @@ def open_process(identity: Identity) -> int | None:
 
 
 def kill_and_wait(pidfd: int) -> None:
-    """Kill by descriptor and wait until it is gone. Blocks. Raises `provider_unavailable` when the kernel cannot end it."""
+    """Kill by descriptor and wait until it is gone.
+
+    Blocks. Raises `provider_unavailable` when the kernel cannot end it.
+    """
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -115,12 +119,12 @@ def spawn(
 
     `output` becomes its stdout and stderr, `third` its descriptor 3; it gets no others.
 
-    It inherits the namespaces of the calling *thread*, which is why this is no `subprocess.Popen`, whose object would also
-    complain of the sandbox that outlives it.
+    It inherits the namespaces of the calling *thread*, which is why this is no `subprocess.Popen`, whose object would
+    also complain of the sandbox that outlives it.
     """
     sources = [stdin, output, output] if third is None else [stdin, output, output, third]
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(sources)]
-    return os.posix_spawnp(argv[0], argv, env, file_actions=actions, setsid=True, setsigdef=_RESET, setsigmask=[])
+    return os.posix_spawnp(argv[0], list(argv), env, file_actions=actions, setsid=True, setsigdef=_RESET, setsigmask=[])
 
 
 def keep_descriptors_private() -> None:
@@ -137,7 +141,10 @@ def keep_descriptors_private() -> None:
 
 
 def in_fresh_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread of its own, which ends with it, and wait. What it unshares, no other thread ever sees. Blocks."""
+    """Run `work` in a thread of its own, which ends with it, and wait.
+
+    What it unshares, no other thread ever sees. Blocks.
+    """
     outcome: dict[str, Any] = {}
 
     def run() -> None:
@@ -157,7 +164,10 @@ def in_fresh_thread(work: Callable[[], T]) -> T:
 def run_tool(
     argv: Sequence[str], *, cwd: str | None = None, timeout_s: float = 600
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a program of the host to its end. Blocks. Raises `provider_unavailable` when it is missing or takes too long."""
+    """Run a program of the host to its end.
+
+    Blocks. Raises `provider_unavailable` when it is missing or takes too long.
+    """
     try:
         return subprocess.run(
             argv, cwd=cwd, env=TOOL_ENV, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False
@@ -195,6 +205,33 @@ def owned_by(uid: int) -> Callable[[int], bool]:
             return wanted in file.read()
 
     return matches
+
+
+def marked(name: str, value: str) -> list[int]:
+    """The processes of the host that were started with a variable set to that value; never this one."""
+    wanted = f"{name}={value}".encode()
+
+    def matches(pid: int) -> bool:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return wanted in file.read(1 << 20).split(b"\0")
+
+    return [pid for pid in pids_where(matches) if pid != os.getpid()]
+
+
+def listen(pipe: int, timeout_s: float) -> bytes:
+    """What a keeper says on a pipe until it is ready, the other end is closed, or the time has passed. Blocks."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    deadline = time.monotonic() + timeout_s
+    said = b""
+    while b"ready\n" not in said and len(said) < 65536:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            break
+        piece = os.read(pipe, 4096)
+        if not piece:
+            break
+        said += piece
+    return said
 
 
 def kill_all(find: Callable[[], list[int]]) -> None:

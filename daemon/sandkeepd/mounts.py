@@ -1,11 +1,11 @@
 """Mounts that only one sandbox sees.
 
-A thread that called `enter_private_namespace` sees a copy of the mount table that is its own, and so does every program
-that it starts; the daemon's other threads, and the host, see nothing of what is mounted there, and it is gone with the last
-program in it. That is only right in a thread that ends afterwards (`hostprocess.in_fresh_thread`).
+A thread that called `enter_private_namespace` sees a copy of the mount table that is its own, and so does every
+program that it starts; the daemon's other threads, and the host, see nothing of what is mounted there, and it is gone
+with the last program in it. That is only right in a thread that ends afterwards (`hostprocess.in_fresh_thread`).
 
-Directories are named by descriptor (`/proc/self/fd/N`): they may lie at a path that the mounts made here hide, that is too
-long for an option, or that holds a comma.
+Directories are named by descriptor (`/proc/self/fd/N`): they may lie at a path that the mounts made here hide, that
+is too long for an option, or that holds a comma.
 """
 
 import ctypes
@@ -65,7 +65,10 @@ def mount_scratch(place: str) -> None:
 
 
 def open_place(path: str) -> int:
-    """A descriptor of a directory or file as a place only, for `at`. Open it in the namespace in which it is to be used."""
+    """A descriptor of a directory or file as a place only, for `at`.
+
+    Open it in the namespace in which it is to be used.
+    """
     return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
@@ -100,7 +103,10 @@ def _syscall(number: int, name: str, *arguments: object) -> int:
 
 
 def _user_namespace(outside: int, inside: int) -> int:
-    """A descriptor of a user namespace that maps one uid and gid. Nobody ever runs in it; it is the form a mapping has."""
+    """A descriptor of a user namespace that maps one uid and gid.
+
+    Nobody ever runs in it; it is the form a mapping has.
+    """
     with subprocess.Popen(
         ["unshare", "--user", "cat"],
         env=TOOL_ENV,

@@ -5,7 +5,8 @@
           ID            how to start a process      ID.stdin   its input: a file, or a FIFO
     out/  exits         the keeper's answers        p/ID.{stdout,stderr,pid}   written inside, only read here
 
-Nothing is awaited for a reader's sake: journals are files, and what a daemon missed while it was away is still in `exits`.
+Nothing is awaited for a reader's sake: journals are files, and what a daemon missed while it was away is still in
+`exits`.
 """
 
 import os
@@ -71,8 +72,8 @@ class _Process:
 class KeeperInstance:
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
 
-    `directory` holds `in` and `out`. `leader` are the words that put a process into a group of its own, with default signals;
-    `input_owner` is the uid and gid that must be able to open a process's input.
+    `directory` holds `in` and `out`. `leader` are the words that put a process into a group of its own, with default
+    signals; `input_owner` is the uid and gid that must be able to open a process's input.
     """
 
     def __init__(
@@ -414,7 +415,10 @@ class KeeperInstance:
         process.tell()
 
     async def _send(self, *lines: bytes) -> None:
-        """Put request lines into the FIFO, waiting for room. Several at once stay together among those that do the same."""
+        """Put request lines into the FIFO, waiting for room.
+
+        Several at once stay together among those that do the same.
+        """
         self._check_present()
         fd = _open_fifo(f"{self._in}/.control")
         if fd is None:
@@ -435,7 +439,10 @@ class KeeperInstance:
             os.close(fd)
 
     async def _news(self, process: _Process, enough: Callable[[], bool]) -> None:
-        """Wait until the keeper's answers are `enough`. Raises `provider_unavailable`, or `not_ready` when it is gone."""
+        """Wait until the keeper's answers are `enough`.
+
+        Raises `provider_unavailable`, or `not_ready` when it is gone.
+        """
         try:
             with trio.fail_after(REQUEST_DEADLINE_S):
                 while not enough():
@@ -478,7 +485,8 @@ if [ -e "$1" ] && ! [ -f "$1" ]; then echo 'Is a directory' >&2; exit 1; fi
 LC_ALL=C exec head -c "$2" -- "$1"
 """
 
-# Written beside the target and renamed, so that nobody sees half of it. An existing file keeps its mode; a link is followed.
+# Written beside the target and renamed, so that nobody sees half of it. An existing file keeps its mode; a link is
+# followed.
 WRITE_FILE: Final = """
 export LC_ALL=C
 target=$(readlink -f -- "$1" && echo x) && target=${target%??} || { echo 'No such file' >&2; exit 1; }

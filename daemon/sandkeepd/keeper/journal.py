@@ -1,8 +1,8 @@
 """Reading what a sandbox wrote: journals of processes, and the keeper's answers. Nothing here is trusted.
 
-The code inside can put anything in the place of a journal, at any moment. So a name is opened relative to a directory that
-the code inside cannot replace, never through a link; its type is looked at on a descriptor that opens nothing yet; and the
-real open goes through that descriptor. Reads are bounded and never block.
+The code inside can put anything in the place of a journal, at any moment. So a name is opened relative to a directory
+that the code inside cannot replace, never through a link; its type is looked at on a descriptor that opens nothing
+yet; and the real open goes through that descriptor. Reads are bounded and never block.
 """
 
 import os

@@ -58,8 +58,9 @@ def variable(name: str, field: str) -> bytes:
 def script(leader: Sequence[str], command: Sequence[str], env: Mapping[str, str], working_dir: str | None) -> bytes:
     """The script that becomes the process. `leader` are the words that make it the leader of a group of its own.
 
-    The environment is set by ``env``, the last of `leader`, and not by the shell, which has variables of its own that cannot
-    be set to everything. A first word with ``=`` would be taken for a variable by it, so a shell stands between.
+    The environment is set by ``env``, the last of `leader`, and not by the shell, which has variables of its own that
+    cannot be set to everything. A first word with ``=`` would be taken for a variable by it, so a shell stands
+    between.
     """
     words = [to_bytes(word, "command") for word in command]
     if b"=" in words[0]:

@@ -7,10 +7,9 @@ makes them, `local_bubblewrap` says what they see, `local_layout` where they are
 import functools
 import os
 import shutil
-
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
@@ -26,6 +25,7 @@ from sandkeepd.hostprocess import (
     keep_descriptors_private,
     kill_all,
     kill_and_wait,
+    marked,
     open_process,
     owned_by,
     pids_where,
@@ -40,7 +40,7 @@ from sandkeepd.providers.base import Caller, Chunk, ImportedImage, Progress
 from sandkeepd.providers.local_bubblewrap import MARK, PATH, WORKSPACE, environment
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
 from sandkeepd.providers.local_probe import Abilities, probe
-from sandkeepd.providers.local_start import Handle, Job, Plan, Started, marked, start
+from sandkeepd.providers.local_start import Handle, Job, Plan, Started, start
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -199,8 +199,7 @@ class LocalProvider:
         return "bubblewrap"
 
     def _host_uid(self, sandbox_id: str, taken: Sequence[dict[str, Any]]) -> int | None:
-        """A uid of the range that no living sandbox has; where the search begins depends on the id, so that uids rest.
-        """
+        """A uid of the range that no living sandbox has. The search begins at the id's own place, so that uids rest."""
         if not self.root:
             return None
         used = {plan.get("uid") for plan in taken}
@@ -233,7 +232,7 @@ class LocalProvider:
         decided = msgspec.convert(plan, Plan)
         found = await self.abilities()
         image_root = f"{self.layout.image(image_id)}/root"
-        if not os.path.isdir(image_root):
+        if not await trio.Path(image_root).is_dir():
             raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id)
         files = found.files
         if decided.mechanism == "none" and not self.root and files == "overlay":
@@ -364,7 +363,7 @@ class LocalProvider:
                 finally:
                     os.close(pidfd)
         if not known:
-            kill_all(lambda: marked(sandbox_id))
+            kill_all(lambda: marked(MARK, sandbox_id))
             if plan.mechanism == "bubblewrap" and plan.uid is not None:
                 kill_all(lambda: pids_where(owned_by(plan.uid or -1)))
         if plan.cgroups:
@@ -411,7 +410,7 @@ class LocalProvider:
                 with trio.move_on_after(1):
                     await instance.sweep()
 
-    async def _in_thread(self, work: Callable[[Unpack[Ts]], T], *arguments: Unpack[Ts]) -> T:
+    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
 
 

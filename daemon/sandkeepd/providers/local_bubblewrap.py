@@ -18,7 +18,10 @@ _ETC: Final = ("passwd", "group", "hosts", "resolv.conf", "nsswitch.conf")
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What goes into the arguments. `workspace`, `in_dir` and `out_dir` are where bubblewrap finds these directories."""
+    """What goes into the arguments.
+
+    `workspace`, `in_dir` and `out_dir` are where bubblewrap finds these directories.
+    """
 
     sandbox_id: str
     workspace: str
@@ -35,8 +38,8 @@ class View(Struct, frozen=True, kw_only=True):
 def arguments(view: View, info_fd: int) -> list[str]:
     """The command line up to the program to run.
 
-    The root is a tmpfs without a size, so it is made read-only at the end; what may be written has a size or lies on the
-    disk. Parents that bubblewrap makes by itself would be closed to others than their owner, hence the ``--dir``.
+    The root is a tmpfs without a size, so it is made read-only at the end; what may be written has a size or lies on
+    the disk. Parents that bubblewrap makes by itself would be closed to others than their owner, hence the ``--dir``.
     """
     return [
         "bwrap", "--unshare-user", "--uid", str(view.uid), "--gid", str(view.gid), "--unshare-ipc", "--unshare-pid",
@@ -80,7 +83,7 @@ def _scratch(view: View) -> Iterator[str]:
         if place == HOME:
             yield from ("--perms", "0755", "--dir", "/home")
         yield from ("--perms", mode, "--size", str(view.scratch_bytes), "--tmpfs", place)
-    yield from ("--remount-ro", "/dev", "--perms", "0755", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")
+    yield from ("--remount-ro", "/dev", "--perms", "0755", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")  # noqa: S108
 
 
 def _shared(view: View) -> Iterator[str]:
@@ -97,13 +100,17 @@ def _shared(view: View) -> Iterator[str]:
 
 
 def write_etc(directory: str, view: View) -> None:
-    """Write the files of `/etc` that tell of nothing but the sandbox. With the host's network, its resolver's settings too."""
+    """Write the files of `/etc` that tell of nothing but the sandbox.
+
+    With the host's network, its resolver's settings too.
+    """
     os.mkdir(directory, 0o755)
     resolver = _host_resolver() if view.host_network else ""
     user = "" if view.uid == 0 else f"sandbox:x:{view.uid}:{view.gid}:sandbox:{HOME}:/bin/sh\n"
     group = "" if view.gid == 0 else f"sandbox:x:{view.gid}:\n"
+    root = f"root:x:0:0:root:{HOME if view.uid == 0 else '/root'}:/bin/sh\n"
     texts = {
-        "passwd": f"root:x:0:0:root:{HOME if view.uid == 0 else '/root'}:/bin/sh\n{user}nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+        "passwd": f"{root}{user}nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
         "group": f"root:x:0:\n{group}nogroup:x:65534:\n",
         "hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {view.sandbox_id[:63]}\n",
         "resolv.conf": resolver,

@@ -75,7 +75,9 @@ class Layout:
         return place
 
     def _remove(self, paths: list[str]) -> None:
-        """`rm` and not Python: it goes to any depth, never follows a link, and holds no lock of the interpreter's meanwhile."""
+        """`rm` and not Python: it goes to any depth, never follows a link, and holds no lock of the interpreter's
+        meanwhile.
+        """
         if run_tool(["rm", "-rf", "--one-file-system", "--", *paths]).returncode == 0:
             return
         run_tool(["chmod", "-R", "u+rwx", "--", *paths])  # a user's own daemon meets directories without rights

@@ -13,7 +13,10 @@ from sandkeepd.hostprocess import in_fresh_thread, run_tool
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """What works. `overlay` includes the mapping of the image's owner; `files` is the way that follows from the rest."""
+    """What works.
+
+    `overlay` includes the mapping of the image's owner; `files` is the way that follows from the rest.
+    """
 
     bubblewrap: Capability
     overlay: Capability

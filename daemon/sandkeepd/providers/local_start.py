@@ -6,9 +6,7 @@ thread, since only a program of one thread may enter a user namespace; there ``u
 """
 
 import os
-import select
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,15 +16,15 @@ from msgspec import Struct, field
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, reap, run_tool, spawn
+from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
+from sandkeepd.keeper import KEEPER_SOURCE
 from sandkeepd.providers.local_bubblewrap import MARK, View, arguments, write_etc
 
 START_DEADLINE_S: Final = 30.0
-KEEPER_SOURCE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "keeper", "keeper.sh")
 _INFO_FD: Final = 3
 
-# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 the sandbox's directory, $2 the overlay's options or
-# nothing. What is in `out` must not be run.
+# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 the sandbox's directory, $2 the overlay's
+# options or nothing. What is in `out` must not be run.
 _USER_MOUNTS: Final = """
 cd -- "$1" || exit 125
 [ -z "$2" ] || mount -t overlay -o "$2" sandkeep mount || exit 125
@@ -75,7 +73,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """What came of it: the sandbox's first process, the child of ours that stands before it, and the workspace's path."""
+    """What came of it: the sandbox's first process, our child that stands before it, and the workspace's path."""
 
     first: Identity
     child: int
@@ -85,8 +83,8 @@ class Started(Struct, frozen=True, kw_only=True):
 def start(job: Job) -> Started:
     """Make the directories and start the keeper in its isolation; answer when it takes requests.
 
-    Raises `provider_unavailable` with what bubblewrap or the keeper said, `storage_unavailable` for a full disk. What was
-    made so far is left for `terminate` to remove.
+    Raises `provider_unavailable` with what bubblewrap or the keeper said, `storage_unavailable` for a full disk. What
+    was made so far is left for `terminate` to remove.
     """
     try:
         _make_directories(job)
@@ -110,7 +108,7 @@ def translate(error: OSError) -> SandkeepError:
 
 
 def _make_directories(job: Job) -> None:
-    """`out` is the daemon's, so that nobody inside can replace what is in it; `exits` and `p` are the code's to write."""
+    """`out` is the daemon's, so that nobody inside can replace what is in it; `exits` and `p` are the code's."""
     directory = job.directory
     os.makedirs(directory, mode=0o700, exist_ok=True)
     for name in ("upper", "work", "mount", "in", "out", "out/p"):
@@ -144,7 +142,10 @@ def _tool(*argv: str) -> None:
 
 
 def _as_root(job: Job) -> tuple[list[str], str]:
-    """Build what the sandbox sees in a mount namespace of this thread. Answers the command line and the workspace in it."""
+    """Build what the sandbox sees in a mount namespace of this thread.
+
+    Answers the command line and the workspace in it.
+    """
     place = mounts.enter_private_namespace()
     opened = {name: mounts.open_place(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
     image = mounts.open_place(job.image_root)
@@ -250,45 +251,19 @@ def _run(job: Job, argv: Sequence[str], workspace: str) -> Started:
 
 
 def _first(job: Job, child: int, talk: int, info: int) -> Identity:
-    """Wait for the keeper's first word, and identify the process that is the sandbox. Ends the child when there is none."""
-    said = _listen(talk)
+    """Wait for the keeper's first word, and identify the process that is the sandbox.
+
+    Ends the child when there is none.
+    """
+    said = listen(talk, START_DEADLINE_S)
     ready, newline, _ = said.partition(b"ready\n")
     first = None
     if newline:
         pid = child if job.plan.mechanism == "none" else msgspec.json.decode(os.read(info, 65536))["child-pid"]
         first = identify(pid)
     if first is None:
-        kill_all(lambda: marked(job.sandbox_id))
+        kill_all(lambda: marked(MARK, job.sandbox_id))
         reap(child)
         sentence = ready.decode(errors="replace").strip()[:500] or "it did not say why"
         raise ProviderError("provider_unavailable", f"the sandbox did not start: {sentence}")
     return first
-
-
-def _listen(talk: int) -> bytes:
-    """What comes on a pipe until the keeper is ready, the other end is closed, or the deadline has passed."""
-    poll = select.poll()
-    poll.register(talk, select.POLLIN)
-    deadline = time.monotonic() + START_DEADLINE_S
-    said = b""
-    while b"ready\n" not in said and len(said) < 65536:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            break
-        piece = os.read(talk, 4096)
-        if not piece:
-            break
-        said += piece
-    return said
-
-
-def marked(sandbox_id: str) -> list[int]:
-    """The processes whose environment says that they belong to the sandbox."""
-    from sandkeepd.hostprocess import pids_where
-
-    wanted = f"{MARK}={sandbox_id}".encode()
-
-    def matches(pid: int) -> bool:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return wanted in file.read(1 << 20).split(b"\0")
-
-    return [pid for pid in pids_where(matches) if pid != os.getpid()]

@@ -3,15 +3,21 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from sandkeep.settings import DISK_LIMIT, UID_BASE
 from sandkeepd.providers.base import Provider
 from sandkeepd.providers.local import open_local
 
 
 @asynccontextmanager
-async def open_providers(state_dir: str, *, uid_base: int, disk_limit: int) -> AsyncIterator[dict[str, Provider]]:
+async def open_providers(
+    state_dir: str, *, uid_base: int | None = None, disk_limit: int | None = None
+) -> AsyncIterator[dict[str, Provider]]:
     """Open every provider for the length of a block, by name. What they isolate outlives it.
 
     Opening probes nothing and starts nothing, so that a daemon always comes up; what does not work says so when asked.
+    Left out, the uids and the limit come from the settings. Raises `not_configured` when those are malformed.
     """
+    uid_base = UID_BASE() if uid_base is None else uid_base
+    disk_limit = DISK_LIMIT() if disk_limit is None else disk_limit
     async with open_local(state_dir, uid_base=uid_base, disk_limit=disk_limit) as local:
         yield {local.name: local}

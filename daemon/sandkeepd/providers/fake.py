@@ -1,0 +1,267 @@
+"""A provider that isolates nothing, for tests: a keeper in a directory, run as the daemon's own user.
+
+It keeps the whole contract of `base`, with the real keeper and real processes, so that what is built on providers can
+be tested where nothing can be isolated. And it can be told to misbehave: see `Faults`.
+"""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
+from sandkeep.ids import check_name
+from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
+from sandkeepd.hostpath import import_tree
+from sandkeepd.hostprocess import (
+    TOOL_ENV,
+    Identity,
+    identify,
+    kill_all,
+    kill_and_wait,
+    listen,
+    marked,
+    open_process,
+    reap,
+    spawn,
+    wait_ended,
+)
+from sandkeepd.keeper import KEEPER_SOURCE, journal
+from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.base import Caller, Chunk, ImportedImage, Progress
+
+_MARK = "SANDKEEP_FAKE_SANDBOX"
+
+
+class Faults:
+    """What shall go wrong. Set the attributes; they hold until they are changed."""
+
+    def __init__(self) -> None:
+        self.create_delay_s = 0.0
+        self.create_error: SandkeepError | None = None
+        self.terminate_error: SandkeepError | None = None
+        self.import_error: SandkeepError | None = None
+
+
+class FakeInstance(KeeperInstance):
+    """A fake sandbox. `child` is the keeper, when this process started it."""
+
+    identity: Identity
+    pidfd: int
+    child: int | None = None
+
+
+class FakeProvider:
+    """See `Provider`. `open_fake` makes it; `faults` tells it to fail."""
+
+    name = "fake"
+
+    def __init__(self, state_dir: str, watcher: Watcher, nursery: trio.Nursery) -> None:
+        self.faults = Faults()
+        self._state_dir = state_dir
+        self._watcher = watcher
+        self._nursery = nursery
+        self._instances: dict[str, FakeInstance] = {}
+
+    async def capabilities(self) -> ProviderCapabilities:
+        """See `Provider.capabilities`."""
+        return ProviderCapabilities(provider=self.name, works=True)
+
+    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+        """See `Provider.import_image`."""
+        if self.faults.import_error:
+            raise self.faults.import_error
+        try:
+            target = f"{self._image(image_id)}/root"
+            return await import_tree(source, caller, target, owner=None, hide=self._state_dir, progress=progress)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.remove_image(image_id)
+            raise
+
+    async def remove_image(self, image_id: str) -> None:
+        """See `Provider.remove_image`."""
+        await trio.to_thread.run_sync(_remove, self._image(image_id))
+
+    def plan(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """See `Provider.plan`."""
+        self._sandbox(sandbox_id)
+        self._image(image_id)
+        if spec.network == "bridge":
+            raise SetupError("not_supported", "the fake provider has no networks", field="network")
+        return {"number": len(taken), "caller": caller.uid}
+
+    async def create(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
+    ) -> FakeInstance:
+        """See `Provider.create`."""
+        try:
+            await trio.sleep(self.faults.create_delay_s)
+            if self.faults.create_error:
+                raise self.faults.create_error
+            with trio.CancelScope(shield=True):
+                identity = await trio.to_thread.run_sync(self._start, sandbox_id, image_id)
+            workspace = f"{self._sandbox(sandbox_id)}/upper"
+            isolation = Isolation(
+                mechanism="fake", files="copy", host_uid=os.geteuid(), workspace=workspace, notes=["nothing isolates"]
+            )
+            handle = {"first": msgspec.to_builtins(identity), "secrets": list(secrets)}
+            instance = self._hold(sandbox_id, spec, isolation, handle)
+            if instance is None:
+                reap(identity.pid)
+                raise ProviderError("provider_unavailable", "the fake sandbox ended while it started")
+            instance.child = identity.pid
+            await instance.share_secrets(secrets)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._undo(sandbox_id, {})
+            raise
+        return instance
+
+    def _start(self, sandbox_id: str, image_id: str) -> Identity:
+        root, directory = f"{self._image(image_id)}/root", self._sandbox(sandbox_id)
+        if not os.path.isdir(root):
+            raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id)
+        os.makedirs(directory, exist_ok=True)
+        shutil.copytree(root, f"{directory}/upper", symlinks=True)
+        for name in ("in", "out", "out/p"):
+            os.mkdir(f"{directory}/{name}")
+        os.mkfifo(f"{directory}/in/.control", 0o600)
+        with open(f"{directory}/out/exits", "xb"):
+            pass
+        return _start_keeper(sandbox_id, directory)
+
+    def _hold(
+        self, sandbox_id: str, spec: SandboxSpec, isolation: Isolation, handle: dict[str, Any]
+    ) -> FakeInstance | None:
+        identity = msgspec.convert(handle["first"], Identity)
+        pidfd = open_process(identity)
+        if pidfd is None:
+            return None
+        env = {"PATH": TOOL_ENV["PATH"], "HOME": isolation.workspace, _MARK: sandbox_id, **spec.env}
+        instance = FakeInstance(
+            sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
+            leader=["setsid", "env", "--default-signal"],
+            env={name: value for name, value in env.items() if name not in handle["secrets"]},
+            working_dir=spec.working_dir or isolation.workspace,
+        )  # fmt: skip
+        instance.identity, instance.pidfd = identity, pidfd
+        self._instances[sandbox_id] = instance
+        self._nursery.start_soon(self._await_end, instance)
+        return instance
+
+    async def _await_end(self, instance: FakeInstance) -> None:
+        try:
+            await wait_ended(instance.pidfd)
+        finally:
+            os.close(instance.pidfd)
+        if instance.child is not None:
+            await trio.to_thread.run_sync(reap, instance.child)
+        instance.went("the fake sandbox was ended")
+
+    async def adopt(
+        self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
+    ) -> FakeInstance | None:
+        """See `Provider.adopt`."""
+        instance = self._hold(sandbox_id, spec, isolation, handle)
+        if instance is not None:
+            instance.remember_earlier()
+        return instance
+
+    async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Provider.terminate`."""
+        if self.faults.terminate_error:
+            raise self.faults.terminate_error
+        with trio.CancelScope(shield=True):
+            await self._undo(sandbox_id, handle)
+
+    async def _undo(self, sandbox_id: str, handle: dict[str, Any]) -> None:
+        await self.lose(sandbox_id, handle)
+        instance = self._instances.pop(sandbox_id, None)
+        if instance is not None:
+            await instance.ended()
+        for name in ("upper", "in"):
+            await trio.to_thread.run_sync(_remove, f"{self._sandbox(sandbox_id)}/{name}")
+
+    async def lose(self, sandbox_id: str, handle: dict[str, Any]) -> None:
+        """End a sandbox as if it had died by itself. Its files stay."""
+        await trio.to_thread.run_sync(_kill, sandbox_id, handle)
+
+    async def found(self) -> tuple[list[str], list[str]]:
+        """See `Provider.found`."""
+        sandboxes = [
+            name for name in _list(f"{self._state_dir}/sandboxes")
+            if {"upper", "in"} & set(_list(f"{self._state_dir}/sandboxes/{name}"))
+        ]  # fmt: skip
+        return sorted(sandboxes), sorted(_list(f"{self._state_dir}/images"))
+
+    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+        """See `Provider.read_ended`."""
+        return journal.read_journal(f"{self._sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
+
+    async def aclose(self) -> None:
+        """See `Provider.aclose`."""
+        for instance in self._instances.values():
+            await instance.aclose()
+        self._instances.clear()
+
+    def _image(self, image_id: str) -> str:
+        return f"{self._state_dir}/images/{check_name(image_id, 'image_id')}"
+
+    def _sandbox(self, sandbox_id: str) -> str:
+        return f"{self._state_dir}/sandboxes/{check_name(sandbox_id, 'sandbox_id')}"
+
+
+@asynccontextmanager
+async def open_fake(state_dir: str) -> AsyncIterator[FakeProvider]:
+    """Open a fake provider for the length of a block. Its sandboxes outlive it, as real ones do."""
+    with Watcher() as watcher:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watcher.run)
+            provider = FakeProvider(state_dir, watcher, nursery)
+            try:
+                yield provider
+            finally:
+                with trio.CancelScope(shield=True):
+                    await provider.aclose()
+                nursery.cancel_scope.cancel()
+
+
+def _start_keeper(sandbox_id: str, directory: str) -> Identity:
+    control = os.open(f"{directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)
+    talk, talk_end = os.pipe()
+    try:
+        argv = ["sh", KEEPER_SOURCE, f"{directory}/in", f"{directory}/out"]
+        child = spawn(argv, stdin=control, output=talk_end, env={**TOOL_ENV, _MARK: sandbox_id})
+        identity = identify(child) if b"ready\n" in listen(talk, 30) else None
+    finally:
+        for fd in (control, talk, talk_end):
+            os.close(fd)
+    if identity is None:
+        raise ProviderError("provider_unavailable", "the keeper did not start")
+    return identity
+
+
+def _kill(sandbox_id: str, handle: dict[str, Any]) -> None:
+    pidfd = open_process(msgspec.convert(handle["first"], Identity)) if handle else None
+    if pidfd is not None:
+        try:
+            kill_and_wait(pidfd)
+        finally:
+            os.close(pidfd)
+    kill_all(lambda: marked(_MARK, sandbox_id))
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _list(path: str) -> list[str]:
+    return os.listdir(path) if os.path.isdir(path) else []
