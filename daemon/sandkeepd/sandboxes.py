@@ -183,12 +183,12 @@ class Sandboxes:
             await self.end(sandbox_id, "disk_limit")
             return
         logger.warning("sandbox failed", extra={"sandbox_id": sandbox_id, "why": why})
-        facts = [
-            *self._last_words(sandbox, runtime.instance, None),
-            new(sandbox_id, events.SandboxFailed(message=why), sandbox_id),
-        ]
-        await core.record(facts, None)
-        del self.runtimes[sandbox_id]
+        failed = new(sandbox_id, events.SandboxFailed(message=why), sandbox_id, sandbox.revision)
+        try:
+            await core.record([*self._last_words(sandbox, runtime.instance, None), failed], None)
+        except StateError:
+            return  # it is being terminated at that instant, and that carrier does the rest
+        self.runtimes.pop(sandbox_id, None)
         await runtime.instance.aclose()
 
     async def runtime(self, sandbox: SandboxState) -> Runtime:
