@@ -186,11 +186,10 @@ class StreamRecorder(AggregateRecorder):
     def insert(self, appends: Sequence[Sequence[Draft]], *, time_us: int) -> list[Row]:
         """Commit appends in one transaction and answer their rows. All or none; durable when it returns."""
         with self._lock:
-            last_key = self._last_key
             try:
                 rows = self._commit(appends, time_us)
             except BaseException:
-                self._last_key = last_key
+                # The keys that were given stay given: after a failed fsync their rows may be there all the same.
                 self._streams.clear()
                 raise
             self.head += len(rows)

@@ -204,13 +204,15 @@ async def test_after_the_end_of_run_an_append_is_refused(tmp_path: Path) -> None
     log.close()
 
 
-async def test_what_waits_when_run_is_cancelled_is_still_written(tmp_path: Path) -> None:
+async def test_what_waits_is_written_in_one_commit_also_when_run_is_cancelled(tmp_path: Path) -> None:
     log = EventLog.open(str(tmp_path / "events.db"))
     results: list[int] = []
 
     async def caller(number: int) -> None:
-        results.extend(positions(await log.append([started(f"prc_{number}")], NOBODY)))
+        results.extend(positions(await log.append([started(f"prc_{number % 10}")], NOBODY)))
 
+    commits: list[int] = []
+    log.on_commit.append(lambda events: commits.append(len(events)))
     async with trio.open_nursery() as callers:
         async with trio.open_nursery() as nursery:
             for number in range(100):
@@ -219,6 +221,7 @@ async def test_what_waits_when_run_is_cancelled_is_still_written(tmp_path: Path)
             await nursery.start(log.run)
             nursery.cancel_scope.cancel()
     assert sorted(results) == list(range(1, 101))
+    assert commits == [100], "what waits is committed at once"
     log.close()
 
 
