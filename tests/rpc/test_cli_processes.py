@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,15 @@ def box(shared_daemon: Any, image: str) -> Iterator[str]:
         client.sandbox.terminate(sandbox)
 
 
-def start(daemon: Any, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*daemon.command, *words], env=daemon.env, **{**pipes, **options})
+@contextmanager
+def started(daemon: Any, *words: str) -> Iterator[Any]:
+    """A command that runs, with pipes to it. It is gone after the block, also when the block failed."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*daemon.command, *words], env=daemon.env, stdin=pipe, stdout=pipe, stderr=pipe) as command:
+        try:
+            yield command
+        finally:
+            command.kill()
 
 
 def test_streams_stay_apart_and_the_code_is_the_commands(shared_daemon: Any, box: str) -> None:
@@ -57,11 +64,9 @@ def test_words_reach_the_command_as_they_are(shared_daemon: Any, box: str) -> No
 
 
 def test_output_streams_while_the_command_runs(shared_daemon: Any, box: str) -> None:
-    with start(
+    with started(
         shared_daemon, "exec", box, "--interactive", "--", "sh", "-c", "echo ready; read line; echo got $line"
     ) as command:
-        assert command.stdout is not None
-        assert command.stdin is not None
         assert command.stdout.readline() == b"ready\n"  # it came although the command has not ended
         command.stdin.write(b"this\n")
         command.stdin.flush()
@@ -116,8 +121,7 @@ def test_exec_in_json_is_one_document(shared_daemon: Any, box: str) -> None:
 
 def test_an_interrupt_goes_to_the_command(shared_daemon: Any, box: str) -> None:
     script = "trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 0.05; done"
-    with start(shared_daemon, "exec", box, "--", "sh", "-c", script) as command:
-        assert command.stdout is not None
+    with started(shared_daemon, "exec", box, "--", "sh", "-c", script) as command:
         assert command.stdout.readline() == b"ready\n"
         command.send_signal(signal.SIGINT)
         assert command.stdout.readline() == b"interrupted\n"
@@ -126,8 +130,7 @@ def test_an_interrupt_goes_to_the_command(shared_daemon: Any, box: str) -> None:
 
 def test_a_second_interrupt_kills(shared_daemon: Any, box: str) -> None:
     script = "trap 'echo no' INT; echo ready; while :; do sleep 0.05; done"
-    with start(shared_daemon, "exec", box, "--", "sh", "-c", script) as command:
-        assert command.stdout is not None
+    with started(shared_daemon, "exec", box, "--", "sh", "-c", script) as command:
         assert command.stdout.readline() == b"ready\n"
         command.send_signal(signal.SIGINT)
         assert command.stdout.readline() == b"no\n"
@@ -136,8 +139,7 @@ def test_a_second_interrupt_kills(shared_daemon: Any, box: str) -> None:
 
 
 def test_when_nobody_reads_the_output_the_command_ends(shared_daemon: Any, box: str) -> None:
-    with start(shared_daemon, "exec", box, "--", "sh", "-c", "while :; do echo more; done") as command:
-        assert command.stdout is not None
+    with started(shared_daemon, "exec", box, "--", "sh", "-c", "while :; do echo more; done") as command:
         command.stdout.readline()
         command.stdout.close()
         assert command.wait(30) == 141
@@ -195,12 +197,11 @@ def test_logs_from_an_offset_of_one_stream(shared_daemon: Any, box: str) -> None
 
 
 def test_logs_without_follow_end_although_the_process_goes_on(shared_daemon: Any, box: str) -> None:
-    with start(shared_daemon, "run", box, "three", "-i", "--", "sh", "-c", "echo ready; read line") as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == b"ready\n"
+    with started(shared_daemon, "run", box, "three", "-i", "--", "sh", "-c", "echo ready; read line") as command:
+        assert command.stdout.readline() == b"ready\n"
         assert shared_daemon.cli("logs", box, "three").stdout == b"ready\n"
-        running.communicate(b"end\n", timeout=30)
-        assert running.returncode == 0
+        command.communicate(b"end\n", timeout=30)
+        assert command.returncode == 0
 
 
 def test_exec_does_not_notice_a_restart_of_the_daemon(new_daemon: Any, tmp_path: Path) -> None:
@@ -209,8 +210,7 @@ def test_exec_does_not_notice_a_restart_of_the_daemon(new_daemon: Any, tmp_path:
     with daemon.connect() as client:
         box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
     script = "i=1; while [ $i -le 40 ]; do echo $i; i=$((i+1)); sleep 0.05; done; exit 5"
-    with start(daemon, "exec", box, "--", "sh", "-c", script) as command:
-        assert command.stdout is not None
+    with started(daemon, "exec", box, "--", "sh", "-c", script) as command:
         first = command.stdout.readline()
         daemon.kill()
         daemon.start()
