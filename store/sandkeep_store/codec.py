@@ -1,8 +1,9 @@
 """Events to bytes and back: JSON, one decoder per type, and upcasts for the shapes of the past.
 
-Pure: nothing here touches a file or a clock. The name of an event and the version of its shape are columns of the log, not
-part of the bytes. A shape changes in a breaking way by a higher `version` in `sandkeep.events` and an entry in `UPCASTS`,
-which turns the older document into the next one each time such an event is read; what was written is never rewritten.
+Pure: nothing here touches a file or a clock. The name of an event and the version of its shape are columns of the log,
+not part of the bytes. A shape changes in a breaking way by a higher `version` in `sandkeep.events` and an entry in
+`UPCASTS`, which turns the older document into the next one each time such an event is read; what was written is never
+rewritten.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,9 @@
 """The event log's SQLite file: its schema, its connections, and the lock that keeps a second daemon out.
 
-The file is opened through SQLite's ``unix-excl``: the process holds the file's lock from its first statement until its last
-connection closes, so that a second daemon is refused at once; and the index of the write-ahead log is in memory, not in a
-mapped file that a full disk could pull away. The lock dies with the process, and what a killed process committed is in the
-write-ahead log, from which the next one's first connection recovers it.
+The file is opened through SQLite's ``unix-excl``: the process holds the file's lock from its first statement until its
+last connection closes, so that a second daemon is refused at once; and the index of the write-ahead log is in memory,
+not in a mapped file that a full disk could pull away. The lock dies with the process, and what a killed process
+committed is in the write-ahead log, from which the next one's first connection recovers it.
 
 The lock is a POSIX record lock: nothing else in this process may open and close the file, or the lock is gone.
 """
@@ -84,11 +84,12 @@ class Database:
             raise _unreadable(self.path, error) from error
 
     def reopen(self, head: int) -> None:
-        """Close every connection and read the log back from the disk, as after a crash; take out what lies beyond `head`.
+        """Read the log back from the disk, as after a crash, and take out what lies beyond `head`.
 
-        For a disk that failed: what a failed commit wrote may be there or not, and nobody was told that it is. Everything is
-        brought into the main file, so that no later commit depends on a part of the write-ahead log that the disk lost.
-        Waits for readers to end. Raises sqlite3.Error, and can be called again, while the disk does not work.
+        For a disk that failed: what a failed commit wrote may be there or not, and nobody was told that it is.
+        Everything is brought into the main file, so that no later commit depends on a part of the write-ahead log that
+        the disk lost. Waits for readers to end. Raises sqlite3.Error, and can be called again, while the disk does not
+        work.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._in_use == 0)
@@ -149,7 +150,7 @@ class Database:
         return str(meta["log_id"]), int(str(meta["first_position"]))
 
     def _is_empty(self) -> bool:
-        return self.writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        return self.writer.execute("SELECT 1 FROM sqlite_master").fetchone() is None
 
     def _read_meta(self) -> dict[str, object]:
         if self.writer.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
@@ -175,7 +176,7 @@ def _make_file(path: str) -> bool:
     except OSError as error:
         raise DaemonError(
             "storage_unavailable",
-            f"the event log {path} cannot be made ({error.strerror}): give a state directory that this user can write to",
+            f"the event log {path} cannot be made ({error.strerror}): use a directory that this user can write to",
         ) from error
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -190,7 +191,7 @@ def _refused(path: str, error: sqlite3.Error) -> SandkeepError:
     if code in _BUSY:
         return StateError(
             "conflict",
-            f"another daemon uses this state directory ({os.path.dirname(path)}): stop it, or use another state directory",
+            f"another daemon uses this state directory ({os.path.dirname(path)}): stop it or use another one",
         )
     if code == sqlite3.SQLITE_FULL:
         return DaemonError("storage_unavailable", f"the disk is full: free space on {os.path.dirname(path)}")

@@ -4,8 +4,8 @@ What it promises
     *Durable*: an append that returned survives the death of the process, and power loss where fsync is honest.
     *Atomic*: the events of an append are all there or none is, with neighbouring positions.
     *Ordered*: positions have no gaps, are in the order of commits, and are never used again.
-    *Told after the fact*: nobody sees an event before it is committed; `on_commit` sees it first, then the append returns,
-    then those who follow wake.
+    *Told after the fact*: nobody sees an event before it is committed; `on_commit` sees it first, then the append
+    returns, then those who follow wake.
 
 Everything but `open`, `scan`, `verify` and `close` is for the trio thread.
 """
@@ -83,8 +83,8 @@ class EventLog:
     def open(cls, path: str) -> "EventLog":
         """Open or make the log in the file `path`, and hold it against every other process. Blocks.
 
-        Raises `conflict` when another daemon holds it, and `storage_unavailable` when it cannot be opened, is damaged, or
-        was written by another version of Sandkeep; what is there is left as it is.
+        Raises `conflict` when another daemon holds it, and `storage_unavailable` when it cannot be opened, is damaged,
+        or was written by another version of Sandkeep; what is there is left as it is.
         """
         database = Database(path)
         try:
@@ -124,7 +124,7 @@ class EventLog:
         return self._reader.scan(visit, after, self.head)
 
     def verify(self) -> list[str]:
-        """Check the file, every row, and every rule that rows keep. Answers what is wrong, in sentences. Blocks for long."""
+        """Check the file, every row, and every rule that rows keep. Answers what is wrong, in sentences."""
         return self._reader.verify(self.head)
 
     def close(self) -> None:
@@ -138,8 +138,9 @@ class EventLog:
 
         Resource handling: cancelled, it commits and answers what was appended until then, refuses what comes later with
         `storage_unavailable`, and returns when the thread has ended.
-        Error handling: a disk that fails is told to those who append, and in `failure`. What ends `run` with an exception is
-        a defect: of the writer or of a callback in `on_commit`; everything that waits is answered even then.
+        Error handling: a disk that fails is told to those who append, and in `failure`. What ends `run` with an
+        exception is a defect: of the writer or of a callback in `on_commit`; everything that waits is answered even
+        then.
         """
         token = trio.lowlevel.current_trio_token()
 
@@ -163,8 +164,9 @@ class EventLog:
     async def append(self, new: Sequence[NewEvent], meta: Meta, *, essential: bool = False) -> list[Recorded]:
         """Commit `new` as one and answer them as recorded; durable when it returns.
 
-        An `essential` append (ending a sandbox) may use the space that is kept back for when the disk is full. Cancelled
-        before it is taken into a commit, nothing is written; later, it answers as if it had not been cancelled.
+        An `essential` append (ending a sandbox) may use the space that is kept back for when the disk is full.
+        Cancelled before it is taken into a commit, nothing is written; later, it answers as if it had not been
+        cancelled.
 
         Raises `conflict` when a stream is not at its expected revision, `invalid` for an event that is too large,
         `storage_unavailable` when it cannot be written now. In all three cases nothing of it is in the log.
@@ -315,13 +317,13 @@ class EventLog:
         if position > self.head:
             raise DataError(
                 "wrong_log",
-                f"the token is of position {position}, but the event log ends at {self.head}, so it is an older copy: begin anew",
+                f"the token is of position {position}, but the event log ends at {self.head}: begin anew without one",
                 log_id=self.log_id,
             )
         if position + 1 < self.first_position:
             raise DataError(
                 "compacted",
-                f"events up to position {self.first_position - 1} were archived: read the objects again and go on from there",
+                f"events before position {self.first_position} were archived: read the objects again and go on there",
                 first=self.first_position,
             )
         return position

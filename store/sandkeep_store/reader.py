@@ -17,7 +17,7 @@ from sandkeep_store.record import COLUMNS, Recorded, checksum, damaged, name_che
 
 _COLUMNS: Final = ", ".join(f"e.{column}" for column in COLUMNS)
 _PAGE: Final = (
-    f"SELECT s.name, s.crc, b.name, b.crc, {_COLUMNS} FROM events e "
+    f"SELECT s.name, s.crc, b.name, b.crc, {_COLUMNS} FROM events e "  # noqa: S608
     "LEFT JOIN streams s ON s.id = e.stream LEFT JOIN streams b ON b.id = e.sandbox "
 )
 _ALL: Final = f"SELECT {_COLUMNS} FROM events e WHERE e.position > ? ORDER BY e.position"  # noqa: S608

@@ -24,7 +24,7 @@ COLUMNS: Final = (
     "crc",
 )
 Row: TypeAlias = tuple[int, int, int, int | None, str, int, int, bytes, bytes, str | None, int, int]
-"""The columns' values. `stream` and `sandbox` are keys of the table of streams, `time` is in microseconds since 1970."""
+"""The columns' values. `stream` and `sandbox` are keys of the table of streams; `time` is microseconds since 1970."""
 
 pack_numbers: Final = struct.Struct("<8q").pack
 """position, stream, revision, sandbox or 0, version, time, more, length of data: what a checksum starts with."""
@@ -56,8 +56,8 @@ def name_checksum(key: int, name: str) -> int:
 class Recorded(Struct, frozen=True, gc=False):
     """An event that is in the log.
 
-    `data` and `meta` are the very bytes of the log, JSON, and go into answers unchanged. `event` is None when the event was
-    read without decoding it. `more` is how many events follow in the same append.
+    `data` and `meta` are the very bytes of the log, JSON, and go into answers unchanged. `event` is None when the event
+    was read without decoding it. `more` is how many events follow in the same append.
     """
 
     position: int
@@ -77,6 +77,6 @@ def damaged(position: int, what: str) -> DaemonError:
     """The error for a log that cannot be what was committed; `what` is half a sentence."""
     return DaemonError(
         "storage_unavailable",
-        f"the event log is damaged at position {position}: {what}; stop the daemon and restore the state directory from a backup",
+        f"the event log is damaged at position {position}: {what}; restore the state directory from a backup",
         position=position,
     )

@@ -4,8 +4,8 @@
 cases. The event log stands on `LogRecorder.insert`, which is the contract's `insert_events` with the columns that the
 contract has no word for: positions are given here, gapless and in the order of commits, and never again.
 
-Errors are the library's: `IntegrityError` for a revision that is taken, `PersistenceError` (its base) for all that SQLite
-fails at, with SQLite's own as its cause.
+Errors are the library's: `IntegrityError` for a revision that is taken, `PersistenceError` (its base) for all that
+SQLite fails at, with SQLite's own as its cause.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ from sandkeep_store.record import COLUMNS, Row, checksum, damaged, name_checksum
 __all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
 
 _ROW: Final = ", ".join(f"e.{column}" for column in COLUMNS)
-_INSERT: Final = f"INSERT INTO events VALUES ({', '.join('?' * len(COLUMNS))})"
+_INSERT: Final = f"INSERT INTO events VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608  # the columns are ours
 _INSERT_STREAM: Final = "INSERT INTO streams VALUES (?, ?, ?)"
 _SELECT_STREAMS: Final = (
     "SELECT s.name, s.id, (SELECT max(revision) FROM events WHERE stream = s.id) "
     "FROM json_each(?) j JOIN streams s ON s.name = j.value"
 )
-_SELECT_LAST: Final = f"SELECT {_ROW} FROM events e ORDER BY position DESC LIMIT 1"
-_SELECT_NAMED: Final = f"SELECT s.name, {_ROW} FROM events e LEFT JOIN streams s ON s.id = e.stream"
+_SELECT_LAST: Final = f"SELECT {_ROW} FROM events e ORDER BY position DESC LIMIT 1"  # noqa: S608
+_SELECT_NAMED: Final = f"SELECT s.name, {_ROW} FROM events e LEFT JOIN streams s ON s.id = e.stream"  # noqa: S608
 _KEPT_STREAMS: Final = 8192
 _LIBRARY_ERRORS: Final[dict[type[sqlite3.Error], type[PersistenceError]]] = {
     sqlite3.InterfaceError: persistence.InterfaceError,
@@ -155,7 +155,7 @@ class StreamRecorder(AggregateRecorder):
         given = [(condition, value) for condition, value in bounds if value is not None]
         where = "WHERE " + " AND ".join(condition for condition, _ in given) if given else ""
         values = [value for _, value in given]
-        query = f"{_SELECT_NAMED} {where} {order} LIMIT ?"  # noqa: S608
+        query = f"{_SELECT_NAMED} {where} {order} LIMIT ?"
         with self._database.reader() as connection:
             return [
                 (row[0], verified(row[1:]))
@@ -165,7 +165,7 @@ class StreamRecorder(AggregateRecorder):
     # -- what the event log uses ----------------------------------------------------------------------------------
 
     def assume_new(self, name: str) -> None:
-        """Take a stream for new unless it is known, without looking. `insert` raises IntegrityError if that was wrong."""
+        """Take a stream for new unless it is known, unseen. `insert` raises IntegrityError if that was wrong."""
         if name not in self._streams:
             self._streams[name] = _Stream(0, 0)
 
@@ -212,7 +212,8 @@ class StreamRecorder(AggregateRecorder):
     def reopen(self) -> None:
         """Read the log back from the disk after it failed, without what was written but never acknowledged.
 
-        Raises `PersistenceError` while that does not work, and `storage_unavailable` when what was acknowledged is gone.
+        Raises `PersistenceError` while that does not work, and `storage_unavailable` when what was acknowledged is
+        gone.
         """
         with self._lock:
             self._streams.clear()
@@ -254,7 +255,7 @@ class StreamRecorder(AggregateRecorder):
                 more -= 1
                 stream = streams[draft.stream]
                 stream.revision = max(stream.revision, draft.revision)
-                sandbox = None if draft.sandbox is None else streams[draft.sandbox].key
+                sandbox = streams[draft.sandbox].key if draft.sandbox else None
                 fields = (
                     position, stream.key, draft.revision, sandbox, draft.type, draft.version, time_us,
                     draft.data, draft.meta, draft.command_id, more,
@@ -290,7 +291,10 @@ class LogRecorder(StreamRecorder, ApplicationRecorder):
         inclusive_of_start: bool = True,
     ) -> Sequence[Notification]:
         """Events by position."""
-        bounds = [("e.position >= ?" if inclusive_of_start else "e.position > ?", start), ("e.position <= ?", stop)]
+        bounds: list[tuple[str, Any]] = [
+            ("e.position >= ?" if inclusive_of_start else "e.position > ?", start),
+            ("e.position <= ?", stop),
+        ]
         order = "ORDER BY e.position"
         if topics:
             # One JSON parameter stands for any number of topics.

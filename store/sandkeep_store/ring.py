@@ -37,7 +37,7 @@ class Ring:
             self._drop_first()
 
     def between(self, after: int, upto: int) -> list[Recorded]:
-        """The events after one position, up to another and including it; the first of them must not be before `first`."""
+        """The events after one position, up to another and including it. None of them may be before `first`."""
         if after >= upto:
             return []
         begin, end = (after + 1) % self._size, (upto + 1) % self._size

@@ -1,14 +1,15 @@
 """The one thread that writes the event log: it takes all that waits, commits once, and answers everyone.
 
 Under load a commit costs what its fsync costs, whether it holds one append or two hundred; so nobody commits alone. An
-append is checked against the revisions here, where nothing can come between the check and the commit, and one that fails
-its check is left out without a trace while its neighbours are committed.
+append is checked against the revisions here, where nothing can come between the check and the commit, and one that
+fails its check is left out without a trace while its neighbours are committed.
 
 When the disk fails
-    Everything that waits is refused with `storage_unavailable` and one sentence, `failure` says why, and the next appends
-    are tried again, so that the log recovers by itself. On a full disk, the reserve is given back for the sake of the
-    appends that are `essential`; until it can be held again, no others are taken. After any other failure every connection
-    is closed and the log is read back from the disk first: SQLite and the kernel may disagree about what was written.
+    Everything that waits is refused with `storage_unavailable` and one sentence, `failure` says why, and the next
+    appends are tried again, so that the log recovers by itself. On a full disk, the reserve is given back for the sake
+    of the appends that are `essential`; until it can be held again, no others are taken. After any other failure every
+    connection is closed and the log is read back from the disk first: SQLite and the kernel may disagree about what was
+    written.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Append:
-    """A caller's events between the call and its answer, which is `recorded` or `error`. `waiter` is the caller's own."""
+    """A caller's events until its answer, which is `recorded` or `error`. `waiter` is the caller's own."""
 
     __slots__ = ("drafts", "error", "essential", "recorded", "taken", "waiter", "withdrawn")
 
@@ -164,7 +165,7 @@ class Writer:
             )
 
     def _insert(self, batch: Sequence[Append], *, trusting: bool = False) -> None:
-        """Commit those of `batch` that pass their checks; `trusting`, a stream that is said to be new is not looked up."""
+        """Commit what passes its checks; `trusting`, a stream that is said to be new is not looked up."""
         accepted = self._check(batch, trusting=trusting)
         if not accepted:
             return
@@ -235,7 +236,7 @@ def _changed(stream: str, revision: int, expected: int) -> StateError:
     sentence = (
         f"{stream} is there already: choose another id"
         if expected == 0
-        else f"{stream} changed meanwhile (revision {revision}, not {expected}): look at it again and repeat the command"
+        else f"{stream} changed meanwhile (revision {revision}, not {expected}): look at it and repeat the command"
     )
     return StateError("conflict", sentence, stream=stream, revision=revision)
 

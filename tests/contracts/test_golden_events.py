@@ -1,4 +1,4 @@
-"""Every shape that was ever written can be read for ever: one example of each is kept in `golden/`, and none is changed.
+"""Every shape that was ever written can be read for ever: `golden/` keeps one example of each, and none is changed.
 
 A new event needs a new file there, named `TYPE.vVERSION.json`, with every field of the shape in it; a new version of an
 event needs a file besides the older ones.

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -49,7 +50,7 @@ async def refused(log: EventLog, new: Sequence[NewEvent]) -> SandkeepError:
     return caught.value
 
 
-# -- appending ----------------------------------------------------------------------------------------------------------
+# -- appending --------------------------------------------------------------------------------------------------------
 
 
 async def test_an_append_answers_what_was_recorded(tmp_path: Path) -> None:
@@ -213,19 +214,18 @@ async def test_what_waits_is_written_in_one_commit_also_when_run_is_cancelled(tm
 
     commits: list[int] = []
     log.on_commit.append(lambda events: commits.append(len(events)))
-    async with trio.open_nursery() as callers:
-        async with trio.open_nursery() as nursery:
-            for number in range(100):
-                callers.start_soon(caller, number)
-            await wait_all_tasks_blocked()  # nobody writes yet: all of them wait
-            await nursery.start(log.run)
-            nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as callers, trio.open_nursery() as nursery:
+        for number in range(100):
+            callers.start_soon(caller, number)
+        await wait_all_tasks_blocked()  # nobody writes yet: all of them wait
+        await nursery.start(log.run)
+        nursery.cancel_scope.cancel()
     assert sorted(results) == list(range(1, 101))
     assert commits == [100], "what waits is committed at once"
     log.close()
 
 
-# -- cancelling ---------------------------------------------------------------------------------------------------------
+# -- cancelling -------------------------------------------------------------------------------------------------------
 
 
 async def test_cancelled_before_it_is_taken_nothing_is_written(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ async def _release_after_cancel(log: EventLog, scope: trio.CancelScope, lock: ob
         lock.release()  # type: ignore[attr-defined]
 
 
-# -- reading ------------------------------------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 async def _mixed(log: EventLog) -> None:
@@ -296,7 +296,7 @@ FILTERS = [
 
 @pytest.mark.parametrize(("wanted", "expected"), FILTERS)
 async def test_filters_mean_the_same_in_memory_and_in_the_file(
-    tmp_path: Path, wanted: dict[str, str], expected: list[int]
+    tmp_path: Path, wanted: dict[str, Any], expected: list[int]
 ) -> None:
     async with running(tmp_path) as log:
         await _mixed(log)
@@ -311,7 +311,7 @@ async def test_filters_mean_the_same_in_memory_and_in_the_file(
 
 @pytest.mark.parametrize("wanted", [{}, {"type": "process"}, {"sandbox_id": "sbx_1"}])
 @pytest.mark.parametrize("reopen", [False, True])
-async def test_no_page_splits_an_append(tmp_path: Path, reopen: bool, wanted: dict[str, str]) -> None:
+async def test_no_page_splits_an_append(tmp_path: Path, reopen: bool, wanted: dict[str, Any]) -> None:
     async with running(tmp_path) as log:
         await append_many(log, 30, each=3, sandbox_id="sbx_1")
         pages = await _pages(log, 4, wanted)
@@ -322,10 +322,10 @@ async def test_no_page_splits_an_append(tmp_path: Path, reopen: bool, wanted: di
     assert [position for page in pages for position in page] == list(range(1, 31))
 
 
-async def _pages(log: EventLog, limit: int, wanted: dict[str, str]) -> list[list[int]]:
+async def _pages(log: EventLog, limit: int, wanted: dict[str, Any]) -> list[list[int]]:
     pages, position, caught_up = [], 0, False
     while not caught_up:
-        page = await log.page(position, limit, **wanted)  # type: ignore[arg-type]
+        page = await log.page(position, limit, **wanted)
         pages.append(positions(page.events))
         position, caught_up = page.position, page.caught_up
     return pages
@@ -348,7 +348,7 @@ async def test_a_command_is_found_by_its_first_event(tmp_path: Path) -> None:
         assert await log.find_command("cmd_y") is None
 
 
-# -- following ----------------------------------------------------------------------------------------------------------
+# -- following --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("events", [3, 100])
@@ -415,7 +415,7 @@ def test_the_ring_is_bounded_in_bytes_too() -> None:
     assert positions(kept.between(kept.first - 1, 100))[-1] == 100
 
 
-# -- tokens -------------------------------------------------------------------------------------------------------------
+# -- tokens -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_token_comes_back_as_its_position(tmp_path: Path) -> None:

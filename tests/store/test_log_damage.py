@@ -54,7 +54,7 @@ def log_of_ten(tmp_path: Path) -> str:
     return _write(tmp_path, 10)
 
 
-# -- one daemon at a time -------------------------------------------------------------------------------------------------
+# -- one daemon at a time ---------------------------------------------------------------------------------------------
 
 _HOLD = """
 import sys
@@ -106,7 +106,7 @@ def test_commits_wait_for_the_disk_also_after_reopening(log_of_ten: str) -> None
     log.close()
 
 
-# -- files that are no logs of ours -----------------------------------------------------------------------------------------
+# -- files that are no logs of ours -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_file_that_was_made_but_never_filled_becomes_a_log(tmp_path: Path) -> 
     assert _write(tmp_path, 1)
 
 
-# -- damage -----------------------------------------------------------------------------------------------------------------
+# -- damage -----------------------------------------------------------------------------------------------------------
 
 
 def _flip(path: str, needle: bytes) -> None:
@@ -283,7 +283,7 @@ def test_an_event_of_a_newer_version_stops_the_fold_and_is_passed_on_to_readers(
     log.close()
 
 
-# -- a disk that fails --------------------------------------------------------------------------------------------------------
+# -- a disk that fails ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_on_a_full_disk_only_what_is_essential_is_written_until_there_is_space(s
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(log.run)
-            with pytest.raises(DaemonError):
+            with pytest.raises(DaemonError):  # noqa: PT012
                 while True:
                     await append()
             assert log.failure == f"the disk is full: free space on {small_disk}"
@@ -345,7 +345,7 @@ def _grow(disk: Path) -> None:
 
 
 class _Faulty(sqlite3.Connection):
-    """A connection whose commits reach the file and are then said to have failed, as by an fsync that reports an error."""
+    """A connection whose commits reach the file and are then said to have failed, as by an fsync with an error."""
 
     failing = False
 

@@ -3,22 +3,17 @@
 import os
 import shutil
 import tempfile
-from typing import Any
 from uuid import uuid4
 
-from eventsourcing.persistence import StoredEvent
-from eventsourcing.tests.persistence import (
-    AggregateRecorderTestCase,
-    ApplicationRecorderTestCase,
-    NonInterleavingNotificationIDsBaseCase,
-    RecorderTestCase,
-)
+import pytest
+from eventsourcing.persistence import PersistenceError, StoredEvent
+from eventsourcing.tests import persistence as cases  # by its module: pytest would collect the classes themselves
 
 from sandkeep_store.database import Database
 from sandkeep_store.recorder import IntegrityError, LogRecorder, StreamRecorder
 
 
-class OnDisk(RecorderTestCase):
+class OnDisk(cases.RecorderTestCase):
     """A new file for each test. Our streams are named by text, so that ids are text here too."""
 
     def setUp(self) -> None:
@@ -31,12 +26,12 @@ class OnDisk(RecorderTestCase):
         return f"sbx_{uuid4().hex}"
 
 
-class TestStreamRecorder(OnDisk, AggregateRecorderTestCase):
+class TestStreamRecorder(OnDisk, cases.AggregateRecorderTestCase):
     def create_recorder(self) -> StreamRecorder:
         return StreamRecorder(self.database)
 
 
-class TestLogRecorder(OnDisk, ApplicationRecorderTestCase[LogRecorder]):
+class TestLogRecorder(OnDisk, cases.ApplicationRecorderTestCase[LogRecorder]):
     def create_recorder(self) -> LogRecorder:
         return LogRecorder(self.database)
 
@@ -53,34 +48,17 @@ class TestLogRecorder(OnDisk, ApplicationRecorderTestCase[LogRecorder]):
         recorder = self.create_recorder()
         event = StoredEvent("sbx_1", 1, "topic", b"{}")
         assert recorder.insert_events([event]) == [1]
-        with self.assertRaises(IntegrityError):
+        with pytest.raises(IntegrityError):
             recorder.insert_events([StoredEvent("sbx_2", 1, "topic", b"{}"), event])
         assert recorder.insert_events([StoredEvent("sbx_2", 1, "topic", b"{}")]) == [2]
 
     def test_errors_are_the_librarys(self) -> None:
         recorder = self.create_recorder()
         self.database.writer.close()
-        with self.assertRaises(Exception) as caught:
+        with pytest.raises(PersistenceError):
             recorder.insert_events([StoredEvent("sbx_1", 1, "topic", b"{}")])
-        assert type(caught.exception).__module__ == "eventsourcing.persistence"
 
 
-class TestPositionsDoNotInterleave(OnDisk, NonInterleavingNotificationIDsBaseCase):
+class TestPositionsDoNotInterleave(OnDisk, cases.NonInterleavingNotificationIDsBaseCase):
     def create_recorder(self) -> LogRecorder:
         return LogRecorder(self.database)
-
-
-def load_tests(*_: Any) -> None:  # pragma: no cover
-    """pytest collects the classes above; the library's abstract ones are not tests of ours."""
-
-
-# Imported names that look like test cases would be collected, and cannot be made.
-for _abstract in (
-    AggregateRecorderTestCase,
-    ApplicationRecorderTestCase,
-    NonInterleavingNotificationIDsBaseCase,
-    RecorderTestCase,
-):
-    _abstract.__test__ = False  # type: ignore[attr-defined]
-for _ours in (TestStreamRecorder, TestLogRecorder, TestPositionsDoNotInterleave):
-    _ours.__test__ = True  # type: ignore[attr-defined]
