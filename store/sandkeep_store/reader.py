@@ -11,6 +11,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
+from sandkeep.events import Event
 from sandkeep_store.codec import Codec, UnknownEvent
 from sandkeep_store.database import Database
 from sandkeep_store.record import COLUMNS, Recorded, checksum, damaged, name_checksum, pack_numbers
@@ -84,36 +85,38 @@ class LogReader:
         Raises `UnknownEvent` for one that cannot be decoded and `storage_unavailable` for one that is damaged.
         """
         position = max(after, self._database.first_position - 1)
-        shapes = self._codec.shapes
+        shapes: dict[str, tuple[bytes, int, Callable[[bytes], Event] | None]] = {}
         with self._database.reader() as connection:
             names = _all_names(connection)
-            # This loop is what a start waits for: one expression a row, nothing called that can be inlined.
+            # This loop is what a start waits for: nothing is called that can be inlined, and nothing looked up twice.
             for (
                 at, stream, revision, sandbox, type, version, time_us, data, meta, command_id, more, crc,
             ) in connection.execute(_ALL, (position,)):  # fmt: skip
                 position += 1
-                numbers = pack_numbers(at, stream, revision, sandbox or 0, version, time_us, more, len(data))
-                shape = shapes.get(type)
-                rest = (numbers, shape.name if shape else type.encode(), data, meta)
-                if crc32(b"".join((*rest, command_id.encode()) if command_id else rest)) != crc:
-                    raise damaged(position, "its checksum is wrong")
-                if at != position:
-                    raise damaged(position, "this event is missing")
-                if shape and shape.version == version:
-                    try:
-                        event = shape.decode(data)
-                    except ValueError as error:
-                        raise UnknownEvent(at, type, version, str(error)) from None
-                else:
-                    event = self._codec.decode(at, type, version, data)
-                visit(
-                    Recorded(
-                        at, time_us, names[stream], revision, names[sandbox], event, type, version, data, meta, more
+                name, newest, decode = shapes.get(type) or shapes.setdefault(type, self._shape(type))
+                # With the position that is due: a gap shows as a wrong checksum.
+                numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time_us, more, len(data))
+                rest = command_id.encode() if command_id else b""
+                if crc32(b"".join((numbers, name, data, meta, rest))) != crc:
+                    raise damaged(position, "its checksum is wrong" if at == position else "this event is missing")
+                try:
+                    event = (
+                        decode(data) if decode and version == newest else self._codec.decode(at, type, version, data)
                     )
-                )
+                except ValueError as error:
+                    raise UnknownEvent(at, type, version, str(error)) from None
+                try:
+                    stream_name, sandbox_id = names[stream], names[sandbox]
+                except KeyError:
+                    raise damaged(at, "the name of its stream is missing") from None
+                visit(Recorded(at, time_us, stream_name, revision, sandbox_id, event, type, version, data, meta, more))
         if position < head:
             raise damaged(position + 1, f"the log ends before its last event, {head}")
         return position
+
+    def _shape(self, type: str) -> tuple[bytes, int, Callable[[bytes], Event] | None]:
+        shape = self._codec.shape(type)
+        return (shape.name, shape.version, shape.decode) if shape else (type.encode(), 0, None)
 
     def verify(self, head: int) -> list[str]:
         """Check everything there is to check; answer what is wrong, a sentence each, at most a hundred."""

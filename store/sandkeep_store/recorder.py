@@ -197,12 +197,9 @@ class StreamRecorder(AggregateRecorder):
             return rows
 
     def _commit(self, appends: Sequence[Sequence[Draft]], time_us: int) -> list[Row]:
-        streams = {
-            name for drafts in appends for draft in drafts for name in (draft.stream, draft.sandbox) if name is not None
-        }
-        self.know(streams)
-        new = [self._number(name) for name in streams if not self._streams[name].key]
-        rows = list(self._rows(appends, time_us))
+        self.know({name for drafts in appends for draft in drafts for name in (draft.stream, draft.sandbox) if name})
+        new: list[tuple[int, str, int]] = []
+        rows = self._rows(appends, time_us, new)
         with _translated(), self._transaction() as connection:
             if new:
                 connection.executemany(_INSERT_STREAM, new)
@@ -239,28 +236,36 @@ class StreamRecorder(AggregateRecorder):
                     connection.execute("ROLLBACK")
             raise
 
-    def _number(self, name: str) -> tuple[int, str, int]:
-        """Give a new stream its key; answer its row."""
-        self._last_key += 1
-        self._streams[name].key = self._last_key
-        return self._last_key, name, name_checksum(self._last_key, name)
-
-    def _rows(self, appends: Sequence[Sequence[Draft]], time_us: int) -> Iterator[Row]:
+    def _rows(self, appends: Sequence[Sequence[Draft]], time_us: int, new: list[tuple[int, str, int]]) -> list[Row]:
+        """The rows of `appends`; the rows of the streams that are new with them go to `new`."""
+        rows: list[Row] = []
         position = self.head
-        streams = self._streams
         for drafts in appends:
             more = len(drafts)
             for draft in drafts:
                 position += 1
                 more -= 1
-                stream = streams[draft.stream]
-                stream.revision = max(stream.revision, draft.revision)
-                sandbox = streams[draft.sandbox].key if draft.sandbox else None
-                fields = (
-                    position, stream.key, draft.revision, sandbox, draft.type, draft.version, time_us,
-                    draft.data, draft.meta, draft.command_id, more,
+                name, revision, type, version, data, meta, command_id = (
+                    draft.stream, draft.revision, draft.type, draft.version, draft.data, draft.meta, draft.command_id,
                 )  # fmt: skip
-                yield (*fields, checksum(*fields))
+                stream = self._keyed(name, new)
+                stream.revision = max(stream.revision, revision)
+                sandbox = self._keyed(draft.sandbox, new).key if draft.sandbox else None
+                crc = checksum(
+                    position, stream.key, revision, sandbox, type, version, time_us, data, meta, command_id, more
+                )
+                rows.append(
+                    (position, stream.key, revision, sandbox, type, version, time_us, data, meta, command_id, more, crc)
+                )
+        return rows
+
+    def _keyed(self, name: str, new: list[tuple[int, str, int]]) -> _Stream:
+        stream = self._streams[name]
+        if not stream.key:
+            self._last_key += 1
+            stream.key = self._last_key
+            new.append((stream.key, name, name_checksum(stream.key, name)))
+        return stream
 
     def _forget_oldest(self) -> None:
         for name in list(islice(self._streams, max(0, len(self._streams) - _KEPT_STREAMS))):

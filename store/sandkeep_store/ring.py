@@ -27,11 +27,12 @@ class Ring:
 
     def extend(self, events: Sequence[Recorded]) -> None:
         """Add the events that follow `head`, in order."""
+        slots, size = self._slots, self._size
         for event in events:
-            if self.head - self.first + 1 == self._size:
+            if self.head - self.first + 1 == size:
                 self._drop_first()
             self.head = event.position
-            self._slots[event.position % self._size] = event
+            slots[self.head % size] = event
             self._bytes += _size_of(event)
         while self._bytes > self._max_bytes and self.first < self.head:
             self._drop_first()

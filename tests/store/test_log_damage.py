@@ -187,8 +187,9 @@ def test_the_checksum_covers_every_column(log_of_ten: str, column: str) -> None:
         assert error.data == {"position": 5}
 
 
-def test_the_name_of_a_stream_is_covered_too(log_of_ten: str) -> None:
-    _change(log_of_ten, "UPDATE streams SET name = 'prc_other' WHERE name = 'prc_4'")
+@pytest.mark.parametrize("damage", ["UPDATE streams SET name = 'prc_other'", "DELETE FROM streams"])
+def test_the_name_of_a_stream_is_covered_too(log_of_ten: str, damage: str) -> None:
+    _change(log_of_ten, f"{damage} WHERE name = 'prc_4'")
     for error in _refusals(log_of_ten):
         assert error.code == "storage_unavailable"
 
