@@ -1,7 +1,8 @@
 """The event log beside raw SQLite: durable appends from many tasks, and the fold over everything at a start.
 
 Floors: one thread that encodes the same events and commits them to the same table, as many at a time as there are
-tasks, without checksums, revisions or anyone to answer; and a bare cursor over the same rows. Figure and floor are measured in turns, and the median of the rounds is what counts.
+tasks, without checksums, revisions or anyone to answer; and a bare cursor over the same rows. Figure and floor are
+measured in turns, and the median of the rounds is what counts.
 """
 
 import os

@@ -10,6 +10,7 @@ What it promises
 Everything but `open`, `scan`, `verify` and `close` is for the trio thread.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -72,7 +73,10 @@ class EventLog:
         self._reader = LogReader(database, codec)
         recorder = LogRecorder(database)
         self._ring = Ring(recorder.head)
-        self._writer = Writer(recorder, Reserve(os.path.join(database.directory, "ballast")), database.directory)
+        reserve = Reserve(os.path.join(database.directory, "ballast"))
+        with contextlib.suppress(OSError):  # a full disk is told to those who append
+            reserve.hold()
+        self._writer = Writer(recorder, reserve, database.directory)
         self._readers = trio.CapacityLimiter(_READERS)
         self._arrival = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()

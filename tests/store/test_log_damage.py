@@ -89,8 +89,14 @@ def test_another_program_cannot_touch_an_open_log(log_of_ten: str) -> None:
     log.close()
 
 
-def test_only_its_owner_may_read_the_file(log_of_ten: str) -> None:
-    assert os.stat(log_of_ten).st_mode & 0o777 == 0o600
+def test_only_its_owner_may_read_the_files(tmp_path: Path) -> None:
+    log = EventLog.open(str(tmp_path / "events.db"))
+    assert {name: os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)} == {
+        "ballast": 0o600,
+        "events.db": 0o600,
+        "events.db-wal": 0o600,
+    }
+    log.close()
 
 
 def test_commits_wait_for_the_disk_also_after_reopening(log_of_ten: str) -> None:
