@@ -28,7 +28,7 @@ test: setup-test
 	@$(BIN)/python -m pytest $(ARGS)
 
 bench: setup-test
-	@$(BIN)/python -m benches $(ARGS)
+	@$(BIN)/python benches $(ARGS)
 
 check: setup-test
 	@$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """`make bench`: run every bench here that has a `run()`, and write their table to benches/README.md.
 
-`python -m benches NAME...` runs only those, and writes nothing.
+`python benches NAME...` runs only those, and writes nothing.
 """
 
 import datetime as dt
@@ -10,7 +10,7 @@ import platform
 import sys
 from pathlib import Path
 
-from benches.table import Row, cells, show
+from table import Row, cells, show
 
 HERE = Path(__file__).parent
 
@@ -39,7 +39,7 @@ def names() -> list[str]:
 
 def measure(name: str) -> list[Row]:
     """Run one bench; a file without `run()` is a helper."""
-    module = importlib.import_module(f"benches.{name}")
+    module = importlib.import_module(name)
     if not hasattr(module, "run"):
         return []
     print(f"{name} ...", file=sys.stderr, flush=True)

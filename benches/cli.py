@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 
-from benches.table import Row
+from table import Row
 
 from sandkeep.demo.house import House
 
