@@ -189,7 +189,7 @@ def pids_where(matches: Callable[[int], bool]) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                if matches(int(name)):
+                if matches(int(name)) and start_time(int(name)) is not None:  # remains are for their parent to reap
                     found.append(int(name))
             except OSError:
                 continue

@@ -115,7 +115,7 @@ class KeeperInstance:
         """See `Instance.launch`."""
         process_id = requests.check_process_id(launch.process_id)
         self._check_present()
-        if process_id in self._processes:
+        if process_id in self._processes or os.path.lexists(f"{self._out}/p/{process_id}.pid"):
             raise StateError(
                 "conflict", f"process {process_id} was started before: use another id", process_id=process_id
             )

@@ -34,9 +34,11 @@ watch() {
 		trap 'exec 6>&-; closed=1' USR1
 		;;
 	esac
+	exec 7<"$input" # now, since the name may be gone before the process runs
 	{
-		command eval '{ eval "$shared$mine" ". \"\$3\""; } <"$input" 3<&- 4>&- 5>&- 6>&- & pid=$!'
+		command eval '{ eval "$shared$mine" ". \"\$3\""; } <&7 3<&- 4>&- 5>&- 6>&- 7<&- & pid=$!'
 	} >>"$journal.stdout" 2>>"$journal.stderr"
+	exec 7<&-
 	if [ -n "$pid" ]; then
 		echo "$pid" >"$journal.pid"
 		echo "$1 +$pid" >&4 # one short appending write: whole or absent

@@ -21,6 +21,7 @@ from sandkeepd.hostprocess import (
     TOOL_ENV,
     Identity,
     identify,
+    keep_descriptors_private,
     kill_all,
     kill_and_wait,
     listen,
@@ -222,6 +223,7 @@ class FakeProvider:
 @asynccontextmanager
 async def open_fake(state_dir: str) -> AsyncIterator[FakeProvider]:
     """Open a fake provider for the length of a block. Its sandboxes outlive it, as real ones do."""
+    keep_descriptors_private()
     with Watcher() as watcher:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)

@@ -99,20 +99,20 @@ def _shared(view: View) -> Iterator[str]:
         yield from ("--bind", f"{view.out_dir}/{name}", f"/run/sandkeep/out/{name}")
 
 
-def write_etc(directory: str, view: View) -> None:
+def write_etc(directory: str, sandbox_id: str, uid: int, gid: int, *, host_network: bool) -> None:
     """Write the files of `/etc` that tell of nothing but the sandbox.
 
     With the host's network, its resolver's settings too.
     """
     os.mkdir(directory, 0o755)
-    resolver = _host_resolver() if view.host_network else ""
-    user = "" if view.uid == 0 else f"sandbox:x:{view.uid}:{view.gid}:sandbox:{HOME}:/bin/sh\n"
-    group = "" if view.gid == 0 else f"sandbox:x:{view.gid}:\n"
-    root = f"root:x:0:0:root:{HOME if view.uid == 0 else '/root'}:/bin/sh\n"
+    resolver = _host_resolver() if host_network else ""
+    user = "" if uid == 0 else f"sandbox:x:{uid}:{gid}:sandbox:{HOME}:/bin/sh\n"
+    group = "" if gid == 0 else f"sandbox:x:{gid}:\n"
+    root = f"root:x:0:0:root:{HOME if uid == 0 else '/root'}:/bin/sh\n"
     texts = {
         "passwd": f"{root}{user}nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
         "group": f"root:x:0:\n{group}nogroup:x:65534:\n",
-        "hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {view.sandbox_id[:63]}\n",
+        "hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {sandbox_id[:63]}\n",
         "resolv.conf": resolver,
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     }

@@ -86,17 +86,22 @@ def start(job: Job) -> Started:
     Raises `provider_unavailable` with what bubblewrap or the keeper said, `storage_unavailable` for a full disk. What
     was made so far is left for `terminate` to remove.
     """
+    control = -1
     try:
         _make_directories(job)
+        control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)  # before mounts can hide it
         if job.plan.uid is not None:
             argv, workspace = _as_root(job)
         else:
             argv, workspace = _as_user(job)
         job.hierarchies.create(job.plan.cgroups, job.plan.limits)
         job.hierarchies.join_thread(job.plan.cgroups)
-        return _run(job, [*job.hierarchies.wrapper(job.plan.cgroups), *argv], workspace)
+        return _run(job, [*job.hierarchies.wrapper(job.plan.cgroups), *argv], control, workspace)
     except OSError as error:
         raise translate(error) from None
+    finally:
+        if control >= 0:
+            os.close(control)
 
 
 def translate(error: OSError) -> SandkeepError:
@@ -117,6 +122,9 @@ def _make_directories(job: Job) -> None:
     shutil.copyfile(KEEPER_SOURCE, f"{directory}/in/.keeper")
     with open(f"{directory}/out/exits", "xb"):
         pass
+    write_etc(
+        f"{directory}/in/.etc", job.sandbox_id, job.plan.inner_uid, job.plan.inner_gid, host_network=job.host_network
+    )
     if job.plan.uid is not None and job.plan.gid is not None:
         shutil.copymode(job.image_root, f"{directory}/upper")
         for name in ("upper", "out/p", "out/exits"):
@@ -221,7 +229,6 @@ def _program(job: Job, view: View) -> list[str]:
     """The keeper, in bubblewrap or bare, with the limits that a shell can hold."""
     if job.plan.mechanism == "none":
         return ["sh", f"{view.in_dir}/.keeper", view.in_dir, view.out_dir, *_shell_limits(job.plan)]
-    write_etc(f"{job.directory}/in/.etc", view)
     inside = "/run/sandkeep"
     keeper = ["sh", f"{inside}/in/.keeper", f"{inside}/in", f"{inside}/out", *_shell_limits(job.plan)]
     return [*arguments(view, _INFO_FD), *keeper]
@@ -234,8 +241,7 @@ def _shell_limits(plan: Plan) -> list[str]:
     return [blocks, pids, str(memory // 1024) if memory else ""]
 
 
-def _run(job: Job, argv: Sequence[str], workspace: str) -> Started:
-    control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)
+def _run(job: Job, argv: Sequence[str], control: int, workspace: str) -> Started:
     talk, talk_end = os.pipe()
     info, info_end = os.pipe()
     try:
@@ -245,7 +251,7 @@ def _run(job: Job, argv: Sequence[str], workspace: str) -> Started:
         talk_end = info_end = -1
         return Started(first=_first(job, child, talk, info), child=child, workspace=workspace)
     finally:
-        for fd in (control, talk, info, talk_end, info_end):
+        for fd in (talk, info, talk_end, info_end):
             if fd >= 0:
                 os.close(fd)
 

@@ -1,0 +1,116 @@
+"""One suite over every provider: each test gets a `world` of each kind that can be had here."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
+from sandkeep.model import SandboxSpec
+from sandkeepd.providers.base import Caller, Exit, Instance, Launch, Provider
+from sandkeepd.providers.fake import open_fake
+from sandkeepd.providers.local import open_local
+
+UID_BASE = 1_900_000_000
+KINDS = ("fake", "local", "none")
+
+
+async def no_progress(sentence: str) -> None:
+    assert sentence
+
+
+class World:
+    """A provider with an image of `source`, and what tests do over and over."""
+
+    def __init__(self, kind: str, state: Path, source: Path) -> None:
+        self.kind = kind
+        self.state = state
+        self.source = source
+        self.image_id = new_id(IMAGE)
+        self.provider: Provider
+        self.plans: dict[str, dict[str, Any]] = {}
+        self.handles: dict[str, dict[str, Any]] = {}
+        uid = os.geteuid()
+        # Without isolation the code runs as its caller, who must not be root for that to be worth a test.
+        self.caller = Caller(uid=40_000, gid=40_000) if uid == 0 else Caller(uid=uid, gid=os.getegid())
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        if self.kind == "fake":
+            self.provider = await stack.enter_async_context(open_fake(str(self.state)))
+        else:
+            opened = open_local(str(self.state), uid_base=UID_BASE, disk_limit=1 << 30)
+            self.provider = await stack.enter_async_context(opened)
+
+    def spec(self, **fields: Any) -> SandboxSpec:
+        return SandboxSpec(isolation="none" if self.kind == "none" else "default", **fields)
+
+    async def sandbox(self, secrets: Mapping[str, str] | None = None, **fields: Any) -> Instance:
+        sandbox_id = new_id(SANDBOX)
+        spec = self.spec(**fields)
+        plan = self.provider.plan(sandbox_id, self.image_id, spec, self.caller, list(self.plans.values()))
+        self.plans[sandbox_id] = plan
+        instance = await self.provider.create(sandbox_id, self.image_id, spec, secrets or {}, plan)
+        self.handles[sandbox_id] = instance.handle
+        return instance
+
+    async def terminate(self, sandbox_id: str) -> None:
+        await self.provider.terminate(sandbox_id, self.plans[sandbox_id], self.handles.get(sandbox_id, {}))
+
+    async def close(self) -> None:
+        for sandbox_id in self.plans:
+            await self.terminate(sandbox_id)
+
+
+async def start(instance: Instance, *command: str, **fields: Any) -> str:
+    """Start a process and answer its id."""
+    process_id = new_id(PROCESS)
+    await instance.launch(Launch(process_id=process_id, command=command, **fields))
+    return process_id
+
+
+async def run(instance: Instance, *command: str, **fields: Any) -> tuple[int | None, bytes, bytes]:
+    """Run a process to its end: exit code, stdout, stderr."""
+    process_id = await start(instance, *command, **fields)
+    how: Exit = await instance.wait(process_id)
+    stdout, stderr = (instance.read(process_id, stream, 0, 1 << 24).data for stream in ("stdout", "stderr"))
+    return how.exit_code, stdout, stderr
+
+
+async def sh(instance: Instance, script: str, **fields: Any) -> str:
+    """Run a script that succeeds, and answer what it printed."""
+    code, stdout, stderr = await run(instance, "sh", "-c", script, **fields)
+    assert code == 0, (code, stdout, stderr)
+    return stdout.decode()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    directory = tmp_path / "source"
+    (directory / "sub").mkdir(parents=True)
+    (directory / "file").write_text("from the image\n")
+    (directory / "sub" / "inner").write_text("inner\n")
+    (directory / "link").symlink_to("file")
+    for path in (tmp_path, *tmp_path.parents):
+        if path.name.startswith(("pytest-", "test_")):
+            path.chmod(0o755)  # another uid imports it
+    directory.chmod(0o755)
+    return directory
+
+
+@pytest.fixture(params=KINDS)
+async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) -> AsyncIterator[World]:
+    if request.param == "local" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is missing")
+    made = World(request.param, tmp_path / "state", source)
+    async with AsyncExitStack() as stack:
+        await made.open(stack)
+        caller = Caller(uid=os.geteuid(), gid=os.getegid())
+        await made.provider.import_image(made.image_id, str(source), caller, no_progress)
+        try:
+            yield made
+        finally:
+            await made.close()

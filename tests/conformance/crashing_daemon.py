@@ -1,0 +1,38 @@
+"""Stands for a daemon that is killed: makes a sandbox and processes, tells of them, and dies.
+
+python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID
+"""
+
+import json
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import trio
+
+from sandkeep.ids import PROCESS, new_id
+from tests.conformance.conftest import World, start
+
+
+async def main(kind: str, state: str, image_id: str) -> None:
+    world = World(kind, Path(state), Path(state))
+    world.image_id = image_id
+    async with AsyncExitStack() as stack:
+        await world.open(stack)
+        instance = await world.sandbox(secrets={"SHARED": "kept"})
+        ended = await start(instance, "sh", "-c", "exit 6")
+        await instance.wait(ended)
+        running = await start(instance, "sh", "-c", "echo before; cat; exit 5", stdin=True)
+        told = {
+            "sandbox_id": instance.sandbox_id, "plan": world.plans[instance.sandbox_id], "handle": instance.handle,
+            "isolation": msgspec.to_builtins(instance.isolation), "ended": ended, "running": running,
+            "pid": await instance.find(running), "never": new_id(PROCESS),
+        }  # fmt: skip
+        print(json.dumps(told), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+trio.run(main, *sys.argv[1:])

@@ -1,0 +1,553 @@
+"""What every provider keeps. See `conftest.World` for the kinds; the last test runs all of this as an ordinary user."""
+
+import json
+import os
+import secrets as random
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from sandkeep.errors import CallerError, SetupError, StateError
+from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
+from sandkeep.model import Isolation
+from sandkeepd.keeper.requests import MAX_REQUEST_BYTES
+from sandkeepd.providers.base import Caller, Launch
+from tests.conformance.conftest import World, no_progress, run, sh, start
+
+NASTY = "  a'b\"c\\d$HOME`id`\n\n\té€𝄞\x01\x7f \n"
+
+
+# Commands, their environment and their ends
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -INT $$", 130), ("kill -KILL $$", 137), ("kill -TERM $$", 143), ("(", 2)],
+)
+async def test_a_process_ends_with_its_code(world: World, script: str, code: int) -> None:
+    instance = await world.sandbox()
+    assert (await run(instance, "sh", "-c", script))[0] == code
+
+
+async def test_what_cannot_be_run_ends_as_in_a_shell(world: World) -> None:
+    instance = await world.sandbox()
+    assert (await run(instance, "no-such-command"))[0] == 127
+    assert (await run(instance, "./file"))[0] == 126
+    assert (await run(instance, "true", working_dir="/no/such/directory"))[0] == 126
+
+
+async def test_words_and_variables_arrive_exactly(world: World) -> None:
+    instance = await world.sandbox(env={"FROM_SPEC": NASTY, "BOTH": "spec"})
+    words = [NASTY, "", "a=b", "-n", "--", "*"]
+    env = {"NASTY": NASTY, "BOTH": "launch", "EMPTY": ""}
+    script = 'printf "%s\\0" "$@"; exec env -0'
+    _, stdout, _ = await run(instance, "sh", "-c", script, "sh", *words, env=env)
+    *told, _ = stdout.decode().split("\0")
+    assert told[: len(words)] == words
+    seen = dict(line.split("=", 1) for line in told[len(words) :])
+    assert {name: seen[name] for name in env} == env
+    assert seen["FROM_SPEC"] == NASTY
+
+
+async def test_variables_that_mean_something_to_shells(world: World) -> None:
+    instance = await world.sandbox()
+    env = {
+        "IFS": "x",
+        "OPTIND": "abc",
+        "PPID": "z",
+        "UID": "u",
+        "PS4": "$(id)",
+        "ENV": "/dev/null",
+        "BASH_ENV": "/dev/null",
+    }
+    _, stdout, _ = await run(instance, "env", "-0", env=env)
+    seen = dict(line.split("=", 1) for line in stdout.decode().rstrip("\0").split("\0"))
+    assert {name: seen[name] for name in env} == env
+
+
+async def test_a_command_whose_name_looks_like_a_variable(world: World) -> None:
+    instance = await world.sandbox()
+    await sh(instance, "printf '#!/bin/sh\\necho \"$1\"\\n' >a=b; chmod 755 a=b")
+    assert (await run(instance, "./a=b", "word"))[:2] == (0, b"word\n")
+
+
+async def test_every_byte_and_both_streams_apart(world: World) -> None:
+    instance = await world.sandbox()
+    every = bytes(range(256)) * 64
+    code, stdout, stderr = await run(instance, "sh", "-c", "cat; echo error >&2", stdin=every)
+    assert (code, stdout, stderr) == (0, every, b"error\n")
+
+
+async def test_a_process_starts_in_the_workspace_with_the_image_in_it(world: World) -> None:
+    instance = await world.sandbox()
+    assert (await sh(instance, "pwd")).strip() == instance.isolation.workspace
+    assert await sh(instance, "cat file sub/inner; readlink link") == "from the image\ninner\nfile\n"
+    assert (await sh(instance, "pwd", working_dir="/usr")).strip() == "/usr"
+
+
+async def test_a_working_directory_of_the_sandbox(world: World) -> None:
+    instance = await world.sandbox(working_dir="/usr")
+    assert (await sh(instance, "pwd")).strip() == "/usr"
+
+
+async def test_what_a_program_is_given_besides_its_streams(world: World) -> None:
+    """No descriptor of the keeper's, no ignored signal, a session and a group of its own."""
+    instance = await world.sandbox()
+    assert (await sh(instance, "exec ls /proc/self/fd")).split() == ["0", "1", "2", "3"]
+    status = await sh(instance, "exec cat /proc/self/status")
+    signals = {line[:6]: int(line.split()[1], 16) for line in status.splitlines() if line[:6] in ("SigIgn", "SigBlk")}
+    assert signals["SigIgn"] & 0x7FFF_FFFF == 0  # the C library keeps two above these to itself
+    assert signals["SigBlk"] == 0
+    pid, group, session = (await sh(instance, "exec sh -c 'set -- $(cat /proc/self/stat); echo $4 $5 $6'")).split()
+    assert pid == group == session
+
+
+async def test_a_nul_and_a_wrong_name_are_refused(world: World) -> None:
+    instance = await world.sandbox()
+    for fields in (
+        {"command": ["a\0b"]},
+        {"command": ["true"], "env": {"A-B": "x"}},
+        {"command": ["true"], "env": {"A": "\0"}},
+    ):
+        with pytest.raises(CallerError, match="invalid"):
+            await instance.launch(Launch(process_id=new_id(PROCESS), **fields))
+    with pytest.raises(CallerError, match="process_id"):
+        await instance.launch(Launch(process_id="../../x", command=["true"]))
+    assert (await run(instance, "true"))[0] == 0
+
+
+async def test_the_same_id_twice(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "true")
+    await instance.wait(process_id)
+    instance.forget(process_id)
+    with pytest.raises(StateError, match="conflict"):
+        await instance.launch(Launch(process_id=process_id, command=["true"]))
+
+
+async def test_hundreds_of_processes_at_once(world: World) -> None:
+    instance = await world.sandbox()
+    codes: dict[int, int | None] = {}
+
+    async def one(number: int) -> None:
+        code, stdout, _ = await run(instance, "sh", "-c", f"echo {number}; exit {number % 200}")
+        assert stdout == b"%d\n" % number
+        codes[number] = code
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for number in range(300):
+                nursery.start_soon(one, number)
+    assert codes == {number: number % 200 for number in range(300)}
+
+
+async def test_nothing_is_left_unreaped(world: World) -> None:
+    instance = await world.sandbox()
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(run, instance, "true")
+    assert await instance.is_alive()
+    mark = f"SANDKEEP.*{instance.sandbox_id}"
+    assert mark
+    zombies = await sh(instance, "cat /proc/[0-9]*/stat 2>/dev/null | grep -c ' Z ' || true")
+    if world.kind == "local":
+        assert int(zombies) == 0
+
+
+# Signals
+
+
+async def test_a_signal_reaches_the_whole_group(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sh", "-c", "trap '' TERM; sleep 1000 & echo ready; wait; wait")
+    await instance.wait_output(process_id, 0, 0)
+    await instance.signal(process_id, 15)
+    assert await instance.is_alive()
+    assert instance.exit_of(process_id) is None
+    await instance.signal(process_id, 9)
+    assert (await instance.wait(process_id)).exit_code == 137
+
+
+async def test_an_interrupt_ends_what_the_keeper_started(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sh", "-c", "echo ready; exec sleep 1000")
+    await instance.wait_output(process_id, 0, 0)
+    await instance.signal(process_id, 2)
+    assert (await instance.wait(process_id)).exit_code == 130
+    await instance.signal(process_id, 2)  # it has ended: no error
+
+
+async def test_a_signal_at_once_is_not_lost(world: World) -> None:
+    instance = await world.sandbox()
+    for _ in range(20):
+        process_id = await start(instance, "sleep", "1000")
+        await instance.signal(process_id, 15)
+        with trio.fail_after(20):
+            assert (await instance.wait(process_id)).exit_code == 143
+
+
+# Input
+
+
+async def test_input_through_a_pipe(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "cat", stdin=True)
+    data = random.token_bytes(300_000)
+    for start_at in range(0, len(data), 100_000):
+        piece = data[start_at : start_at + 100_000]
+        assert await instance.write_stdin(process_id, piece, eof=start_at == 200_000) == len(piece)
+    assert (await instance.wait(process_id)).exit_code == 0
+    assert instance.read(process_id, "stdout", 0, 1 << 20).data == data
+    with pytest.raises(StateError, match="not_ready"):
+        await instance.write_stdin(process_id, b"more", eof=False)
+
+
+async def test_the_end_of_input_comes_after_the_input(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sh", "-c", "read -r go; cat", stdin=True)
+    await instance.write_stdin(process_id, b"go\n" + b"x" * 60_000, eof=True)
+    assert (await instance.wait(process_id)).exit_code == 0
+    assert instance.read(process_id, "stdout", 0, 1 << 20).size == 60_000
+
+
+async def test_a_process_that_ends_without_reading_its_input(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sh", "-c", "read -r one; exit 3", stdin=True)
+    with trio.fail_after(20), pytest.raises(StateError, match="not_ready"):
+        await instance.write_stdin(process_id, b"1\n" + b"x" * 5_000_000, eof=True)
+    assert (await instance.wait(process_id)).exit_code == 3
+
+
+async def test_no_input_is_empty(world: World) -> None:
+    instance = await world.sandbox()
+    assert await run(instance, "cat") == (0, b"", b"")
+    assert await run(instance, "cat", stdin=b"") == (0, b"", b"")
+    process_id = await start(instance, "sleep", "1000")
+    with pytest.raises(StateError, match="not_ready"):
+        await instance.write_stdin(process_id, b"x", eof=False)
+
+
+# Secrets
+
+
+async def test_secrets_arrive_exactly_and_only_where_they_belong(world: World) -> None:
+    big = "".join(chr(33 + random.randbelow(90)) for _ in range(65_536 - len(NASTY))) + NASTY
+    instance = await world.sandbox(secrets={"SHARED": NASTY, "pid": "p", "newline": "n"}, env={"SHARED": "env"})
+    own = {"OWN": big, "IFS": "Q", "journal": "j", "PATH": "/usr/bin:/bin"}
+    _, stdout, _ = await run(instance, "env", "-0", secrets=own, env={"OWN": "env"})
+    seen = dict(line.split("=", 1) for line in stdout.decode().rstrip("\0").split("\0"))
+    assert {name: seen[name] for name in own} == own
+    assert (seen["SHARED"], seen["pid"], seen["newline"]) == (NASTY, "p", "n")
+    _, stdout, _ = await run(instance, "env", "-0")
+    later = dict(line.split("=", 1) for line in stdout.decode().rstrip("\0").split("\0"))
+    assert "OWN" not in later
+    assert later["SHARED"] == NASTY
+
+
+async def test_secrets_of_processes_started_together_do_not_mix(world: World) -> None:
+    instance = await world.sandbox()
+
+    async def one(number: int) -> None:
+        value = f"{number}" * (MAX_REQUEST_BYTES * 2 // len(f"{number}"))
+        _, stdout, _ = await run(
+            instance, "sh", "-c", 'printf %s "$TOKEN"', secrets={"TOKEN": value} if number % 2 else {}
+        )
+        assert stdout.decode() == (value if number % 2 else "")
+
+    async with trio.open_nursery() as nursery:
+        for number in range(40):
+            nursery.start_soon(one, number)
+
+
+async def test_secrets_are_written_nowhere(world: World) -> None:
+    secret = random.token_hex(16)
+    instance = await world.sandbox(secrets={"SHARED": "s" + secret})
+    process_id = await start(instance, "sleep", "1000", secrets={"OWN": "o" + secret})
+    assert await instance.is_alive()
+    for path in world.state.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert secret.encode() not in path.read_bytes(), path
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            assert secret.encode() not in (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+    assert secret not in repr(Launch(process_id=process_id, command=["x"], secrets={"OWN": secret}))
+    assert secret not in repr(instance.handle)
+
+
+# Journals
+
+
+async def test_a_journal_is_read_by_offset_while_it_grows(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sh", "-c", "echo one; read -r go; echo two", stdin=True)
+    await instance.wait_output(process_id, 0, 0)
+    first = instance.read(process_id, "stdout", 0, 100)
+    assert (first.data, first.size) == (b"one\n", 4)
+    assert instance.read(process_id, "stdout", 4, 100).data == b""
+    await instance.write_stdin(process_id, b"go\n", eof=True)
+    with trio.fail_after(20):
+        while instance.read(process_id, "stdout", 0, 0).size == 4:
+            await instance.wait_output(process_id, 4, 0)
+    assert instance.read(process_id, "stdout", 4, 2).data == b"tw"
+    await instance.wait(process_id)
+    await instance.wait_output(process_id, 8, 0)  # it has ended: nothing more will come
+    instance.sync(process_id)
+
+
+async def test_a_journal_outlives_its_sandbox(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "echo", "kept")
+    await instance.wait(process_id)
+    await world.terminate(instance.sandbox_id)
+    chunk = world.provider.read_ended(instance.sandbox_id, process_id, "stdout", 0, 100)
+    assert (chunk.data, chunk.size, chunk.note) == (b"kept\n", 5, None)
+    assert world.provider.read_ended(instance.sandbox_id, "prc_other", "stdout", 0, 100).data == b""
+
+
+# The code inside is hostile
+
+
+async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World) -> None:
+    instance = await world.sandbox()
+    out = "/run/sandkeep/out" if world.kind == "local" else f"{world.state}/sandboxes/{instance.sandbox_id}/out"
+    process_id = await start(instance, "sleep", "1000")
+    journal = f"{out}/p/{process_id}.stdout"
+    for plant in (f"ln -s /etc/passwd {journal}", f"mkfifo {journal}", f"mkdir {journal}", "true"):
+        code, _, stderr = await run(instance, "sh", "-c", f"rm -rf {journal}; {plant}")
+        if world.kind == "none" and code:  # the caller cannot enter the state directory at all
+            assert b"ermission denied" in stderr or b"No such file" in stderr
+            continue
+        chunk = instance.read(process_id, "stdout", 0, 100)
+        assert chunk.data == b""
+        with trio.move_on_after(0.01):
+            await instance.wait_output(process_id, 0, 0)
+        instance.sync(process_id)
+
+
+async def test_a_journal_that_was_cut_is_told(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sh", "-c", "echo something; : >/proc/self/fd/1; exec sleep 1000")
+    await instance.wait_output(process_id, 0, 0)
+    await run(instance, "true")
+    with trio.fail_after(20):
+        while instance.read(process_id, "stdout", 0, 100).size:
+            await trio.sleep(0.01)
+    note = instance.read(process_id, "stdout", 10, 100).note
+    assert note is not None
+    assert "shorter" in note
+
+
+async def test_forged_and_garbage_answers(world: World) -> None:
+    instance = await world.sandbox()
+    other = new_id(PROCESS)
+    exits = world.state / "sandboxes" / instance.sandbox_id / "out" / "exits"
+    with exits.open("ab") as file:
+        file.write(
+            b"\0\xff" * 1000
+            + b"\n"
+            + b"x" * 200_000
+            + b"\n"
+            + f"{other} 0\nnot an answer\n{other} +99999999999\n".encode()
+        )
+    assert (await run(instance, "sh", "-c", "exit 9"))[0] == 9
+    with trio.fail_after(20):
+        assert await instance.find(other) is None
+    process_id = await start(instance, "sleep", "1000")
+    with exits.open("ab") as file:
+        file.write(f"{process_id} 5\n{process_id} 6\n".encode())
+    assert (await instance.wait(process_id)).exit_code == 5  # it hurts the one that forged it, and it stays so
+    os.truncate(exits, 0)
+    assert (await run(instance, "sh", "-c", "exit 8"))[0] == 8
+    os.truncate(exits, 1 << 29)
+    with exits.open("ab") as file:
+        file.write(b"\n")
+    with trio.fail_after(30):
+        assert (await run(instance, "sh", "-c", "exit 7"))[0] == 7
+    assert (await instance.wait(process_id)).exit_code == 5
+
+
+async def test_a_killed_watcher_is_noticed(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sleep", "1000")
+    if world.kind != "local":
+        return  # to kill everything would be to kill the test, too
+    await run_and_lose(instance)
+    await instance.sweep()  # type: ignore[attr-defined]
+    how = await instance.wait(process_id)
+    assert how.exit_code is None
+    assert how.message is not None
+    assert (await run(instance, "sh", "-c", "exit 4"))[0] == 4
+
+
+async def run_and_lose(instance: object) -> None:
+    """Have the code inside kill all that it can."""
+    process_id = await start(instance, "sh", "-c", "kill -9 -1; echo done")  # type: ignore[arg-type]
+    await instance.wait_output(process_id, 0, 0)  # type: ignore[attr-defined]
+
+
+async def test_files_are_read_and_written_inside(world: World) -> None:
+    instance = await world.sandbox()
+    data = bytes(range(256)) * 1000
+    await instance.write_file("sub/new", data)
+    assert await instance.read_file("sub/new") == data
+    await instance.write_file("sub/new", b"")
+    assert await instance.read_file(f"{instance.isolation.workspace}/sub/new") == b""
+    await sh(instance, "chmod 755 file; ln -s file through")
+    await instance.write_file("through", b"changed")
+    assert (
+        await sh(instance, "cat file; stat -c %a file; readlink through; ls -A sub") == "changed755\nfile\ninner\nnew\n"
+    )
+    for path, code in (("none", "not_found"), ("file/x", "not_found"), ("sub", "invalid"), ("/dev/zero", "invalid")):
+        with pytest.raises(CallerError) as raised:
+            await instance.read_file(path)
+        assert raised.value.code == code, path
+    if os.geteuid() != 0 or world.kind != "fake":  # nothing is denied to root
+        await sh(instance, "chmod 0 sub/inner")
+        with pytest.raises(CallerError, match="permission_denied"):
+            await instance.read_file("sub/inner")
+    with pytest.raises(CallerError, match="not_found"):
+        await instance.write_file("/no/such/place", b"")
+
+
+# A sandbox's life
+
+
+async def test_sandboxes_do_not_share_and_the_image_stays(world: World) -> None:
+    one, two = await world.sandbox(), await world.sandbox()
+    await sh(one, "echo mine >file; chmod 700 sub; rm sub/inner; rmdir sub; rm link; echo new >new")
+    assert await sh(two, "cat file sub/inner") == "from the image\ninner\n"
+    three = await world.sandbox()
+    assert await sh(three, "cat file sub/inner; ls") == "from the image\ninner\nfile\nlink\nsub\n"
+    assert (world.source / "file").read_text() == "from the image\n"
+
+
+async def test_terminating_twice_and_what_is_found(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sleep", "1000")
+    assert await world.provider.found() == ([instance.sandbox_id], [world.image_id])
+    await world.terminate(instance.sandbox_id)
+    await world.terminate(instance.sandbox_id)
+    assert await world.provider.found() == ([], [world.image_id])
+    how = await instance.wait(process_id)
+    assert how.exit_code is None
+    assert await instance.ended()
+    assert not await instance.is_alive()
+    with pytest.raises(StateError, match="not_ready"):
+        await instance.launch(Launch(process_id=new_id(PROCESS), command=["true"]))
+
+
+async def test_terminating_what_was_never_made(world: World) -> None:
+    sandbox_id = new_id(SANDBOX)
+    plan = world.provider.plan(sandbox_id, world.image_id, world.spec(), world.caller, [])
+    await world.provider.terminate(sandbox_id, plan, {})
+
+
+async def test_terminating_without_a_handle(world: World) -> None:
+    """As after a crash between the start and the record of it."""
+    instance = await world.sandbox()
+    await start(instance, "sleep", "1000")
+    world.handles[instance.sandbox_id] = {}
+    with trio.fail_after(30):
+        await world.terminate(instance.sandbox_id)
+        await instance.ended()
+
+
+async def test_an_image_that_is_not_there(world: World) -> None:
+    sandbox_id, image_id = new_id(SANDBOX), new_id(IMAGE)
+    plan = world.provider.plan(sandbox_id, image_id, world.spec(), world.caller, [])
+    with pytest.raises(CallerError, match="not_found"):
+        await world.provider.create(sandbox_id, image_id, world.spec(), {}, plan)
+    assert (await world.provider.found())[0] == []
+
+
+async def test_removing_an_image_twice(world: World) -> None:
+    await world.provider.remove_image(world.image_id)
+    await world.provider.remove_image(world.image_id)
+    assert (await world.provider.found())[1] == []
+
+
+async def test_an_import_that_fails_leaves_nothing(world: World) -> None:
+    image_id = new_id(IMAGE)
+    caller = Caller(uid=os.geteuid(), gid=os.getegid())
+    with pytest.raises(CallerError, match="invalid"):
+        await world.provider.import_image(image_id, str(world.source / "none"), caller, no_progress)
+    assert (await world.provider.found())[1] == [world.image_id]
+
+
+async def test_what_no_machine_of_this_kind_can_hold(world: World) -> None:
+    with pytest.raises(SetupError, match="not_supported"):
+        world.provider.plan(new_id(SANDBOX), world.image_id, world.spec(network="bridge"), world.caller, [])
+    assert await world.provider.found() == ([], [world.image_id])
+
+
+async def test_capabilities_name_the_provider(world: World) -> None:
+    assert (await world.provider.capabilities()).provider == world.provider.name
+
+
+async def test_a_cancelled_create_leaves_nothing(world: World) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await world.sandbox()
+    assert scope.cancelled_caught
+    assert (await world.provider.found())[0] == []
+
+
+async def test_adopting_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
+    """Another process makes a sandbox and is killed; this one takes it over."""
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.conformance.crashing_daemon", world.kind, str(world.state), world.image_id],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert child.returncode == -9, child.stderr
+    told = json.loads(child.stdout)
+    sandbox_id, plan, handle = told["sandbox_id"], told["plan"], told["handle"]
+    world.plans[sandbox_id], world.handles[sandbox_id] = plan, handle
+    isolation = msgspec.convert(told["isolation"], Isolation)
+    instance = await world.provider.adopt(sandbox_id, world.spec(), plan, isolation, handle)
+    assert instance is not None
+    with trio.fail_after(30):
+        assert await instance.find(told["ended"]) is not None
+        assert (await instance.wait(told["ended"])).exit_code == 6
+        assert await instance.find(told["running"]) == told["pid"]
+        assert instance.exit_of(told["running"]) is None
+        assert await instance.find(told["never"]) is None
+        await instance.write_stdin(told["running"], b"after the crash\n", eof=True)
+        assert (await instance.wait(told["running"])).exit_code == 5
+    assert instance.read(told["running"], "stdout", 0, 100).data == b"before\nafter the crash\n"
+    assert (await run(instance, "sh", "-c", 'printf %s "$SHARED"'))[1] == b"kept"
+    await world.terminate(sandbox_id)
+    assert await world.provider.adopt(sandbox_id, world.spec(), plan, isolation, handle) is None
+
+
+# The same as an ordinary user
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="this is the run as an ordinary user")
+def test_all_of_this_as_an_ordinary_user(tmp_path: Path) -> None:
+    uid = "30123"
+    base = tmp_path / "user"
+    base.mkdir()
+    os.chown(base, int(uid), int(uid))
+    for path in (tmp_path, *tmp_path.parents):
+        if path.name.startswith(("pytest-", "test_")):
+            path.chmod(0o755)
+    command = [
+        "setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
+        sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(base / "tmp"),
+        "-k", "not fake", __file__, str(Path(__file__).with_name("test_local.py")),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "HOME": str(base)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
