@@ -1,0 +1,73 @@
+"""A daemon inside the test: the real parts, the fake provider that can be told to fail, and no socket."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from sandkeep.methods import METHODS
+from sandkeep_store.log import EventLog
+from sandkeep_store.metadata_files import MetadataFiles
+from sandkeepd import app, table
+from sandkeepd.api.call import Call
+from sandkeepd.api.peer import Peer
+from sandkeepd.core import Core
+from sandkeepd.images import Images
+from sandkeepd.processes import Processes
+from sandkeepd.providers.fake import FakeProvider, open_fake
+from sandkeepd.reconcile import Reconciler
+from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.status import Software
+
+
+class Inside:
+    """The parts, and `call`, which goes the way of a request behind the socket."""
+
+    def __init__(
+        self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], dispatch: Any
+    ) -> None:
+        self.core = core
+        self.fake = fake
+        self.images, self.sandboxes, self.processes = parts
+        self.reconciler = Reconciler(core, *parts)
+        self._dispatch = dispatch
+
+    async def call(self, method: str, uid: int = 0, **params: Any) -> Any:
+        """Call a method as a user."""
+        row = METHODS[method]
+        call = Call(method=row, params=row.params(**params), peer=Peer(uid=uid, gid=uid))
+        at_once = self._dispatch.immediate.get(method)
+        return at_once(call) if at_once else await self._dispatch(call)
+
+    async def types(self, sandbox_id: str) -> list[str]:
+        """The types of a sandbox's events."""
+        return [event.type for event in (await self.call("sandbox.history", sandbox_id=sandbox_id)).events]
+
+    async def image(self, source: str) -> str:
+        """An image of a directory, on the fake provider."""
+        made = await self.call("image.create", source=source, provider="fake")
+        return str(made.image_id)
+
+
+@asynccontextmanager
+async def inside(state_dir: str) -> AsyncIterator[Inside]:
+    """The parts of a daemon on a state directory, as `app.run` puts them together, but for servers and periodic tasks."""
+    app.prepare_state_dir(state_dir)
+    log = EventLog.open(f"{state_dir}/events.db")
+    try:
+        state, problems = app.fold(log, state_dir)
+        async with app.running_log(log), open_fake(state_dir) as fake, trio.open_nursery() as carriers:
+            files = MetadataFiles(f"{state_dir}/sandboxes", state, log.log_id)
+            core = Core(log, state, files, {"fake": fake}, carriers)
+            core.problems += problems
+            images = Images(core)
+            sandboxes = Sandboxes(core, images)
+            parts = (images, sandboxes, Processes(core, sandboxes))
+            dispatch = table.dispatch(core, *parts, Software(core, state_dir, "", trio.Event()))
+            made = Inside(core, fake, parts, dispatch)
+            made.reconciler.announce()
+            yield made
+            carriers.cancel_scope.cancel()
+    finally:
+        log.close()

@@ -1,0 +1,267 @@
+"""Intents and their outcomes when things go wrong: providers that fail or hang, disks that refuse, daemons that died."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sandkeep import events, model
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeep.events import Meta
+from sandkeep_store.log import NewEvent
+from sandkeepd import core as core_module
+from tests.daemon.inside import Inside, inside
+
+
+@pytest.fixture
+def state_dir(places: str, tmp_path: Path) -> str:
+    return str(tmp_path / "state")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "hello").write_text("hello\n")
+    return str(folder)
+
+
+async def refused(code: str, call: Any) -> SandkeepError:
+    with pytest.raises(SandkeepError) as caught:
+        await call
+    assert caught.value.code == code, caught.value
+    return caught.value
+
+
+async def test_an_import_that_fails_is_on_record(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        daemon.fake.faults.import_error = ProviderError("provider_unavailable", "no")
+        await refused("provider_unavailable", daemon.image(source))
+        (image,) = daemon.core.state.images.values()
+        assert image.view().status == "failed"
+
+
+async def test_a_creation_that_fails_is_on_record_and_leaves_the_image_free(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        daemon.fake.faults.create_error = ProviderError("provider_unavailable", "no room")
+        await refused("provider_unavailable", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+        assert await daemon.types("box") == ["sandbox.create_requested", "sandbox.create_failed"]
+        assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+        assert (await daemon.call("image.remove", image_id=image_id)).status == "removed"
+
+
+async def test_a_defect_of_a_provider_is_internal_and_on_record(state_dir: str, source: str, caplog: Any) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        daemon.fake.faults.create_error = ZeroDivisionError("oops")  # type: ignore[assignment]
+        error = await refused("internal", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+        assert "oops" not in error.message
+        assert daemon.core.state.sandboxes["box"].status == "failed"
+
+
+async def test_a_sandbox_that_is_being_made_can_be_terminated(state_dir: str, source: str) -> None:
+    """Also by a provider that would take for ever; and meanwhile reads are answered."""
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        image_id = await daemon.image(source)
+        daemon.fake.faults.create_delay_s = 3600
+
+        async def create() -> None:
+            await refused("conflict", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+
+        nursery.start_soon(create)
+        await daemon.core.settled("box", lambda: "box" in daemon.core.state.sandboxes)
+        assert (await daemon.call("sandbox.list")).sandboxes[0].status == "creating"
+        await refused("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command="true"))
+        await refused("in_use", daemon.call("image.remove", image_id=image_id))
+        assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+        assert await daemon.types("box") == [
+            "sandbox.create_requested",
+            "sandbox.terminate_requested",
+            "sandbox.terminated",
+        ]
+        assert (await daemon.fake.found())[0] == []
+
+
+async def test_an_end_that_fails_is_tried_until_it_works(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandkeepd.sandboxes.RETRY_S", 0.01)
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        image_id = await daemon.image(source)
+        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        daemon.fake.faults.terminate_error = ProviderError("provider_unavailable", "stuck")
+        ended = trio.Event()
+
+        async def terminate() -> None:
+            assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+            ended.set()
+
+        nursery.start_soon(terminate)
+        await daemon.core.settled("box", lambda: daemon.core.state.sandboxes["box"].status == "stopping")
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert not ended.is_set()
+        daemon.fake.faults.terminate_error = None
+        with trio.fail_after(10):
+            await ended.wait()
+
+
+async def test_two_that_terminate_at_once_do_it_once(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(lambda: daemon.call("sandbox.terminate", sandbox_id="box"))
+        assert (await daemon.types("box")).count("sandbox.terminate_requested") == 1
+
+
+async def test_two_that_take_one_id_or_name_at_once(state_dir: str, source: str) -> None:
+    """Exactly one of many gets it; the others are told `conflict`, and nothing of theirs is on record."""
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        codes: list[str] = []
+
+        async def attempt(method: str, **params: Any) -> None:
+            try:
+                await daemon.call(method, **params)
+            except SandkeepError as error:
+                codes.append(error.code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(lambda: attempt("sandbox.create", image_id=image_id, sandbox_id="box"))
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(
+                    lambda: attempt("process.launch", sandbox_id="box", command=["sleep", "60"], name="web")
+                )
+        assert codes == ["conflict"] * 8
+        assert (await daemon.types("box")).count("process.launch_requested") == 1
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_an_outcome_that_the_disk_refuses_is_recorded_later(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller is told at once that it cannot be recorded; what happened is on record as soon as that works again."""
+    monkeypatch.setattr(core_module, "RETRY_S", 0.01)
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        append = daemon.core.log.append
+
+        async def fails_for_outcomes(new: Any, meta: Meta, **more: Any) -> Any:
+            if any(isinstance(entry.event, events.SandboxCreated) for entry in new):
+                raise DaemonError("storage_unavailable", "the disk is full")
+            return await append(new, meta, **more)
+
+        monkeypatch.setattr(daemon.core.log, "append", fails_for_outcomes)
+        await refused("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+        head = daemon.core.log.head
+        monkeypatch.setattr(daemon.core.log, "append", append)
+        with trio.fail_after(10):
+            await daemon.core.log.wait(head)
+        assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "running"
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+# -- what a daemon finds when it starts -------------------------------------------------------------------------------
+
+
+async def recorded(daemon: Inside, *new: NewEvent) -> None:
+    await daemon.core.log.append(new, Meta(owner="uid:0"))
+
+
+def asked(image_id: str) -> events.SandboxCreateRequested:
+    return events.SandboxCreateRequested(owner="uid:0", image_id=image_id, provider="fake", spec=model.SandboxSpec())
+
+
+async def test_intents_without_an_outcome_are_undone_or_finished(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        spare = (await daemon.call("image.create", source=source, provider="fake", clean=True)).image_id
+        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="ending")
+        half = events.ImageCreateRequested(owner="uid:0", provider="fake", kind="directory", source=source)
+        await recorded(
+            daemon,
+            NewEvent("img_half", half),
+            NewEvent("half-made", asked(image_id), "half-made"),
+            NewEvent("ending", events.SandboxTerminateRequested(reason="requested"), "ending"),
+            NewEvent(spare, events.ImageRemoveRequested()),
+        )
+    async with inside(state_dir) as daemon:
+        await daemon.reconciler.run()
+        state = daemon.core.state
+        assert (state.images["img_half"].status, state.images[spare].status) == ("failed", "removed")
+        assert "daemon stopped while it was being made" in (state.images["img_half"].view().error or "")
+        assert (state.sandboxes["half-made"].status, state.sandboxes["ending"].status) == ("failed", "stopped")
+        assert await daemon.fake.found() == ([], [image_id])
+
+
+async def test_what_no_event_owns_is_removed(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        await daemon.fake.import_image("img_stray", source, daemon_caller(), _no_progress)
+        instance = await daemon.fake.create("stray", image_id, model.SandboxSpec(), {}, {})
+        await instance.aclose()
+        assert (await daemon.fake.found())[0] == ["stray"]
+    async with inside(state_dir) as daemon:
+        await daemon.reconciler.run()
+        assert await daemon.fake.found() == ([], [image_id])
+
+
+def daemon_caller() -> Any:
+    from sandkeepd.providers.base import Caller
+
+    return Caller(uid=0, gid=0)
+
+
+async def _no_progress(message: str) -> None:
+    pass
+
+
+async def test_a_launch_that_never_reached_the_sandbox_failed(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        await daemon.call("process.launch", sandbox_id="box", command=["sleep", "60"], name="runs")
+        launch = events.ProcessLaunchRequested(sandbox_id="box", name="lost", command=["true"])
+        await recorded(daemon, NewEvent("prc_lost", launch, "box"))
+    async with inside(state_dir) as daemon:
+        await daemon.reconciler.run()
+        with trio.fail_after(10):
+            await daemon.core.settled("prc_lost", lambda: daemon.core.state.processes["prc_lost"].ended)
+        view = await daemon.call("process.get", sandbox_id="box", name="lost")
+        assert (view.status, view.exit_code) == ("failed", None)
+        assert (await daemon.call("process.get", sandbox_id="box", name="runs")).status == "running"
+        assert (await daemon.call("sandbox.exec", sandbox_id="box", command="echo hi")).stdout == b"hi\n"
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_a_provider_that_hangs_delays_nobody_else(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandkeepd.reconcile.ADOPTION_DEADLINE_S", 0.5)
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        for name in ("hangs", "well"):
+            await daemon.call("sandbox.create", image_id=image_id, sandbox_id=name)
+    async with inside(state_dir) as daemon:
+        adopt = daemon.fake.adopt
+
+        async def hang(sandbox_id: str, *rest: Any) -> Any:
+            if sandbox_id == "hangs":
+                await trio.sleep_forever()
+            return await adopt(sandbox_id, *rest)
+
+        monkeypatch.setattr(daemon.fake, "adopt", hang)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(daemon.reconciler.run)
+            assert (await daemon.call("sandbox.exec", sandbox_id="well", command="echo hi")).stdout == b"hi\n"
+            assert (await daemon.call("sandbox.get", sandbox_id="hangs")).status == "running"
+        view = await daemon.call("sandbox.get", sandbox_id="hangs")
+        assert view.status == "lost"
+        assert "did not answer" in (view.error or "")
+        for name in ("hangs", "well"):
+            await daemon.call("sandbox.terminate", sandbox_id=name)
