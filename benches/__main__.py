@@ -1,6 +1,6 @@
 """`make bench`: run every bench here that has a `run()`, and write their table to benches/README.md.
 
-`python benches NAME...` runs only those, and writes nothing.
+`python -m benches NAME...` runs only those, and writes nothing.
 """
 
 import datetime as dt
@@ -8,9 +8,10 @@ import importlib
 import os
 import platform
 import sys
+import traceback
 from pathlib import Path
 
-from table import Row, cells, show
+from benches.table import Row, cells, show
 
 HERE = Path(__file__).parent
 
@@ -29,7 +30,8 @@ def machine() -> str:
     """The machine in a few words."""
     cpus = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
-    return f"{cpus} processors, {memory:.0f} GiB, Linux {platform.release()}, Python {platform.python_version()}"
+    kernel = ".".join(platform.release().split(".")[:2])
+    return f"{cpus} processors, {memory:.0f} GiB, Linux {kernel}, Python {platform.python_version()}"
 
 
 def names() -> list[str]:
@@ -38,12 +40,14 @@ def names() -> list[str]:
 
 
 def measure(name: str) -> list[Row]:
-    """Run one bench; a file without `run()` is a helper."""
-    module = importlib.import_module(name)
-    if not hasattr(module, "run"):
-        return []
+    """Run one bench; a file without `run()` is a helper. One that fails is a row too, and the others go on."""
     print(f"{name} ...", file=sys.stderr, flush=True)
-    return list(module.run())
+    try:
+        module = importlib.import_module(f"benches.{name}")
+        return list(module.run()) if hasattr(module, "run") else []
+    except Exception:
+        traceback.print_exc()
+        return [Row(f"{name}: failed", "-", "-", "-", "-", False)]
 
 
 def markdown(rows: list[Row]) -> str:
@@ -61,4 +65,5 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(HERE))  # benches that are also scripts find their table beside them
     sys.exit(main(sys.argv[1:]))
