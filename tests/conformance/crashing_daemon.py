@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 import trio
+from tests.conformance.conftest import World, start
 
 from sandkeep.ids import PROCESS, new_id
-from tests.conformance.conftest import World, start
 
 
 async def main(kind: str, state: str, image_id: str) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.conformance.conftest import UID_BASE, World, no_progress, run, sh, start
 
 from sandkeep.errors import SetupError, StateError
 from sandkeep.ids import SANDBOX, new_id
 from sandkeepd.providers.base import Caller
 from sandkeepd.providers.local import LocalInstance, LocalProvider
-from tests.conformance.conftest import UID_BASE, World, no_progress, run, sh, start
 
 ROOT = os.geteuid() == 0
 pytestmark = pytest.mark.needs("bwrap")

@@ -5,18 +5,20 @@ import os
 import secrets as random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
+from tests.conformance.conftest import World, no_progress, run, sh, start
+from tests.users import command_as
 
 from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import Isolation
 from sandkeepd.keeper.requests import MAX_REQUEST_BYTES
 from sandkeepd.providers.base import Caller, Launch
-from tests.conformance.conftest import World, no_progress, run, sh, start
 
 NASTY = "  a'b\"c\\d$HOME`id`\n\n\té€𝄞\x01\x7f \n"
 
@@ -529,25 +531,16 @@ async def test_adopting_goes_on_where_it_was(world: World, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is the run as an ordinary user")
-def test_all_of_this_as_an_ordinary_user(tmp_path: Path) -> None:
-    uid = "30123"
-    base = tmp_path / "user"
-    base.mkdir()
-    os.chown(base, int(uid), int(uid))
-    for path in (tmp_path, *tmp_path.parents):
-        if path.name.startswith(("pytest-", "test_")):
-            path.chmod(0o755)
-    command = [
-        "setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
-        sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(base / "tmp"),
-        "-k", "not fake", __file__, str(Path(__file__).with_name("test_local.py")),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "HOME": str(base)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_all_of_this_as_an_ordinary_user() -> None:
+    uid = 30_123
+    with tempfile.TemporaryDirectory(prefix="sandkeep-user-") as base:
+        os.chown(base, uid, uid)
+        suite = [
+            sys.executable, "-B", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--basetemp", f"{base}/tmp",
+            "-k", "not fake", __file__, str(Path(__file__).with_name("test_local.py")),
+        ]  # fmt: skip
+        done = subprocess.run(
+            command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
