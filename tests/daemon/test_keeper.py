@@ -1,0 +1,216 @@
+"""The keeper in each shell that is here, its requests, and how its answers and journals are read."""
+
+import os
+import shutil
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandkeep.errors import CallerError, StateError
+from sandkeep.model import SandboxSpec
+from sandkeepd.keeper import journal, requests
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers import fake
+from sandkeepd.providers.base import Caller, Launch
+
+SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
+
+
+async def quiet(sentence: str) -> None:
+    del sentence
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+async def test_the_keeper_in_this_shell(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that differs between shells: jobs, signals, traps, reading lines, and what is in a variable."""
+    words = ["busybox", "sh"] if shell == "busybox" else [shell]
+    if shell == "bash":
+        words.append("--posix")
+    spawn = fake.spawn
+    monkeypatch.setattr(fake, "spawn", lambda argv, **rest: spawn([*words, *argv[1:]], **rest))
+    (tmp_path / "source").mkdir()
+    async with AsyncExitStack() as stack:
+        provider = await stack.enter_async_context(fake.open_fake(str(tmp_path / "state")))
+        await provider.import_image(
+            "img_1", str(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
+        )
+        nasty = " é\n\\'\"$(id)`id` \t" + "Á" * 3000 + "\n"
+        instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {"SHARED": nasty}, {})
+        try:
+            await _exercise(instance, nasty)
+        finally:
+            await provider.terminate("sbx_1", {}, instance.handle)
+
+
+async def _exercise(instance: fake.FakeInstance, nasty: str) -> None:
+    script = 'printf %s "$SHARED$OWN"; exit 9'
+    await instance.launch(Launch(process_id="p1", command=["sh", "-c", script], secrets={"OWN": nasty}))
+    assert (await instance.wait("p1")).exit_code == 9
+    assert instance.read("p1", "stdout", 0, 1 << 20).data.decode() == nasty * 2
+    await instance.launch(Launch(process_id="p2", command=["cat"], stdin=True))
+    await instance.write_stdin("p2", b"x" * 100_000, eof=True)
+    assert (await instance.wait("p2")).exit_code == 0
+    assert instance.read("p2", "stdout", 0, 0).size == 100_000
+    for number, signal in enumerate((2, 3, 15, 9)):
+        await instance.launch(Launch(process_id=f"s{number}", command=["sh", "-c", "echo; exec sleep 1000"]))
+        await instance.wait_output(f"s{number}", 0, 0)
+        await instance.signal(f"s{number}", signal)
+        assert (await instance.wait(f"s{number}")).exit_code == 128 + signal
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(_one, instance, number)
+
+
+async def _one(instance: fake.FakeInstance, number: int) -> None:
+    await instance.launch(Launch(process_id=f"n{number}", command=["sh", "-c", f"exit {number}"]))
+    assert (await instance.wait(f"n{number}")).exit_code == number
+
+
+async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait for room, up to a deadline, and nobody else waits with them."""
+    import signal
+
+    from sandkeep.errors import ProviderError
+    from sandkeepd.keeper import client
+
+    monkeypatch.setattr(client, "REQUEST_DEADLINE_S", 0.05)
+    (tmp_path / "source").mkdir()
+    async with fake.open_fake(str(tmp_path / "state")) as provider:
+        await provider.import_image(
+            "img_1", str(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
+        )
+        instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {}, {})
+        try:
+            os.kill(instance.identity.pid, signal.SIGSTOP)
+            assert not await instance.is_alive()
+            with pytest.raises(ProviderError, match="provider_unavailable"):
+                await instance.launch(Launch(process_id="p1", command=["true"], secrets={"S": "x" * 65_000}))
+            os.kill(instance.identity.pid, signal.SIGCONT)
+            monkeypatch.setattr(client, "REQUEST_DEADLINE_S", 30)
+            await instance.launch(Launch(process_id="p2", command=["true"]))
+            assert (await instance.wait("p2")).exit_code == 0
+        finally:
+            await provider.terminate("sbx_1", {}, instance.handle)
+        with pytest.raises(StateError, match="not_ready"):
+            await instance.signal("p2", 9) or await instance.launch(Launch(process_id="p3", command=["true"]))
+
+
+def test_request_lines_fit_and_stay_lines() -> None:
+    value = "a\nb'c" * 5000
+    lines = list(requests.secret_requests("prc_1", {"NAME": value}))
+    assert all(
+        len(line) <= requests.MAX_REQUEST_BYTES and line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines
+    )
+    text = b"".join(line.removeprefix(b"secret prc_1 ").rstrip(b"\n") for line in lines)
+    assert text.startswith(b"export NAME='a'\"$4\"'b'\\''c")
+    with pytest.raises(CallerError, match="invalid"):
+        list(requests.secret_requests("prc_1", {"A;id": "x"}))
+
+
+def test_a_script_that_no_kernel_would_start() -> None:
+    with pytest.raises(CallerError, match="too long"):
+        requests.script(["env"], ["x" * 1_100_000, "y" * 1_100_000], {}, None)
+    with pytest.raises(CallerError, match="UTF-8"):
+        requests.script(["env"], ["\ud800"], {}, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"p",
+        b"p ",
+        b"p 1234",
+        b"p +",
+        b"p x",
+        b" p 1",
+        b"p 1 ",
+        b"-p 1",
+        b"p\0 1",
+        b"../p 1",
+        b"p -1",
+        b"p +99999999999",
+    ],
+)
+def test_lines_that_are_no_answers(line: bytes) -> None:
+    assert journal.parse_answer(line) is None
+
+
+def test_answers() -> None:
+    assert journal.parse_answer(b"prc_1 +42") == ("prc_1", "+42")
+    assert journal.parse_answer(b"prc_1 137") == ("prc_1", "137")
+    assert journal.parse_answer(b"prc_1 lost") == ("prc_1", "lost")
+
+
+def test_answers_in_pieces_and_after_garbage(tmp_path: Path) -> None:
+    exits = tmp_path / "exits"
+    exits.write_bytes(b"")
+    reader = journal.ExitsReader(str(tmp_path))
+    with exits.open("ab", buffering=0) as file:
+        file.write(b"a 1\nb ")
+        assert reader.read() == ([("a", "1")], False)
+        file.write(b"2\n" + b"z" * 300_000)
+        assert reader.read()[0] == [("b", "2")]
+        while reader.read()[1]:
+            pass
+        file.write(b"\nc 3\n")
+        assert reader.read()[0] == [("c", "3")]
+        os.truncate(exits, 0)
+        file.write(b"d 4\n")
+        assert reader.read()[0] == [("d", "4")]
+        os.truncate(exits, 1 << 36)
+        file.write(b"\ne 5\n")
+        found, rounds, more = [], 0, True
+        while more:
+            answers, more = reader.read()
+            found += answers
+            rounds += 1
+        assert found == [("e", "5")]
+        assert rounds <= journal.MAX_BACKLOG_BYTES // journal.MAX_WAKE_BYTES + 2
+    reader.close()
+
+
+@pytest.mark.parametrize("plant", ["link", "fifo", "directory", "link to the directory"])
+def test_only_files_are_opened(tmp_path: Path, plant: str) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    place = tmp_path / "p" / "x.stdout"
+    if plant == "link":
+        place.symlink_to(tmp_path / "secret")
+    elif plant == "fifo":
+        os.mkfifo(place)
+    elif plant == "directory":
+        place.mkdir()
+    else:
+        (tmp_path / "p").rmdir()
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "x.stdout").write_text("secret")
+        (tmp_path / "p").symlink_to(tmp_path / "elsewhere")
+    chunk = journal.read_journal(str(tmp_path), "x", "stdout", 0, 100)
+    assert (chunk.data, chunk.size) == (b"", 0)
+    assert chunk.note is not None
+    assert "replaced" in chunk.note
+
+
+async def test_one_file_watched_by_several(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    first, second = trio.Event(), trio.Event()
+    with Watcher() as watcher:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watcher.run)
+            with path.open("ab", buffering=0) as file:
+                with watcher.watching(file.fileno(), second.set):
+                    with watcher.watching(file.fileno(), lambda: None):
+                        pass
+                    watch = watcher.add(file.fileno(), first.set)
+                    file.write(b"x")
+                    with trio.fail_after(20):
+                        await first.wait()
+                        await second.wait()
+                    watcher.remove(watch, first.set)
+                    watcher.remove(watch, first.set)
+                assert watcher._callbacks == {watch: [first.set]} or watcher._callbacks == {}
+            nursery.cancel_scope.cancel()
