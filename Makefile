@@ -28,7 +28,7 @@ test: setup-test
 	@$(BIN)/python -m pytest $(ARGS)
 
 bench: setup-test
-	@$(BIN)/python benches $(ARGS)
+	@$(BIN)/python -m benches $(ARGS)
 
 check: setup-test
 	@$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 
-from table import Row
+from benches.table import Row
 
 from sandkeep.demo.house import House
 
