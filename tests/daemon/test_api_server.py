@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -24,6 +25,7 @@ from sandkeep.lines import MAX_LINE_BYTES
 from sandkeep.methods import METHODS
 from sandkeepd.api import params
 from sandkeepd.api.call import Call
+from sandkeepd.api.connection import Connection
 from sandkeepd.api.listener import listening
 from sandkeepd.api.peer import Peer, peer_of
 from sandkeepd.api.room import MAX_CALLS
@@ -285,9 +287,9 @@ async def test_a_refusal_of_the_handler_reaches_the_client(house: House) -> None
 
 
 async def test_a_defect_is_internal_and_logged_without_secrets(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    house.handler.failure = ValueError("cannot stand 'hush-hush'")
+    house.handler.failure = ValueError("cannot stand 'hush-tail'")
     wire = await house.wire()
-    given = {"image_id": "a", "secrets": {"TOKEN": "hush", "LONG": "hush-hush"}}
+    given = {"image_id": "a", "secrets": {"TOKEN": "hush", "LONG": "hush-tail"}}
     failure = (await wire.ask("sandbox.create", given))["error"]
     assert failure["code"] == -32603
     assert failure["data"]["code"] == "internal"
@@ -295,6 +297,7 @@ async def test_a_defect_is_internal_and_logged_without_secrets(house: House, cap
     assert failure["data"]["incident"] in caplog.text
     assert "Traceback" in caplog.text
     assert "hush" not in caplog.text
+    assert "-tail" not in caplog.text
     assert "result" in await wire.ask("daemon.ping")
 
 
@@ -361,6 +364,7 @@ async def test_calls_that_may_answer_much_are_few_at_a_time(house: House) -> Non
 
 async def test_a_client_that_never_reads_is_dropped(house: House, autojump_clock: MockClock) -> None:
     wire = await house.wire()
+    await wire.ask("daemon.ping")
     house.handler.answer = {"text": "x" * (1024 * 1024)}
     await wire.send(*[request("image.list", None, number) for number in range(MAX_CALLS)])
     start = trio.current_time()
@@ -440,6 +444,43 @@ async def test_stopping_waits_only_so_long(house: House, autojump_clock: MockClo
     await house.stopped.wait()
     assert trio.current_time() - start == pytest.approx(5)
     assert house.handler.cancelled == ["sandbox.terminate"]
+
+
+async def test_nothing_follows_half_a_line(house: House) -> None:
+    """Stopping while a client has taken half an answer: what is answered later would be read as the rest of it."""
+    house.handler.immediate["daemon.ping"] = lambda call: {"text": "x" * (4 * 1024 * 1024)}
+    house.server = Server(house.handler)
+    listener, other = socket.socketpair()
+    with other:
+        connection = Connection(listener, Peer(uid=0, gid=0), house.handler, house.server._routes, 30)
+        listener.setblocking(False)
+        other.sendall(b"".join(msgspec.json.encode(one) + b"\n" for one in (
+            request("sandbox.terminate", SANDBOX), request("daemon.ping")
+        )))  # fmt: skip
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.run)
+            await wait_all_tasks_blocked()
+            connection.stop()
+            await wait_all_tasks_blocked()
+            house.handler.release.set()
+        with other.makefile("rb") as file:
+            (half,) = file.readlines()
+    assert half.startswith(b'{"jsonrpc":"2.0","id":1,"result":{"text":"xxx')
+    assert half.endswith(b"xxx")
+
+
+async def test_one_busy_client_does_not_keep_the_others_waiting(house: House) -> None:
+    """A thousand calls that arrived at once are answered in turns with those of others."""
+    busy, other = await house.wire(), await house.wire()
+    await busy.ask("daemon.ping")
+    await other.ask("daemon.ping")
+    house.handler.calls.clear()
+    await busy.send(*[request("daemon.ping") for _ in range(1000)])
+    await other.send(request("daemon.ping", request_id="other"))
+    assert (await other.receive())["id"] == "other"
+    assert len(house.handler.calls) < 500
+    for _ in range(1000):
+        await busy.receive()
 
 
 async def test_statistics_count(house: House) -> None:

@@ -1,7 +1,6 @@
 """Both clients against the real server: what is sent, what comes back, and what happens when one side goes away."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from sandkeep.client import Client
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeepd.api.call import Call
 from sandkeepd.api.listener import listening
+from sandkeepd.api.room import MAX_CALLS
 from sandkeepd.api.server import Server
 
 EVENTS = [
@@ -79,7 +79,8 @@ class Handler:
         return model.EventPage(events=page, next=f"log:{end}", caught_up=end == len(EVENTS))
 
     async def image_list(self, call: Call, params: Any) -> Any:
-        return {"images": [], "next": "x" * (8 * 1024 * 1024)}
+        await self.release.wait()
+        return {"images": [], "next": "x" * (256 * 1024)}
 
     async def sandbox_terminate(self, call: Call, params: Any) -> Any:
         await self.release.wait()
@@ -244,39 +245,43 @@ async def test_a_quick_call_overtakes_one_that_waits(house: House) -> None:
 
 
 async def test_whoever_reads_may_be_cancelled(house: House) -> None:
-    """The first of the waiting reads for all; when it gives up, another must take over."""
+    """The first of those who wait reads for all; when it gives up, another must take over."""
     ended: list[int | None] = []
 
-    async def wait(client: Client) -> None:
-        ended.append((await client.process.wait("sbx_1", "p")).exit_code)
+    async def wait(client: Client, scope: trio.CancelScope) -> None:
+        with scope:
+            ended.append((await client.process.wait("sbx_1", "p")).exit_code)
 
     async with sandkeep.connect(house.path) as client, trio.open_nursery() as nursery:
-        with trio.CancelScope() as first:
-            nursery.start_soon(wait, client)
-            async with trio.open_nursery() as doomed:
-                doomed.start_soon(wait, client)
-                doomed.start_soon(wait, client)
-                await wait_all_tasks_blocked()
-                first.cancel()
-        nursery.start_soon(wait, client)
-        await wait_all_tasks_blocked()
+        scopes = [trio.CancelScope() for _ in range(5)]
+        for scope in scopes:
+            nursery.start_soon(wait, client, scope)
+            await wait_all_tasks_blocked()
+        for scope in scopes[:3]:
+            scope.cancel()
+            await wait_all_tasks_blocked()
         house.handler.release.set()
+        with trio.fail_after(20):
+            while len(ended) < 2:
+                await wait_all_tasks_blocked(0.01)
     assert ended == [7, 7]
 
 
 async def test_answers_that_nobody_waits_for_do_not_block_a_large_request(house: House) -> None:
-    """Cancelled calls leave answers of many megabytes behind, which must be read for the daemon to go on reading."""
+    """Cancelled calls leave more answers behind than the daemon holds before it reads on: somebody must take them."""
     async with sandkeep.connect(house.path) as client:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                for _ in range(8):
+                for _ in range(MAX_CALLS + 1):
                     nursery.start_soon(client.image.list)
+                await wait_all_tasks_blocked()
                 scope.cancel()
-                for _ in range(3):
-                    await trio.lowlevel.cancel_shielded_checkpoint()
+        assert len(house.handler.calls) == MAX_CALLS
+        house.handler.release.set()
         with trio.fail_after(20):
             result = await client.sandbox.exec("sbx_1", "cat", stdin=bytes(4 * 1024 * 1024))
         assert len(result.stdout) == 4 * 1024 * 1024
+        assert len(house.handler.calls) == MAX_CALLS + 2
 
 
 async def test_threads_share_a_blocking_client(house: House) -> None:
@@ -299,26 +304,18 @@ async def test_threads_share_a_blocking_client(house: House) -> None:
 def test_an_interrupted_call_leaves_the_client_usable(tmp_path: Path) -> None:
     """Ctrl-C while a command waits: what comes late for it is not taken for the answer to the next."""
     path = str(tmp_path / "s")
-    with listening(path) as listener, blocking.connect(path) as client:
-        server = listener.accept()[0]
-        server.settimeout(30)
+    told = b'{"jsonrpc":"2.0","method":"progress","params":{"request":1,"message":"waiting"}}\n'
+    answers = b"".join(b'{"jsonrpc":"2.0","id":%d,"result":{"version":"%d","pid":1}}\n' % (n, n) for n in (1, 2))
 
-        def interrupt() -> None:
-            while not server.recv(65536).endswith(b"\n"):
-                pass
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            while not server.recv(65536).endswith(b"\n"):
-                pass
-            server.sendall(b'{"jsonrpc":"2.0","id":1,"result":{"version":"late","pid":1}}\n')
-            server.sendall(b'{"jsonrpc":"2.0","id":2,"result":{"version":"mine","pid":1}}\n')
+    def interrupt(message: str) -> None:
+        raise KeyboardInterrupt(message)
 
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            client.daemon.ping()
-        assert client.daemon.ping().version == "mine"
-        thread.join()
-        server.close()
+    with listening(path) as listener, blocking.connect(path) as client, listener.accept()[0] as server:
+        server.sendall(told)
+        with pytest.raises(KeyboardInterrupt, match="waiting"):
+            client.daemon.ping(progress=interrupt)
+        server.sendall(answers)
+        assert client.daemon.ping().version == "2"
 
 
 # -- following --------------------------------------------------------------------------------------------------------
