@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from table import Row, show
+from benches.table import Row, show
 
 from sandkeep.blocking import connect
 

@@ -15,7 +15,7 @@ import tempfile
 import time
 
 import trio
-from table import Row, show
+from benches.table import Row, show
 
 from sandkeep import events, ids, model
 from sandkeep.events import Meta

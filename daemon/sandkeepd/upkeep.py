@@ -4,10 +4,8 @@ import trio
 
 from sandkeep import methods
 from sandkeep.model import RebuildReport, VerifyReport
-from sandkeep_store import metadata_files
-from sandkeep_store.log import EventLog
+from sandkeep_store import metadata_files, offline
 from sandkeep_store.metadata_files import MetadataFiles
-from sandkeep_store.views.state import State
 from sandkeepd.access import Request
 from sandkeepd.core import Core
 
@@ -24,23 +22,10 @@ class Upkeep:
         await core.files.flush()
         problems = await trio.to_thread.run_sync(core.log.verify)
         problems += metadata_files.check(core.files.root, core.state, core.log.log_id, skip=core.files.pending())
-        return VerifyReport(
-            ok=not problems,
-            events=core.log.head - core.log.first_position + 1,
-            first_position=core.log.first_position,
-            last_position=core.log.head,
-            problems=problems,
-        )
+        return offline.report(core.log, problems)
 
     async def rebuild(self, request: Request[methods.NoParams]) -> RebuildReport:
         """Write every metadata.json anew, from the log alone."""
-        fresh = await trio.to_thread.run_sync(fold, self._core.log)
+        fresh = await trio.to_thread.run_sync(offline.fold, self._core.log)
         files: MetadataFiles = self._core.files
         return await files.rebuild(fresh)
-
-
-def fold(log: EventLog) -> State:
-    """A state made from the whole log. Blocks. Raises what `EventLog.scan` raises."""
-    state = State()
-    log.scan(lambda fact: state.apply(fact.event, fact) if fact.event is not None else None)
-    return state
