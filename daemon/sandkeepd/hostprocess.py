@@ -6,6 +6,7 @@ daemon that starts anew: pid, when it started, and in which boot of the machine.
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import threading
@@ -176,6 +177,17 @@ def run_tool(
         raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install it") from None
     except subprocess.TimeoutExpired:
         raise ProviderError("provider_unavailable", f"{argv[0]} did not end within {timeout_s:.0f} s") from None
+
+
+def session_leader() -> list[str]:
+    """The words before a command that give it a session, hence a group, of its own, and default signals. Blocks.
+
+    Shells leave what they start in the background with two signals ignored; only an `env` that knows the option undoes
+    that. Absolute, since a shell may have commands of the same names built in that do not.
+    """
+    setsid, env = (shutil.which(name, path=TOOL_PATH) or name for name in ("setsid", "env"))
+    resets = run_tool([env, "--default-signal", "true"]).returncode == 0
+    return [setsid, env, "--default-signal"] if resets else [setsid, env]
 
 
 async def wait_ended(pidfd: int) -> None:

@@ -115,7 +115,7 @@ class KeeperInstance:
         """See `Instance.launch`."""
         process_id = requests.check_process_id(launch.process_id)
         self._check_present()
-        if process_id in self._processes or os.path.lexists(f"{self._out}/p/{process_id}.pid"):
+        if process_id in self._processes or _exists(f"{self._out}/p/{process_id}.pid"):
             raise StateError(
                 "conflict", f"process {process_id} was started before: use another id", process_id=process_id
             )
@@ -524,6 +524,10 @@ def _write_new(path: str, data: bytes) -> None:
     with open(fd, "wb", buffering=0) as file:
         while data:
             data = data[file.write(data) :]
+
+
+def _exists(path: str) -> bool:
+    return os.path.lexists(path)
 
 
 def _unlink(path: str) -> None:

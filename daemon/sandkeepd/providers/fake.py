@@ -28,6 +28,7 @@ from sandkeepd.hostprocess import (
     marked,
     open_process,
     reap,
+    session_leader,
     spawn,
     wait_ended,
 )
@@ -149,7 +150,7 @@ class FakeProvider:
         env = {"PATH": TOOL_ENV["PATH"], "HOME": isolation.workspace, _MARK: sandbox_id, **spec.env}
         instance = FakeInstance(
             sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
-            leader=["setsid", "env", "--default-signal"],
+            leader=session_leader(),
             env={name: value for name, value in env.items() if name not in handle["secrets"]},
             working_dir=spec.working_dir or isolation.workspace,
         )  # fmt: skip
@@ -188,6 +189,7 @@ class FakeProvider:
         instance = self._instances.pop(sandbox_id, None)
         if instance is not None:
             await instance.ended()
+            await instance.aclose()
         for name in ("upper", "in"):
             await trio.to_thread.run_sync(_remove, f"{self._sandbox(sandbox_id)}/{name}")
 

@@ -8,13 +8,13 @@ import functools
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
 
-from sandkeep.errors import CallerError, ProviderError, SetupError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import UID_RANGE
 from sandkeepd import cgroups
@@ -31,6 +31,7 @@ from sandkeepd.hostprocess import (
     pids_where,
     reap,
     run_tool,
+    session_leader,
     wait_ended,
 )
 from sandkeepd.keeper import journal
@@ -105,13 +106,9 @@ class LocalProvider:
         async with self._probing:
             if self._abilities is None:
                 self.layout.prepare()
-                await self._in_thread(self._find_leader)
-                self._abilities = await self._in_thread(probe, self.layout.state_dir, self._uid_base, self.root)
+                self._leader = await self._in_thread(session_leader)
+                self._abilities = await self._in_thread(probe, self.layout.trash, self._uid_base, self.root)
         return self._abilities
-
-    def _find_leader(self) -> None:
-        done = run_tool(["env", "--default-signal", "true"])
-        self._leader = ["setsid", "env", "--default-signal"] if done.returncode == 0 else ["setsid", "env"]
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
@@ -347,6 +344,7 @@ class LocalProvider:
             await self._in_thread(self._end, sandbox_id, decided, handle)
             if instance is not None:
                 await instance.ended()
+                await instance.aclose()
                 self._instances.pop(sandbox_id, None)
             directory = self.layout.sandbox(sandbox_id)
             await self._in_thread(self.layout.discard, [f"{directory}/{name}" for name in TEMPORARY])
@@ -372,6 +370,7 @@ class LocalProvider:
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
+        await self._in_thread(self.layout.empty_trash)
         return await self._in_thread(self.layout.found)
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
@@ -391,7 +390,8 @@ class LocalProvider:
         while True:
             await trio.sleep(DISK_PERIOD_S)
             for instance in list(self._instances.values()):
-                await self.check_disk(instance)
+                with suppress(SandkeepError):  # the next round tries again
+                    await self.check_disk(instance)
 
     async def check_disk(self, instance: LocalInstance) -> None:
         """Look once at what a sandbox has written."""
@@ -407,7 +407,7 @@ class LocalProvider:
         while True:
             await trio.sleep(SWEEP_PERIOD_S)
             for instance in list(self._instances.values()):
-                with trio.move_on_after(1):
+                with trio.move_on_after(1), suppress(SandkeepError):  # it may be ending
                     await instance.sweep()
 
     async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:

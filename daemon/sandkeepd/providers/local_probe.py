@@ -31,9 +31,9 @@ class Abilities(Struct, frozen=True, kw_only=True):
         return "reflink" if self.reflink.works else "copy"
 
 
-def probe(state_dir: str, image_uid: int, root: bool) -> Abilities:
-    """Try everything, in a directory of the state directory's filesystem. Blocks for some tens of milliseconds."""
-    place = tempfile.mkdtemp(prefix="probe-", dir=state_dir)
+def probe(directory: str, image_uid: int, root: bool) -> Abilities:
+    """Try everything, in a directory on the filesystem of the sandboxes. Blocks for some tens of milliseconds."""
+    place = tempfile.mkdtemp(prefix="probe-", dir=directory)
     try:
         for name in ("lower", "upper", "work", "mount"):
             os.mkdir(f"{place}/{name}")
