@@ -169,15 +169,19 @@ class Processes:
             exited = await instance.wait(process.process_id)
         await self._end(runtime, process, exited, intent)
 
-    async def adopt(self, runtime: Runtime, process: ProcessState) -> None:
-        """Take over a process of an earlier daemon: one that was started, or that nobody knows whether it was."""
-        instance = runtime.instance
+    async def adopt(self, runtime: Runtime, process: ProcessState, found: trio.Event) -> None:
+        """Take over a process of an earlier daemon: one that was started, or that nobody knows whether it was.
+
+        `found` is set once the instance knows it, or it is certain that it will not.
+        """
+        try:
+            pid = await runtime.instance.find(process.process_id)
+        finally:
+            found.set()
+        if pid is None:
+            await self._record(process, _never_seen(process))
+            return
         if process.status == "starting":
-            pid = await instance.find(process.process_id)
-            if pid is None:
-                message = "the daemon stopped before the process was started: launch it again"
-                await self._record(process, events.ProcessLaunchFailed(code="not_ready", message=message))
-                return
             await self._record(process, events.ProcessStarted(pid=pid))
         await self.follow(runtime, process, None)
 
@@ -205,25 +209,33 @@ class Processes:
         """Send a signal to the process's group. One that has ended is answered as it is."""
         number = parse_signal(request.params.signal)
         process = await self.find(request.params.sandbox_id, request.params.name)
-        if process.ended:
+        runtime = await self._reach(process)
+        if runtime is None:
             return process.view()
-        sandbox = decide.sandbox(self._core.state, process.sandbox_id)
-        runtime = await self._sandboxes.runtime(sandbox)
         event = events.ProcessSignalled(signal=Signals(number).name.removeprefix("SIG"))
-        await self._core.intend(new(process.process_id, event, sandbox.sandbox_id), request.meta, essential=True)
-        await runtime.instance.signal(process.process_id, number)
+        await self._core.intend(new(process.process_id, event, process.sandbox_id), request.meta, essential=True)
+        if not process.ended:  # it may have, while that went to the disk
+            await runtime.instance.signal(process.process_id, number)
         return process.view()
 
     async def write_stdin(self, request: Request[ProcessWriteStdin]) -> Written:
         """Write to a process's input, or close it."""
         command = request.params
         process = await self.find(command.sandbox_id, command.name)
-        if process.ended or not process.requested.stdin:
+        runtime = await self._reach(process) if process.requested.stdin else None
+        if runtime is None:
             why = "has ended" if process.ended else "was started without an input: launch it with stdin"
             raise StateError("not_ready", f"process {command.name!r} {why}", name=command.name, status=process.status)
-        runtime = await self._sandboxes.runtime(decide.sandbox(self._core.state, command.sandbox_id))
         taken = await runtime.instance.write_stdin(process.process_id, command.data, eof=command.eof)
         return Written(written_bytes=taken)
+
+    async def _reach(self, process: ProcessState) -> Runtime | None:
+        """The runtime of a process that runs, once it was started; None when it has ended."""
+        runtime = None
+        if not process.ended:
+            runtime = await self._sandboxes.runtime(decide.sandbox(self._core.state, process.sandbox_id))
+            await self._core.settled(process.process_id, lambda: process.status != "starting")
+        return None if process.ended else runtime
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -273,6 +285,9 @@ class Processes:
                 await self._wait_for_more(process, query)
 
     async def _wait_for_more(self, process: ProcessState, query: ProcessRead) -> None:
+        if process.sandbox_id in self._sandboxes.adopting:
+            await self._sandboxes.adopted(process.sandbox_id)
+            return
         runtime = self._sandboxes.runtimes.get(process.sandbox_id)
         if runtime is None or process.status == "starting" or runtime.instance.exit_of(process.process_id) is not None:
             before = process.status
@@ -315,6 +330,14 @@ def fold_process(facts: list[Recorded], sandbox_id: str) -> ProcessState | None:
             return None
         apart.apply(CODEC.decode(fact.position, fact.type, fact.version, fact.data), fact)
     return next(iter(apart.processes.values()), None)
+
+
+def _never_seen(process: ProcessState) -> events.Event:
+    """What is told of a process that its sandbox knows nothing of, when a daemon adopts it."""
+    if process.status == "starting":
+        message = "the daemon stopped before the process was started: launch it again"
+        return events.ProcessLaunchFailed(code="not_ready", message=message)
+    return events.ProcessLost(message="the sandbox has no record of the process any more")
 
 
 def parse_signal(text: str) -> int:

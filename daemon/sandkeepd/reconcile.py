@@ -12,7 +12,9 @@ from functools import partial
 import trio
 
 from sandkeep import events
+from sandkeep.errors import StateError
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd import decide
 from sandkeepd.core import Core, as_sandkeep_error, new
 from sandkeepd.images import Images
 from sandkeepd.processes import Processes
@@ -38,7 +40,7 @@ class Reconciler:
         """Before the first request: say which sandboxes are about to be adopted, so that requests to them wait."""
         for sandbox in self._core.state.sandboxes.values():
             if sandbox.status == "running":
-                self._sandboxes.adopting[sandbox.sandbox_id] = trio.Event()
+                self._sandboxes.adopting[sandbox.sandbox_id] = (trio.CancelScope(), trio.Event())
 
     async def run(self) -> None:
         """Bring the log and the providers together."""
@@ -63,15 +65,18 @@ class Reconciler:
         await core.record([new(image_id, events.ImageCreateFailed(code="not_ready", message=INTERRUPTED))], None)
 
     async def _settle(self, sandbox: SandboxState) -> None:
-        if sandbox.status == "creating":
+        if sandbox.sandbox_id in self._sandboxes.adopting:
+            scope, finished = self._sandboxes.adopting[sandbox.sandbox_id]
+            try:
+                with scope:
+                    await self._adopt(sandbox)
+            finally:
+                del self._sandboxes.adopting[sandbox.sandbox_id]
+                finished.set()
+        elif sandbox.status == "creating":
             await self._undo_sandbox(sandbox)
         elif sandbox.status == "stopping":
             await self._sandboxes.finish_end(sandbox.sandbox_id, None)
-        elif sandbox.status == "running":
-            try:
-                await self._adopt(sandbox)
-            finally:
-                self._sandboxes.adopting.pop(sandbox.sandbox_id).set()
 
     async def _undo_sandbox(self, sandbox: SandboxState) -> None:
         core, asked = self._core, sandbox.requested
@@ -80,7 +85,10 @@ class Reconciler:
         await core.record([new(sandbox.sandbox_id, failed, sandbox.sandbox_id)], None)
 
     async def _adopt(self, sandbox: SandboxState) -> None:
-        why = "its provider has it no more"
+        """Take over a sandbox, or tell that it is lost; neither when its end is ordered meanwhile."""
+        if not decide.may(sandbox, "sandbox.adopted"):
+            return
+        why, revision = "its provider has it no more", sandbox.revision
         instance: Instance | None = None
         try:
             with trio.fail_after(ADOPTION_DEADLINE_S):
@@ -89,11 +97,17 @@ class Reconciler:
             why = f"its provider did not answer within {ADOPTION_DEADLINE_S:g} s"
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             why = as_sandkeep_error(unforeseen).message
-        if instance is None:
-            await self._lost(sandbox, why)
+        try:
+            if instance is None:
+                await self._lost(sandbox, why, revision)
+            else:
+                adopted = new(sandbox.sandbox_id, events.SandboxAdopted(), sandbox.sandbox_id, revision)
+                await self._core.record([adopted], None)
+        except StateError:
+            logger.info("not adopted, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
             return
-        await self._core.record([new(sandbox.sandbox_id, events.SandboxAdopted(), sandbox.sandbox_id)], None)
-        await self._adopt_processes(sandbox, instance)
+        if instance is not None:
+            await self._adopt_processes(sandbox, instance)
 
     async def _take_over(self, sandbox: SandboxState) -> Instance | None:
         asked = sandbox.requested
@@ -102,24 +116,29 @@ class Reconciler:
         return await provider.adopt(sandbox.sandbox_id, asked.spec, asked.plan, sandbox.isolation, sandbox.handle)
 
     async def _adopt_processes(self, sandbox: SandboxState, instance: Instance) -> None:
-        active = list(sandbox.active.values())
+        """Start the carriers of its processes, and wait until the instance knows each: signals need that."""
+        active = {process: trio.Event() for process in sandbox.active}
         runtime = self._sandboxes.keep(instance)
         while not runtime.open and not runtime.finished.is_set():
             await trio.lowlevel.checkpoint()
-        for process in active:
-            start_in(
-                runtime, partial(self._processes.adopt, runtime, process), self._core, f"process {process.process_id}"
-            )
+        for process_id, found in active.items():
+            process = self._core.state.processes[process_id]
+            carrier = partial(self._processes.adopt, runtime, process, found)
+            if not start_in(runtime, carrier, self._core, f"process {process_id}"):
+                return
+        with trio.move_on_after(ADOPTION_DEADLINE_S):
+            for found in active.values():
+                await found.wait()
         logger.info("adopted", extra={"sandbox_id": sandbox.sandbox_id, "processes": len(active)})
 
-    async def _lost(self, sandbox: SandboxState, why: str) -> None:
+    async def _lost(self, sandbox: SandboxState, why: str, revision: int) -> None:
         logger.warning("sandbox lost", extra={"sandbox_id": sandbox.sandbox_id, "why": why})
         told = [
             new(process.process_id, events.ProcessLost(message=f"its sandbox was lost: {why}"), sandbox.sandbox_id)
             for process in sandbox.active.values()
         ]
-        lost = events.SandboxLost(last_status=sandbox.status, message=why)
-        await self._core.record([*told, new(sandbox.sandbox_id, lost, sandbox.sandbox_id)], None)
+        lost = events.SandboxLost(last_status="running", message=why)
+        await self._core.record([*told, new(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision)], None)
 
     async def _sweep(self, provider: Provider, known: set[str]) -> None:
         """Remove what the provider holds and nobody owns. What was made since the daemon started is not in question."""

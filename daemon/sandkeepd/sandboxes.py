@@ -61,7 +61,7 @@ class Sandboxes:
         self._core = core
         self._images = images
         self.runtimes: dict[str, Runtime] = {}
-        self.adopting: dict[str, trio.Event] = {}
+        self.adopting: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
         self._making: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
         self._planned: dict[str, tuple[str, dict[str, Any]]] = {}
 
@@ -193,10 +193,7 @@ class Sandboxes:
 
     async def runtime(self, sandbox: SandboxState) -> Runtime:
         """The runtime of a running sandbox, waiting a while for one that a starting daemon is still adopting."""
-        adopted = self.adopting.get(sandbox.sandbox_id)
-        if adopted is not None:
-            with trio.move_on_after(ADOPTION_PATIENCE_S):
-                await adopted.wait()
+        await self.adopted(sandbox.sandbox_id)
         with trio.move_on_after(OPENING_PATIENCE_S):  # the task of one that was just made is about to run
             while True:
                 found = self.runtimes.get(sandbox.sandbox_id)
@@ -209,6 +206,13 @@ class Sandboxes:
             f"sandbox {sandbox.sandbox_id} does not answer: try again, or terminate it",
             sandbox_id=sandbox.sandbox_id,
         )
+
+    async def adopted(self, sandbox_id: str) -> None:
+        """Wait a while until a starting daemon has adopted a sandbox, if that is still to be done."""
+        if sandbox_id in self.adopting:
+            _, finished = self.adopting[sandbox_id]
+            with trio.move_on_after(ADOPTION_PATIENCE_S):
+                await finished.wait()
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -242,10 +246,11 @@ class Sandboxes:
         """Carry out an end that is on record: complete or half made, running or not."""
         core = self._core
         sandbox = core.state.sandboxes[sandbox_id]
-        if sandbox_id in self._making:
-            scope, finished = self._making[sandbox_id]
-            scope.cancel()
-            await finished.wait()
+        for under_way in (self._making, self.adopting):
+            if sandbox_id in under_way:
+                scope, finished = under_way[sandbox_id]
+                scope.cancel()
+                await finished.wait()
         runtime = self.runtimes.get(sandbox_id)
         if runtime is not None:
             await runtime.stop()

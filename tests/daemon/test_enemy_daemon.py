@@ -1,0 +1,167 @@
+"""What broke a daemon when it was attacked: requests at the moment at which something else happens to their object."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from tests.daemon.inside import Inside, inside
+
+from sandkeepd.keeper.client import KeeperInstance
+
+
+@pytest.fixture
+def state_dir(places: str, tmp_path: Path) -> str:
+    return str(tmp_path / "state")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "hello").write_text("hello\n")
+    return str(folder)
+
+
+class Gate:
+    """Holds the calls of a coroutine method until it is opened. `reached` says that there was one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.reached = trio.Event()
+        self._opened = trio.Event()
+        original = getattr(owner, name)
+
+        async def held(*args: Any, **more: Any) -> Any:
+            self.reached.set()
+            await self._opened.wait()
+            return await original(*args, **more)
+
+        monkeypatch.setattr(owner, name, held)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+async def running(daemon: Inside, source: str, *, stdin: bool = False) -> str:
+    """A sandbox called ``box`` with a process called ``web``."""
+    image_id = await daemon.image(source)
+    await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+    command = "echo up; exec cat" if stdin else "echo up; exec sleep 60"
+    launched = await daemon.call("process.launch", sandbox_id="box", name="web", command=command, stdin=stdin)
+    return str(launched.process_id)
+
+
+async def ended(daemon: Inside) -> int | None:
+    with trio.fail_after(10):
+        code: int | None = (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code
+    return code
+
+
+async def test_a_sandbox_that_is_being_adopted_can_be_terminated(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is the last word: it is neither adopted nor lost after it, however long its provider takes to answer."""
+    async with inside(state_dir) as daemon:
+        await running(daemon, source)
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        gate = Gate(monkeypatch, daemon.fake, "adopt")
+        nursery.start_soon(daemon.reconciler.run)
+        await gate.reached.wait()
+        with trio.fail_after(10):
+            assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+        gate.open()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert (await daemon.types("box"))[-2:] == ["process.exited", "sandbox.terminated"]
+        assert (await daemon.call("process.get", sandbox_id="box", name="web")).exit_code == 137
+        assert daemon.sandboxes.runtimes == {}
+        assert await daemon.fake.found() == ([], list(daemon.core.state.images))
+
+
+async def test_an_end_that_comes_before_the_adoption_does_not_wait_for_it(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await running(daemon, source)
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        await daemon.sandboxes.end("box", "requested")
+        nursery.start_soon(daemon.reconciler.run)
+        with trio.fail_after(10):
+            await daemon.core.settled("box", lambda: daemon.core.state.sandboxes["box"].status == "stopped")
+        assert (await daemon.types("box"))[-1] == "sandbox.terminated"
+
+
+async def test_a_process_that_is_being_started_can_be_signalled(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        image_id = await daemon.image(source)
+        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        gate = Gate(monkeypatch, KeeperInstance, "launch")
+        nursery.start_soon(lambda: daemon.call("process.launch", sandbox_id="box", name="web", command="sleep 60"))
+        await gate.reached.wait()
+        nursery.start_soon(lambda: daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL"))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        gate.open()
+        assert await ended(daemon) == 137
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_a_process_that_is_being_adopted_can_be_read_written_to_and_signalled(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with inside(state_dir) as daemon:
+        await running(daemon, source, stdin=True)
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        gate = Gate(monkeypatch, KeeperInstance, "find")
+        nursery.start_soon(daemon.reconciler.run)
+        await gate.reached.wait()
+        read: list[bytes] = []
+
+        async def follow() -> None:
+            offset = len(b"up\n")
+            found = await daemon.call("process.read", sandbox_id="box", name="web", stdout_offset=offset, wait_s=10)
+            read.append(found.stdout)
+            await daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL")
+
+        nursery.start_soon(follow)
+        nursery.start_soon(lambda: daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"more"))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        gate.open()
+        assert await ended(daemon) == 137
+        assert read == [b"more"]
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_a_process_that_ends_while_its_signal_is_put_on_record(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with inside(state_dir) as daemon:
+        process_id = await running(daemon, source, stdin=True)
+        intend = daemon.core.intend
+
+        async def late(*args: Any, **more: Any) -> Any:
+            await daemon.call("process.write_stdin", sandbox_id="box", name="web", eof=True)
+            await ended(daemon)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            return await intend(*args, **more)
+
+        monkeypatch.setattr(daemon.core, "intend", late)
+        assert (await daemon.call("process.signal", sandbox_id="box", name="web")).process_id == process_id
+        monkeypatch.setattr(daemon.core, "intend", intend)
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_a_process_that_its_sandbox_forgot_is_lost(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than running for ever on record: the code inside can write what the keeper's answers are read from."""
+    async with inside(state_dir) as daemon:
+        await running(daemon, source)
+    async with inside(state_dir) as daemon:
+
+        async def unknown(instance: KeeperInstance, process_id: str) -> None:
+            return None
+
+        monkeypatch.setattr(KeeperInstance, "find", unknown)
+        await daemon.reconciler.run()
+        assert await ended(daemon) is None
+        assert (await daemon.call("process.get", sandbox_id="box", name="web")).status == "lost"
+        await daemon.call("sandbox.terminate", sandbox_id="box")
