@@ -103,8 +103,8 @@ def test_every_transition_is_an_event(client: Any, image_id: str) -> None:
 
 
 def test_output_is_exact_and_streams_are_apart(client: Any, sandbox_id: str) -> None:
-    script = r"""awk 'BEGIN { for (i = 0; i < 256; i++) printf "%c", i }' </dev/null | LC_ALL=C tr -d '\n' >&2; printf
-    'a\0b'"""
+    every_byte = r"""awk 'BEGIN { for (i = 0; i < 256; i++) printf "%c", i }' </dev/null"""
+    script = every_byte + r""" | LC_ALL=C tr -d '\n' >&2; printf 'a\0b'"""
     result = client.sandbox.exec(sandbox_id, ["sh", "-c", script], env={"LC_ALL": "C"})
     assert result.stdout == b"a\0b"
     assert result.stderr == bytes(b for b in range(256) if b != 10)
