@@ -180,7 +180,6 @@ class EventLog:
         drafts = self._drafts(new, meta)
         while self._writer.full:
             await self._room.park()
-        await trio.lowlevel.checkpoint_if_cancelled()
         call = Append(drafts, essential, trio.lowlevel.current_task())
         self._writer.put(call)
 

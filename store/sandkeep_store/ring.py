@@ -22,19 +22,23 @@ class Ring:
         self.head = head
         self._size = size
         self._max_bytes = max_bytes
-        self._bytes = 0
         self._slots = [_NOTHING] * size
+        # How many bytes had ever come in with the event of each slot, and with the last one that is here no more.
+        self._totals = [0] * size
+        self._total = self._gone = 0
 
     def extend(self, events: Sequence[Recorded]) -> None:
         """Add the events that follow `head`, in order."""
-        slots, size = self._slots, self._size
+        slots, totals, size, total = self._slots, self._totals, self._size, self._total
         for event in events:
-            if self.head - self.first + 1 == size:
-                self._drop_first()
-            self.head = event.position
-            slots[self.head % size] = event
-            self._bytes += _size_of(event)
-        while self._bytes > self._max_bytes and self.first < self.head:
+            place = event.position % size
+            if event.position - self.first == size:
+                self._gone, self.first = totals[place], self.first + 1
+            total += len(event.data) + len(event.meta) + _OVERHEAD_BYTES
+            slots[place], totals[place] = event, total
+        if events:
+            self.head, self._total = events[-1].position, total
+        while self._total - self._gone > self._max_bytes and self.first < self.head:
             self._drop_first()
 
     def between(self, after: int, upto: int) -> list[Recorded]:
@@ -50,10 +54,6 @@ class Ring:
 
     def _drop_first(self) -> None:
         place = self.first % self._size
-        self._bytes -= _size_of(self._slots[place])
+        self._gone = self._totals[place]
         self._slots[place] = _NOTHING
         self.first += 1
-
-
-def _size_of(event: Recorded) -> int:
-    return len(event.data) + len(event.meta) + _OVERHEAD_BYTES

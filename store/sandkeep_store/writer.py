@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from msgspec import Struct
+
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep_store.record import Recorded, Row
 from sandkeep_store.recorder import Draft, IntegrityError, LogRecorder, PersistenceError
@@ -32,19 +34,16 @@ MAX_WAITING: Final = 4096
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Append:
+class Append(Struct, gc=False):
     """A caller's events until its answer, which is `recorded` or `error`. `waiter` is the caller's own."""
 
-    __slots__ = ("drafts", "error", "essential", "recorded", "taken", "waiter", "withdrawn")
-
-    def __init__(self, drafts: Sequence[Draft], essential: bool, waiter: Any) -> None:
-        self.drafts = drafts
-        self.essential = essential
-        self.waiter = waiter
-        self.taken = False
-        self.withdrawn = False
-        self.recorded: list[Recorded] = []
-        self.error: SandkeepError | None = None
+    drafts: Sequence[Draft]
+    essential: bool
+    waiter: Any
+    taken: bool = False
+    withdrawn: bool = False
+    recorded: list[Recorded] = []
+    error: SandkeepError | None = None
 
 
 class Writer:
@@ -176,18 +175,21 @@ class Writer:
 
     def _check(self, batch: Sequence[Append], *, trusting: bool) -> list[Append]:
         """Give every event its revision; leave out the appends that expected others than there are."""
-        drafts = [draft for append in batch for draft in append.drafts]
-        if trusting:
-            for draft in drafts:
-                if draft.expected_revision == 0:
+        names = set()
+        for append in batch:
+            for draft in append.drafts:
+                if trusting and draft.expected_revision == 0:
                     self._recorder.assume_new(draft.stream)
-        self._recorder.know({draft.stream for draft in drafts})
+                names.add(draft.stream)
+                if draft.sandbox:
+                    names.add(draft.sandbox)
+        self._recorder.know(names)
         revisions: dict[str, int] = {}
         return [append for append in batch if self._number(append, revisions)]
 
     def _number(self, append: Append, revisions: dict[str, int]) -> bool:
         """Number the events of one append after those before it in the batch; nothing of a refused one counts."""
-        own: dict[str, int] = {}
+        own = revisions if len(append.drafts) == 1 else dict[str, int]()
         for draft in append.drafts:
             stream = draft.stream
             at = own.get(stream) or revisions.get(stream) or self._recorder.revision(stream)
@@ -195,7 +197,8 @@ class Writer:
                 append.error = _changed(stream, at, draft.expected_revision)
                 return False
             own[stream] = draft.revision = at + 1
-        revisions.update(own)
+        if own is not revisions:
+            revisions.update(own)
         return True
 
     # -- failing --------------------------------------------------------------------------------------------------

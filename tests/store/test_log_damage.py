@@ -271,6 +271,7 @@ def test_an_event_of_a_newer_version_stops_the_fold_and_is_passed_on_to_readers(
 
     for type, version in (("process.teleported", 1), ("process.started", 2)):
         draft = Draft("prc_new", 1 if version == 1 else 2, None, type, version, b'{"anything":[1]}', b"{}")
+        log._writer._recorder.know([draft.stream])
         log._writer._recorder.insert([[draft]], time_us=1)
     log.close()
 
