@@ -40,7 +40,7 @@ __all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "Stream
 _ROW: Final = ", ".join(f"e.{column}" for column in COLUMNS)
 _MARKS: Final = f"({', '.join('?' * len(COLUMNS))})"
 # One statement for many rows: each of them costs less, and SQLite works on all without giving up its thread in between.
-_INSERTS: Final = {rows: f"INSERT INTO events VALUES {', '.join([_MARKS] * rows)}" for rows in (64, 16, 4, 1)}
+_INSERTS: Final = {rows: f"INSERT INTO events VALUES {', '.join([_MARKS] * rows)}" for rows in (64, 16, 4, 1)}  # noqa: S608
 _INSERT_STREAM: Final = "INSERT INTO streams VALUES (?, ?, ?)"
 _SELECT_STREAMS: Final = (
     "SELECT s.name, s.id, (SELECT max(revision) FROM events WHERE stream = s.id) "
