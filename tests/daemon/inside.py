@@ -52,7 +52,7 @@ class Inside:
 
 @asynccontextmanager
 async def inside(state_dir: str) -> AsyncIterator[Inside]:
-    """The parts of a daemon on a state directory, as `app.run` puts them together, but for servers and periodic tasks."""
+    """The parts of a daemon on a state directory, as `app.run` has them, but for servers and periodic tasks."""
     app.prepare_state_dir(state_dir)
     log = EventLog.open(f"{state_dir}/events.db")
     try:

@@ -1,17 +1,17 @@
-"""Intents and their outcomes when things go wrong: providers that fail or hang, disks that refuse, daemons that died."""
+"""Intents and their outcomes when things go wrong: providers that fail or hang, full disks, daemons that died."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from tests.daemon.inside import Inside, inside
 
 from sandkeep import events, model
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.events import Meta
 from sandkeep_store.log import NewEvent
 from sandkeepd import core as core_module
-from tests.daemon.inside import Inside, inside
 
 
 @pytest.fixture

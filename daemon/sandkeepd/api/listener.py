@@ -68,7 +68,7 @@ def _check_length(path: str) -> None:
 def _make_directory(path: str) -> None:
     if path and not os.path.isdir(path):
         os.makedirs(path, exist_ok=True)
-        os.chmod(path, 0o755)  # whatever the umask is: who may connect is said by the socket's own mode
+        os.chmod(path, 0o755)  # whatever the umask is: who may connect is said by the socket's own mode  # noqa: S103  # others have to reach the socket in it
 
 
 def _remove_stale(path: str) -> None:
