@@ -4,6 +4,8 @@ A pid alone names nothing: the kernel gives it to another process later. An `Ide
 daemon that starts anew: pid, when it started, and in which boot of the machine.
 """
 
+import ctypes
+import errno
 import os
 import select
 import shutil
@@ -11,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import trio
@@ -27,6 +29,12 @@ KILL_DEADLINE_S: Final = 20.0
 TOOL_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 TOOL_ENV: Final = {"PATH": TOOL_PATH, "LC_ALL": "C"}
 """What tools of the host are started with: messages that can be read, and no variables of the daemon's."""
+
+_SYS_KEYCTL: Final = {"x86_64": 250, "i686": 288, "armv7l": 311, "ppc64le": 271, "s390x": 280}
+_SYS_KEYCTL_ELSEWHERE: Final = 219
+_KEYCTL_JOIN_SESSION_KEYRING: Final = 1
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 _RESET: Final = [
     signal.SIGPIPE,
@@ -141,15 +149,29 @@ def keep_descriptors_private() -> None:
             continue
 
 
+def leave_session_keyring() -> None:
+    """Give the calling thread, and what it starts from now on, a session keyring of its own, without keys.
+
+    The kernel hands the daemon's down to every program, whatever its uid, and whoever has it can read the keys in it.
+    """
+    call = _SYS_KEYCTL.get(os.uname().machine, _SYS_KEYCTL_ELSEWHERE)
+    if _libc.syscall(call, _KEYCTL_JOIN_SESSION_KEYRING, None) >= 0:
+        return
+    number = ctypes.get_errno()
+    if number not in (errno.ENOSYS, errno.EPERM):  # no keys in this kernel; none for this container
+        raise OSError(number, f"no session keyring: {os.strerror(number)}")
+
+
 def in_fresh_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread of its own, which ends with it, and wait.
 
-    What it unshares, no other thread ever sees. Blocks.
+    What it unshares, no other thread ever sees. What it starts has none of the daemon's keys. Blocks.
     """
     outcome: dict[str, Any] = {}
 
     def run() -> None:
         try:
+            leave_session_keyring()
             outcome["value"] = work()
         except BaseException as error:  # noqa: BLE001 - handed over to the thread that waits
             outcome["error"] = error
@@ -219,11 +241,16 @@ def owned_by(uid: int) -> Callable[[int], bool]:
     return matches
 
 
-def marked(name: str, value: str) -> list[int]:
-    """The processes of the host that were started with a variable set to that value; never this one."""
+def marked(name: str, value: str, uids: Collection[int]) -> list[int]:
+    """The processes of `uids` that were started with a variable set to that value; never this one.
+
+    Anybody can set a variable, so nobody else's processes count.
+    """
     wanted = f"{name}={value}".encode()
 
     def matches(pid: int) -> bool:
+        if os.stat(f"/proc/{pid}").st_uid not in uids:
+            return False
         with open(f"/proc/{pid}/environ", "rb") as file:
             return wanted in file.read(1 << 20).split(b"\0")
 

@@ -537,7 +537,8 @@ def test_all_of_this_as_an_ordinary_user() -> None:
         os.chown(base, uid, uid)
         suite = [
             sys.executable, "-B", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider",
-            "--basetemp", f"{base}/tmp", "-k", "not fake", __file__, str(Path(__file__).with_name("test_local.py")),
+            "--basetemp", f"{base}/tmp", "-k", "not fake", __file__,
+            *(str(Path(__file__).with_name(name)) for name in ("test_local.py", "test_enemy_sandbox.py")),
         ]  # fmt: skip
         done = subprocess.run(
             command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base},

@@ -132,16 +132,17 @@ def test_a_script_that_no_kernel_would_start() -> None:
         b"../p 1",
         b"p -1",
         b"p +99999999999",
+        b"p 256",
     ],
 )
 def test_lines_that_are_no_answers(line: bytes) -> None:
-    assert journal.parse_answer(line) is None
+    assert journal.parse_answers(line) == []
+    assert journal.parse_answers(b"a 1\n" + line + b"\nb 2") == [("a", "1"), ("b", "2")]
 
 
 def test_answers() -> None:
-    assert journal.parse_answer(b"prc_1 +42") == ("prc_1", "+42")
-    assert journal.parse_answer(b"prc_1 137") == ("prc_1", "137")
-    assert journal.parse_answer(b"prc_1 lost") == ("prc_1", "lost")
+    text = b"prc_1 +42\nprc_1 255\nprc_2 lost"
+    assert journal.parse_answers(text) == [("prc_1", "+42"), ("prc_1", "255"), ("prc_2", "lost")]
 
 
 def test_answers_in_pieces_and_after_garbage(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from signal import Signals
 from typing import Any, Final
 
 import trio
@@ -30,11 +31,15 @@ REQUEST_DEADLINE_S: Final = 30.0
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
 
+KILL_DEADLINE_S: Final = 20.0
+"""How long the keeper has for telling the end of a process that was killed."""
+
 MAX_REMEMBERED: Final = 65_536
 MAX_WORDS: Final = 4
 """Of how many processes, and how many answers about each, an adopted sandbox's `exits` is remembered."""
 
 LOST_WITH_SANDBOX: Final = "the sandbox ended while the process ran"
+LOST_END: Final = "it was killed, and the code in the sandbox kept its end from being told"
 LOST_WATCHER: Final = "the code in the sandbox killed what watched the process"
 
 
@@ -196,10 +201,23 @@ class KeeperInstance:
         return process.exit if process else None
 
     async def signal(self, process_id: str, signal: int) -> None:
-        """See `Instance.signal`."""
+        """See `Instance.signal`.
+
+        After SIGKILL it returns when the process's end is known, and at the latest when it ought to be.
+        """
         process = self._known(process_id)
         if process.exit is None:
             await self._send(requests.request("kill", process_id, str(int(signal))))
+            if signal == Signals.SIGKILL:
+                await self._killed(process)
+
+    async def _killed(self, process: _Process) -> None:
+        """The code inside can stop or end whoever would tell. That must not keep those waiting who had it killed."""
+        with trio.move_on_after(KILL_DEADLINE_S):
+            await process.ended.wait()
+        if process.exit is None:
+            process.end(Exit(exit_code=None, message=LOST_END))
+            process.tell()
 
     def forget(self, process_id: str) -> None:
         """See `Instance.forget`."""
@@ -345,19 +363,23 @@ class KeeperInstance:
         if not self._gone.is_set():
             await self._send(requests.request("sweep", "-"))
 
-    def remember_earlier(self) -> None:
+    async def remember_earlier(self) -> None:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
         self._adopted = True
-        while self._read_answers():
-            pass
+        await self._catch_up()
 
-    def went(self, reason: str) -> None:
+    async def _catch_up(self) -> None:
+        """Read what `exits` holds by now, letting others go on: the code inside may have written any amount."""
+        for _ in range(journal.MAX_ROUNDS):
+            if self._closed or not self._read_answers():
+                return
+            await trio.lowlevel.checkpoint()
+
+    async def went(self, reason: str) -> None:
         """The sandbox is gone, for the provider to say: what still ran in it has ended with it."""
         if self._gone.is_set():
             return
-        more = True
-        while more and not self._closed:
-            more = self._read_answers()
+        await self._catch_up()
         self._reason = reason
         self._gone.set()
         for process in self._processes.values():

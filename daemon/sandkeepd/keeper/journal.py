@@ -15,13 +15,18 @@ from sandkeepd.providers.base import Chunk
 MAX_LINE_BYTES: Final = 128
 """The keeper's own lines are shorter by half. What is longer is not from the keeper."""
 
-MAX_WAKE_BYTES: Final = 64 * 1024
+MAX_WAKE_BYTES: Final = 16 * 1024
 """How much of `exits` is read at one go, so that one sandbox cannot keep the daemon from the others."""
 
 MAX_BACKLOG_BYTES: Final = 4 * 1024 * 1024
 """When more than that is waiting in `exits`, the rest before it is passed over: a file can be made huge for nothing."""
 
-_ANSWER: Final = re.compile(rb"([A-Za-z0-9][A-Za-z0-9_-]{0,63}) (\+[0-9]{1,10}|[0-9]{1,3}|live|lost|none)")
+MAX_ROUNDS: Final = MAX_BACKLOG_BYTES // MAX_WAKE_BYTES + 1
+"""How many reads it takes to know all that was there at the first, whatever is written meanwhile."""
+
+_ANSWER: Final = re.compile(
+    rb"^([A-Za-z0-9][A-Za-z0-9_-]{0,63}) (\+[0-9]{1,10}|1?[0-9]{1,2}|2[0-4][0-9]|25[0-5]|live|lost|none)$", re.MULTILINE
+)
 
 
 class Answer(NamedTuple):
@@ -124,21 +129,20 @@ class ExitsReader:
         self._skipping = offset > 0  # in the middle of a line, most likely
 
     def _split(self, data: bytes) -> list[Answer]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if self._skipping and lines:
-            del lines[0]
+        lines, newline, self._rest = (self._rest + data).rpartition(b"\n")
+        if self._skipping and newline:
+            lines = lines.partition(b"\n")[2]
             self._skipping = False
         if len(self._rest) > MAX_LINE_BYTES:
             self._rest = b""
             self._skipping = True
-        return [answer for line in lines if (answer := parse_answer(line))]
+        return parse_answers(lines)
 
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._fd)
 
 
-def parse_answer(line: bytes) -> Answer | None:
-    """What a line of `exits` says, or None when it is not one of the keeper's."""
-    match = _ANSWER.fullmatch(line)
-    return Answer(match[1].decode(), match[2].decode()) if match else None
+def parse_answers(lines: bytes) -> list[Answer]:
+    """The keeper's answers among lines that anybody can have written."""
+    return [Answer(match[1].decode(), match[2].decode()) for match in _ANSWER.finditer(lines)]

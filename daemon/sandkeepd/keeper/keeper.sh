@@ -7,7 +7,7 @@
 #   share - TEXT    the same for every process that starts from now on
 #   kill ID SIGNAL  signal the process's group          eof ID     no more input will come
 #   check ID        say live, lost or none              sweep -    say which have lost their watcher
-#   done ID         a watcher has written its last line
+#   pid ID PID      from a watcher: started             done ID    from a watcher: its last line is written
 #
 # Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost".
 # All is done with builtins: a fork costs more than everything else here together.
@@ -40,6 +40,7 @@ watch() {
 	} >>"$journal.stdout" 2>>"$journal.stderr"
 	exec 7<&-
 	if [ -n "$pid" ]; then
+		echo "pid $1 $pid" >&3 # not from a file: the code inside could have another process killed by it, or none
 		echo "$pid" >"$journal.pid"
 		echo "$1 +$pid" >&4 # one short appending write: whole or absent
 		while
@@ -54,29 +55,30 @@ watch() {
 	echo "done $1" >&3 # wakes the keeper, which forgets this watcher and reaps
 }
 
+# `live` holds " ID=WATCHER:PID " for each, without a PID until it is known.
 watcher_of() {
 	case $live in *" $1="*) ;; *) return 1 ;; esac
-	watcher=${live#*" $1="}
-	watcher=${watcher%% *}
+	entry=${live#*" $1="}
+	entry=${entry%% *}
+	watcher=${entry%:*} pid=${entry#*:}
 }
 
 forget() {
 	watcher_of "$1" || return
-	live="${live%%" $1="*} ${live#*" $1=$watcher "}"
+	live="${live%%" $1="*} ${live#*" $1=$entry "}"
 }
 
 signal() {
-	[ -f "$out/p/$1.pid" ] && read -r pid <"$out/p/$1.pid" || return
 	case $pid in '' | 0* | 1 | *[!0-9]*) return ;; esac
-	kill "-$2" "-$pid" || kill "-$2" "$pid" # it may not have become the leader of its group yet
+	kill "-$1" "-$pid" || kill "-$1" "$pid" # it may not have become the leader of its group yet
 }
 
 # A process whose watcher was killed cannot be told of any more, so it is ended.
 examine() {
 	watcher_of "$1" || { echo "$1 none" >&4; return; }
-	kill -0 "$watcher" && return
+	kill -CONT "$watcher" && return # one that the code inside has stopped could tell nothing
 	forget "$1"
-	signal "$1" 9
+	signal 9
 	echo "$1 lost" >&4
 }
 
@@ -91,7 +93,7 @@ while IFS= read -r line <&3; do
 		[ "$whose" = "$id" ] && mine=$secrets secrets='' whose=''
 		# `command` keeps the keeper alive when it cannot fork
 		if command eval 'watch "$id" "$argument" "$in/$id" "$newline" &'; then
-			live="$live$id=$! "
+			live="$live$id=$!: "
 		else
 			echo "$id none" >&4
 		fi
@@ -101,7 +103,8 @@ while IFS= read -r line <&3; do
 		secrets=$secrets$argument
 		;;
 	share) shared=$shared$argument ;;
-	kill) watcher_of "$id" && signal "$id" "$argument" ;;
+	pid) forget "$id" && live="$live$id=$watcher:$argument " ;;
+	kill) watcher_of "$id" && { signal "$argument"; examine "$id"; } ;;
 	eof) watcher_of "$id" && kill -USR1 "$watcher" ;;
 	done) forget "$id" ;;
 	check) examine "$id" && watcher_of "$id" && echo "$id live" >&4 ;;

@@ -166,7 +166,7 @@ class FakeProvider:
             os.close(instance.pidfd)
         if instance.child is not None:
             await trio.to_thread.run_sync(reap, instance.child)
-        instance.went("the fake sandbox was ended")
+        await instance.went("the fake sandbox was ended")
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -174,7 +174,7 @@ class FakeProvider:
         """See `Provider.adopt`."""
         instance = self._hold(sandbox_id, spec, isolation, handle)
         if instance is not None:
-            instance.remember_earlier()
+            await instance.remember_earlier()
         return instance
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
@@ -260,7 +260,7 @@ def _kill(sandbox_id: str, handle: dict[str, Any]) -> None:
             kill_and_wait(pidfd)
         finally:
             os.close(pidfd)
-    kill_all(lambda: marked(_MARK, sandbox_id))
+    kill_all(lambda: marked(_MARK, sandbox_id, {os.geteuid()}))
 
 
 def _remove(path: str) -> None:

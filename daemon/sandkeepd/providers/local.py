@@ -21,6 +21,7 @@ from sandkeepd import cgroups
 from sandkeepd.cgroups import Hierarchies, Limits
 from sandkeepd.hostpath import import_tree
 from sandkeepd.hostprocess import (
+    identify,
     in_fresh_thread,
     keep_descriptors_private,
     kill_all,
@@ -49,6 +50,9 @@ Ts = TypeVarTuple("Ts")
 DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
 """The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
+
+BLOCK_BYTES: Final = 4096
+"""What a file or directory counts as at least, where the bytes of a sandbox are limited."""
 
 DISK_PERIOD_S: Final = 10.0
 """How often it is looked at what the sandboxes have written."""
@@ -91,6 +95,7 @@ class LocalProvider:
         self._nursery = nursery
         self._instances: dict[str, LocalInstance] = {}
         self._limiter = trio.CapacityLimiter(16)
+        self._disk_limiter = trio.CapacityLimiter(4)
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
         self._leader: list[str] = []
@@ -312,13 +317,14 @@ class LocalProvider:
 
     async def _await_end(self, instance: LocalInstance) -> None:
         with instance.scope:
+            await trio.lowlevel.checkpoint()  # it may have been closed already
             await wait_ended(instance.pidfd)
             if instance.child is not None:
                 await self._in_thread(reap, instance.child)
             reason = instance.reason
             if reason is None and cgroups.ran_out_of_memory(instance.plan.cgroups):
                 reason = "its first process ended after it had used up its memory"
-            instance.went(reason or "its first process was ended from outside")
+            await instance.went(reason or "its first process was ended from outside")
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -329,14 +335,18 @@ class LocalProvider:
             earlier = msgspec.convert(handle, Handle)
         except msgspec.ValidationError:
             return None
-        instance = self._hold(sandbox_id, spec, msgspec.convert(plan, Plan), isolation, earlier)
+        decided = msgspec.convert(plan, Plan)
+        instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
         if instance is not None:
-            instance.remember_earlier()
-        return instance
+            await instance.remember_earlier()
+            return instance
+        if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
+            await self._in_thread(self._end, sandbox_id, decided, handle)
+        return None
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
-        decided = msgspec.convert(plan, Plan)
+        decided = msgspec.convert(plan, Plan) if plan else await self._in_thread(self._plan_of_stray, sandbox_id)
         instance = self._instances.get(sandbox_id)
         if instance is not None:
             instance.reason = instance.reason or "it was terminated"
@@ -348,6 +358,25 @@ class LocalProvider:
                 self._instances.pop(sandbox_id, None)
             directory = self.layout.sandbox(sandbox_id)
             await self._in_thread(self.layout.discard, [f"{directory}/{name}" for name in TEMPORARY])
+
+    def _plan_of_stray(self, sandbox_id: str) -> Plan:
+        """What the plan of a sandbox that no event owns must have said, from what there is of it. Blocks."""
+        everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
+        uid = self._uid_of_stray(sandbox_id)
+        return Plan(
+            mechanism="bubblewrap", uid=uid, gid=uid, limits=everything, disk_bytes=0, scratch_bytes=0,
+            cgroups=self._hierarchies.plan(sandbox_id, everything),
+        )  # fmt: skip
+
+    def _uid_of_stray(self, sandbox_id: str) -> int | None:
+        """The host uid that its files have, unless that is another sandbox's or a user's of the host."""
+        try:
+            uid = os.lstat(f"{self.layout.sandbox(sandbox_id)}/upper").st_uid
+        except OSError:
+            return None
+        taken = {held.plan.uid for held in self._instances.values()}
+        ours = self.root and self._uid_base < uid < self._uid_base + UID_RANGE
+        return uid if ours and uid not in taken else None
 
     def _end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
         """Kill what there is: the first process of the namespace takes all the others with it. Blocks."""
@@ -361,7 +390,7 @@ class LocalProvider:
                 finally:
                     os.close(pidfd)
         if not known:
-            kill_all(lambda: marked(MARK, sandbox_id))
+            kill_all(lambda: marked(MARK, sandbox_id, {os.geteuid(), plan.uid or 0}))
             if plan.mechanism == "bubblewrap" and plan.uid is not None:
                 kill_all(lambda: pids_where(owned_by(plan.uid or -1)))
         if plan.cgroups:
@@ -389,14 +418,18 @@ class LocalProvider:
         """End sandboxes that have written more than they may. Runs until cancelled."""
         while True:
             await trio.sleep(DISK_PERIOD_S)
-            for instance in list(self._instances.values()):
-                with suppress(SandkeepError):  # the next round tries again
-                    await self.check_disk(instance)
+            async with trio.open_nursery() as nursery:  # one with many files does not keep the others from their turn
+                for instance in list(self._instances.values()):
+                    nursery.start_soon(self._try_disk, instance)
+
+    async def _try_disk(self, instance: LocalInstance) -> None:
+        with suppress(SandkeepError):  # the next round tries again
+            await self.check_disk(instance)
 
     async def check_disk(self, instance: LocalInstance) -> None:
         """Look once at what a sandbox has written."""
         directory = self.layout.sandbox(instance.sandbox_id)
-        written = await self._in_thread(_written, directory)
+        written = await trio.to_thread.run_sync(_written, directory, self.root, limiter=self._disk_limiter)
         if written > instance.plan.disk_bytes and instance.reason is None:
             limit = instance.plan.disk_bytes
             instance.reason = f"disk_limit: it had written {written} bytes, and its limit is {limit}"
@@ -434,12 +467,19 @@ async def open_local(state_dir: str, *, uid_base: int, disk_limit: int) -> Async
                 nursery.cancel_scope.cancel()
 
 
-def _written(directory: str) -> int:
-    """How many bytes the sandbox occupies. Blocks for as long as a walk over its files takes."""
+def _written(directory: str, root: bool) -> int:
+    """How many bytes the sandbox occupies, an entry counting as a block at least: a filesystem runs out of either.
+
+    Blocks for as long as two walks over its files take.
+    """
     paths = [path for name in ("upper", "out") if os.path.isdir(path := f"{directory}/{name}")]
-    if not paths:
-        return 0
-    done = run_tool(["du", "-s", "-x", "-B1", "-c", "--", *paths], timeout_s=120)
+    return max(_total(["-B1"], paths, root), _total(["--inodes"], paths, root) * BLOCK_BYTES) if paths else 0
+
+
+def _total(unit: list[str], paths: list[str], root: bool) -> int:
+    # In a namespace of his own a user can look into directories that the code inside has closed.
+    enter = [] if root else ["unshare", "--user", "--map-root-user", "--"]
+    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *paths], timeout_s=120)
     *_, total = done.stdout.splitlines() or [b"0"]
     return int(total.split()[0])
 

@@ -268,7 +268,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
         pid = child if job.plan.mechanism == "none" else msgspec.json.decode(os.read(info, 65536))["child-pid"]
         first = identify(pid)
     if first is None:
-        kill_all(lambda: marked(MARK, job.sandbox_id))
+        kill_all(lambda: marked(MARK, job.sandbox_id, {os.geteuid(), job.plan.uid or 0}))
         reap(child)
         sentence = ready.decode(errors="replace").strip()[:500] or "it did not say why"
         raise ProviderError("provider_unavailable", f"the sandbox did not start: {sentence}")

@@ -1,0 +1,213 @@
+"""Code inside a sandbox that does its worst: to the host, to who waits for it, and to who must end it."""
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+from tests.conformance.conftest import UID_BASE, World, run, sh, start
+
+from sandkeep.ids import PROCESS, new_id
+from sandkeepd import hostprocess
+from sandkeepd.keeper import client, journal
+from sandkeepd.providers.base import Launch
+from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
+
+ROOT = os.geteuid() == 0
+pytestmark = [
+    pytest.mark.needs("bwrap"),
+    pytest.mark.parametrize("world", ["local"], indirect=True),
+]
+
+
+# -- those who wait for a process must not wait for ever ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mischief",
+    [
+        "rm -f /run/sandkeep/out/p/*.pid",
+        "for file in /run/sandkeep/out/p/*.pid; do echo 4194000 >$file; done",
+        "rm -f /run/sandkeep/out/p/*.pid; mkfifo /run/sandkeep/out/p/$NAME.pid",
+        "(kill -STOP -1)",
+        "trap '' TERM INT HUP; (exec setsid kill -KILL -1)",
+    ],
+)
+async def test_a_kill_reaches_a_process_that_hides_from_it(world: World, mischief: str) -> None:
+    instance = await world.sandbox()
+    process_id = new_id(PROCESS)
+    script = f"echo >go; {mischief}; exec sleep 1000"
+    launch = Launch(process_id=process_id, command=["sh", "-c", script], env={"NAME": process_id})
+    await instance.launch(launch)
+    await _settled(instance, process_id)
+    with trio.fail_after(15):
+        await instance.signal(process_id, 9)
+        await instance.wait(process_id)
+        assert (await run(instance, "sh", "-c", "ls go"))[0] == 0
+    assert "sleep\0001000" not in await sh(instance, "cat /proc/[0-9]*/cmdline")
+
+
+async def _settled(instance: object, process_id: str) -> None:
+    """Wait until the process has become what its script ends in, as the host sees it, or is stopped, or is gone."""
+    assert isinstance(instance, LocalInstance)
+    with trio.fail_after(20):
+        while instance.exit_of(process_id) is None:
+            pids = _pids(instance)
+            if len(pids) == 1 or any(_command(pid) == b"sleep\x001000\x00" or _stopped(pid) for pid in pids):
+                return
+            await trio.lowlevel.checkpoint()
+
+
+def _pids(instance: LocalInstance) -> list[int]:
+    namespace = os.readlink(f"/proc/{instance.handle['first']['pid']}/ns/pid")
+    return hostprocess.pids_where(lambda pid: os.readlink(f"/proc/{pid}/ns/pid") == namespace)
+
+
+def _command(pid: int) -> bytes:
+    return _told(pid, "cmdline")
+
+
+def _stopped(pid: int) -> bool:
+    return b"State:\tT" in _told(pid, "status")
+
+
+def _told(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_a_killed_process_whose_end_cannot_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of answers is as long as a file may be, so the keeper cannot write another line."""
+    instance = await world.sandbox(disk_bytes=1 << 20)
+    process_id = await start(instance, "sh", "-c", "truncate -s 1M /run/sandkeep/out/exits; echo; exec sleep 1000")
+    await instance.wait_output(process_id, 0, 0)
+    monkeypatch.setattr(client, "KILL_DEADLINE_S", 0.2)
+    with trio.fail_after(15):
+        await instance.signal(process_id, 9)
+        how = await instance.wait(process_id)
+    assert (how.exit_code, how.message) == (None, client.LOST_END)
+
+
+async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = await world.sandbox()
+    assert isinstance(instance, LocalInstance)
+    rounds = 0
+
+    def more() -> bool:
+        nonlocal rounds
+        rounds += 1
+        assert rounds <= journal.MAX_ROUNDS
+        return True
+
+    monkeypatch.setattr(instance, "_read_answers", more)
+    await instance.remember_earlier()
+    rounds = 0
+    await world.terminate(instance.sandbox_id)
+    assert rounds == journal.MAX_ROUNDS
+
+
+# -- what is the host's -----------------------------------------------------------------------------------------------
+
+
+async def test_attempts_on_the_host(world: World) -> None:
+    instance = await world.sandbox()
+    for attempt in (
+        "mknod node c 1 3",
+        "mknod node b 8 0",
+        "mknod node c 0 0",
+        "echo x >/proc/sysrq-trigger",
+        "echo x >/proc/sys/kernel/core_pattern",
+        "ln /usr/bin/true true",
+        "ln /run/sandkeep/in/.keeper keeper",
+        "chown 0 file",
+        "unshare -Urm mount -o remount,rw,bind /usr",
+        "unshare -Urm mount -o remount,rw,bind /",
+        "unshare -Urm umount -l /usr",
+        "unshare -Urm umount -l /workspace",
+        "unshare -Urm mount -t sysfs sysfs /tmp",
+        "chroot /proc/1/root true",
+        *(["echo 'run x none' >/run/sandkeep/in/.control", "echo x >/proc/1/fd/3"] if ROOT else []),
+    ):
+        code, stdout, _ = await run(instance, "sh", "-c", attempt)
+        assert code != 0, (attempt, stdout)
+    assert await instance.is_alive()
+
+
+async def test_the_image_stays_whatever_is_done_to_its_copy(world: World) -> None:
+    instance = await world.sandbox()
+    root = world.state / "images" / world.image_id / "root"
+    before = {path: (path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_mtime_ns) for path in root.rglob("*")}
+    await sh(
+        instance,
+        "chmod 4777 file sub; truncate -s 1 file; mv sub other; ln file second; rm link; touch -t 200001010000 file;"
+        "chmod 777 .; for n in other/inner; do : >$n; done",
+    )
+    after = {path: (path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_mtime_ns) for path in root.rglob("*")}
+    assert after == before
+    assert (root / "file").read_text() == "from the image\n"
+
+
+# -- what it may use --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "i=0; while [ $i -lt 300 ]; do : >$i; i=$((i + 1)); done",
+        "mkdir closed; for i in 1 2 3; do head -c 500K /dev/zero >closed/$i; done; chmod 0 closed",
+    ],
+    ids=["entries", "closed"],
+)
+async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script: str) -> None:
+    assert isinstance(world.provider, LocalProvider)
+    instance = await world.sandbox(disk_bytes=1 << 20)
+    assert isinstance(instance, LocalInstance)
+    await sh(instance, script)
+    await world.provider.check_disk(instance)
+    assert instance.reason is not None
+    assert instance.reason.startswith("disk_limit")
+
+
+# -- who must end it --------------------------------------------------------------------------------------------------
+
+
+async def test_a_stray_that_no_event_owns_is_ended(world: World) -> None:
+    """As at a start: another daemon's, of which neither plan nor handle is known."""
+    instance = await world.sandbox()
+    await start(instance, "sh", "-c", "setsid sleep 1000 & exec env -i sleep 1000")
+    first, groups = instance.handle["first"]["pid"], world.plans[instance.sandbox_id]["cgroups"]
+    pidfd = os.pidfd_open(first)
+    async with open_local(str(world.state), uid_base=UID_BASE, disk_limit=1 << 30) as other:
+        await other.abilities()
+        await other.terminate(instance.sandbox_id, {}, {})
+        assert hostprocess.has_ended(pidfd)
+        assert await other.found() == ([], [world.image_id])
+        await other.terminate(instance.sandbox_id, {}, {})
+        await other.terminate("sbx_never", {}, {})
+    os.close(pidfd)
+    assert not [group for group in groups.values() if os.path.exists(group)]
+    assert set(os.listdir(world.state / "sandboxes" / instance.sandbox_id)) <= {"out"}
+
+
+async def test_a_sandbox_that_cannot_be_adopted_does_not_run_on(world: World) -> None:
+    """A user's own daemon cannot read what the code inside has closed; root's can."""
+    instance = await world.sandbox()
+    await sh(instance, "chmod 0 /run/sandkeep/out/exits")
+    pidfd = os.pidfd_open(instance.handle["first"]["pid"])
+    plan = world.plans[instance.sandbox_id]
+    async with open_local(str(world.state), uid_base=UID_BASE, disk_limit=1 << 30) as other:
+        adopted = await other.adopt(instance.sandbox_id, world.spec(), plan, instance.isolation, instance.handle)
+        assert (adopted is None) == hostprocess.has_ended(pidfd) == (not ROOT)
+    os.close(pidfd)
+
+
+async def test_a_tree_of_any_depth_goes_with_its_sandbox(world: World) -> None:
+    instance = await world.sandbox()
+    chain = "d/" * 1000
+    script = f"i=0; while [ $i -lt 5 ]; do mkdir -p ./{chain}; cd -P ./{chain} || exit 1; i=$((i + 1)); done"
+    await run(instance, "sh", "-c", script)
+    await world.terminate(instance.sandbox_id)
+    assert (await world.provider.found())[0] == []
+    assert os.listdir(world.state / "trash") == []

@@ -1,0 +1,50 @@
+"""Processes of the host: what they inherit, and how they are told apart."""
+
+import ctypes
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandkeepd import hostprocess
+
+
+def test_the_daemons_keys_stay_with_it() -> None:
+    """A session keyring is handed down to every program, whatever its uid."""
+    if os.uname().machine != "x86_64":
+        pytest.skip("the numbers of the system calls are those of x86_64")
+    libc = ctypes.CDLL(None, use_errno=True)
+    here = ctypes.c_int(-3)
+    found: list[int] = []
+
+    def search() -> int:
+        return int(libc.syscall(250, 10, here, b"user", b"sandkeep-test", 0))
+
+    def with_a_key() -> None:
+        libc.syscall(250, 1, None)
+        libc.syscall(248, b"user", b"sandkeep-test", b"secret", 6, here)
+        found.append(search())
+        found.append(hostprocess.in_fresh_thread(search))
+
+    thread = threading.Thread(target=with_a_key)
+    thread.start()
+    thread.join()
+    if found[0] < 0:
+        pytest.skip("this kernel keeps no keys")
+    assert found[1] < 0
+
+
+@pytest.mark.needs("root")
+async def test_only_ones_own_processes_bear_a_sandboxes_mark() -> None:
+    """Otherwise another user could have a sandbox never end, by starting processes that look like its own."""
+    with subprocess.Popen(["setpriv", "--reuid", "40001", "sleep", "1000"], env={"PATH": "/usr/bin", "M": "x"}) as one:
+        try:
+            while Path(f"/proc/{one.pid}/cmdline").read_bytes() != b"sleep\x001000\x00":
+                await trio.lowlevel.checkpoint()
+            assert hostprocess.marked("M", "x", {0, 40_002}) == []
+            assert hostprocess.marked("M", "x", {40_001}) == [one.pid]
+        finally:
+            one.kill()
