@@ -41,14 +41,20 @@ def _run() -> None:
     logs.set_up(settings.LOG_LEVEL())
     try:
         trio.run(app.run, app.config_from_settings())
-    except* SandkeepError as group:
-        raise _first(group) from None
+    except BaseExceptionGroup as group:
+        raise _first_of_ours(group) or group from None
 
 
-def _first(group: BaseExceptionGroup[SandkeepError]) -> SandkeepError:
-    """The error that a task of ours failed with; there is one, as a start stops at the first."""
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> SandkeepError | None:
+    """The error that a start failed with, out of the nurseries that it came through; None for a defect."""
+    ours, others = group.split(SandkeepError)
+    if ours is None or others is not None:
+        return None
+    inner: BaseException = ours
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    assert isinstance(inner, SandkeepError)
+    return inner
 
 
 if __name__ == "__main__":
