@@ -1,20 +1,19 @@
 """The API's server beside a bare trio echo: calls a second over 64 connections, and how long one call takes on one.
 
 Floor: a trio server on raw sockets which decodes each line as JSON, encodes it again and sends it back. Figure: the
-real server with a handler that answers from a dict, or a running daemon:
+real daemon with a sandbox, started for it, or one that runs already:
 
     python -m benches.rpc --socket /run/sandkeep/sandkeep.sock --sandbox sbx_...
 
 Server and load are processes of their own. Figure and floor are measured in turns; the median of the rounds counts.
 
 On a shared machine of two processors the rows of one connection are not steady: either server, the echo too, answers
-in about 21 or about 45 microseconds, and may stay with one of them for a whole run. A ratio near 0.5 or 2 is that, and
-says nothing about the server. Keeping processes on processors, and short turns, did not cure it; no cause was found.
+in about 21 or about 45 microseconds, and may stay with one of them for a whole run. Keeping processes on processors,
+and short turns, did not cure it; no cause was found. So one run alone, good or bad, says little about these rows.
 """
 
 import argparse
 import contextlib
-import os
 import select
 import socket
 import statistics
@@ -27,17 +26,14 @@ from typing import Any
 
 import msgspec
 import trio
+from benches.daemon import daemon, tree
 from benches.table import Row, show
-
-from sandkeep import model
-from sandkeep.errors import CallerError
 
 CONNECTIONS = 64
 ROUNDS = 7
 SECONDS = 0.6
 TURNS = 400
 CALLS_A_TURN = 50
-SANDBOX_ID = "sbx_06f0n3v5j8k2m4p6r8t0v2x4z6"
 
 
 # -- servers ----------------------------------------------------------------------------------------------------------
@@ -63,46 +59,7 @@ async def _echo_one(connection: trio.socket.SocketType) -> None:
                 answer = answer[await connection.send(answer) :]
 
 
-class Sandboxes:
-    """The smallest real handler: what the daemon's does, without access and views."""
-
-    def __init__(self) -> None:
-        self.immediate = {"daemon.ping": self._ping, "sandbox.get": self._get}
-        self._pong = model.Pong(version="0", pid=os.getpid())
-        spec = model.SandboxSpec(memory_bytes=2**30, pids=512, labels={"team": "bench"})
-        isolation = model.Isolation(
-            mechanism="bubblewrap", files="overlay", host_uid=1900000001, limits={"pids": "cgroup"}
-        )
-        self._all = {
-            SANDBOX_ID: model.Sandbox(
-                sandbox_id=SANDBOX_ID, image_id="img_06f0n3v5j8k2m4p6r8t0v2x4z6", provider="local", status="running",
-                owner="uid:0", created_at="2026-01-01T00:00:00.000000Z", spec=spec, isolation=isolation, position=17,
-            )
-        }  # fmt: skip
-
-    def _ping(self, _: Any) -> model.Pong:
-        return self._pong
-
-    def _get(self, call: Any) -> model.Sandbox:
-        found = self._all.get(call.params.sandbox_id)
-        if found is None:
-            raise CallerError("not_found", "there is no such sandbox", sandbox_id=call.params.sandbox_id)
-        return found
-
-    async def __call__(self, _: Any) -> Any:
-        raise CallerError("not_found", "the bench answers at once or not at all")
-
-
-async def real(path: str) -> None:
-    """The figure."""
-    from sandkeepd.api.listener import listening
-    from sandkeepd.api.server import serve
-
-    with listening(path) as listener:
-        await serve(listener, Sandboxes())
-
-
-SERVERS: dict[str, Callable[[str], Any]] = {"echo": echo, "real": real}
+SERVERS: dict[str, Callable[[str], Any]] = {"echo": echo}
 
 
 @contextlib.contextmanager
@@ -213,19 +170,20 @@ def _latency(method: str, took: list[list[float]]) -> Row:
     return Row(case, f"{ours:.0f} µs", f"{theirs:.0f} µs trio echo", ratio, "at most 1.5", ratio <= 1.5)
 
 
-def run(path: str | None = None, sandbox_id: str = SANDBOX_ID) -> list[Row]:
-    """Measure the server in a process of its own, or a daemon that runs already on `path`."""
+def run(path: str | None = None, sandbox_id: str = "") -> list[Row]:
+    """Measure a daemon with a sandbox, or one that runs already on `path`."""
     with tempfile.TemporaryDirectory() as directory, serving("echo", f"{directory}/echo") as floor:
         if path is not None:
             return rows(path, floor, sandbox_id)
-        with serving("real", f"{directory}/real") as figure:
-            return rows(figure, floor, sandbox_id)
+        with daemon() as (client, root):
+            image_id = client.image.create(tree(root, "image", 10, 1000)).image_id
+            return rows(f"{root}/sock", floor, client.sandbox.create(image_id).sandbox_id)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", help="measure the daemon that listens there")
-    parser.add_argument("--sandbox", default=SANDBOX_ID, help="a sandbox of that daemon")
+    parser.add_argument("--sandbox", default="", help="a sandbox of that daemon")
     parser.add_argument("--serve", nargs=2, metavar=("NAME", "PATH"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

@@ -30,13 +30,34 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
     params: P_co
     owner: str
     admin: bool
-    caller: Caller
-    meta: Meta
+    peer: Peer
+    client: str | None
     progress: Progress
+
+    @property
+    def caller(self) -> Caller:
+        """With whose rights host paths are touched."""
+        return Caller(uid=self.peer.uid, gid=self.peer.gid, groups=self.peer.groups)
+
+    @property
+    def command_id(self) -> str | None:
+        """What the caller calls this change, if it is one."""
+        return self.params.command_id if isinstance(self.params, Mutation) else None
+
+    @property
+    def meta(self) -> Meta:
+        """What goes on record with the events that the call causes."""
+        return Meta(command_id=self.command_id, owner=self.owner, pid=self.peer.pid, client=self.client)
 
     def sees(self, owner: str | None) -> bool:
         """Whether an object of that owner is shown to the caller."""
         return self.admin or (owner is not None and owner == self.owner)
+
+    def require_sandbox(self, state: State, sandbox_id: str) -> None:
+        """Raise `not_found` unless there is such a sandbox and the caller is shown it."""
+        owner = state.owner_of("", sandbox_id)
+        if owner is None or not self.sees(owner):
+            raise CallerError("not_found", f"there is no sandbox {sandbox_id!r}", sandbox_id=sandbox_id)
 
 
 def is_admin(peer: Peer) -> bool:
@@ -68,13 +89,8 @@ def admit(state: State, call: Call) -> Request[Params]:
         params=params,
         owner=peer.owner,
         admin=admin,
-        caller=Caller(uid=peer.uid, gid=peer.gid, groups=tuple(peer.groups)),
-        meta=Meta(
-            command_id=params.command_id if isinstance(params, Mutation) else None,
-            owner=peer.owner,
-            pid=peer.pid,
-            client=call.client,
-        ),
+        peer=peer,
+        client=call.client,
         progress=call.progress,
     )
 

@@ -235,6 +235,8 @@ def test_incremental_equals_rebuilt(story: tuple[Log, list[int]]) -> None:
     for look in looks:
         for event, fact in log.facts[state.position : look]:
             state.apply(event, fact)
+            for sandbox in state.sandboxes.values():
+                assert sandbox.view() == sandbox._look()
         documents(state)
     assert documents(log.fold(state)) == documents(log.fold())
 

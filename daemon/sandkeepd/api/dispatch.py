@@ -54,9 +54,9 @@ class Dispatch:
         """Answer a call. Raises SandkeepError."""
         request = admit(self._core.state, call)
         handle = self._handlers[call.method.name]
-        if request.meta.command_id is None or call.method.intent is None:
+        if request.command_id is None or call.method.intent is None:
             return await handle(request)
-        return await self._once(request, handle, (request.owner, request.meta.command_id))
+        return await self._once(request, handle, (request.owner, request.command_id))
 
     async def _once(self, request: Request[Any], handle: Handle, key: tuple[str, str]) -> Any:
         while key in self._running:
@@ -75,8 +75,8 @@ class Dispatch:
         if first.type != request.method.intent or (subject is not None and first.sandbox_id != subject):
             raise StateError(
                 "conflict",
-                f"command_id {request.meta.command_id!r} was given with another command: use a new one",
-                command_id=request.meta.command_id,
+                f"command_id {request.command_id!r} was given with another command: use a new one",
+                command_id=request.command_id,
             )
         return await self._again[request.method.name](request, first)
 

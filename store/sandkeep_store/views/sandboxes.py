@@ -35,6 +35,7 @@ class SandboxState(Struct, kw_only=True):
     named: dict[str, ProcessState] = field(default_factory=dict)
     recent_named: deque[ProcessState] = field(default_factory=deque)
     recent_unnamed: deque[ProcessState] = field(default_factory=deque)
+    seen: model.Sandbox | None = None
 
     @property
     def owner(self) -> str:
@@ -57,7 +58,12 @@ class SandboxState(Struct, kw_only=True):
         return not self.hidden
 
     def view(self) -> model.Sandbox:
-        """The sandbox as readers see it."""
+        """The sandbox as readers see it. Whatever changes it also changes `position`, so the last one is kept."""
+        if self.seen is None or self.seen.position != self.position:
+            self.seen = self._look()
+        return self.seen
+
+    def _look(self) -> model.Sandbox:
         asked = self.requested
         return model.Sandbox(
             sandbox_id=self.sandbox_id,
