@@ -27,6 +27,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 from msgspec import Struct
@@ -56,6 +57,8 @@ from sandkeepd.status import Software
 logger = logging.getLogger("sandkeepd")
 
 STOP_PATIENCE_S = 5.0
+CALLS_PATIENCE_S = 3.0
+"""How long calls that change something may go on when the daemon stops; what an ``exec`` waits for outlives them."""
 
 
 class Config(Struct, frozen=True, kw_only=True):
@@ -76,15 +79,15 @@ async def run(config: Config, *, task_status: TaskStatus[None] = trio.TASK_STATU
     Error handling: what makes a start impossible is a SandkeepError with a sentence for the administrator. A log that
     holds something unknown or damaged does not stop the daemon: it answers reads and refuses to change anything.
     """
-    prepare_state_dir(config.state_dir)
-    log = EventLog.open(f"{config.state_dir}/events.db")
-    try:
-        state, problems = fold(log, config.state_dir)
-        with listening(config.socket, *who_may_connect()) as listener:
+    with listening(config.socket, *who_may_connect()) as listener:  # first, as it can fail and leaves nothing behind
+        prepare_state_dir(config.state_dir)
+        log = EventLog.open(f"{config.state_dir}/events.db")
+        try:
+            state, problems = fold(log, config.state_dir)
             async with running_log(log), open_providers(config.state_dir) as providers:
                 await _run_parts(config, log, state, problems, providers, listener, task_status)
-    finally:
-        log.close()
+        finally:
+            log.close()
 
 
 async def _run_parts(
@@ -140,7 +143,7 @@ async def _serve_until_stopped(
 
     async with trio.open_nursery() as api:
         api.start_soon(watch_signals)
-        software.server = await api.start(serve, listener, dispatch)
+        software.server = await api.start(partial(serve, listener, dispatch, grace_s=CALLS_PATIENCE_S))
         logger.info(
             "ready",
             extra={"socket": software.socket, "state_dir": software.state_dir, "position": software.core.log.head},

@@ -81,6 +81,8 @@ def create_image(command: ImageCreate, owner: str, provider: str) -> events.Imag
         raise CallerError(
             "invalid", f"source: {command.source!r} is not an absolute path of a directory", field="source"
         )
+    if _size(command.labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
@@ -163,12 +165,14 @@ def create_sandbox(
         max_lifetime_s=command.max_lifetime_s,
     )
     if _size(spec.env) + _size(spec.labels) > MAX_SPEC_BYTES:
-        raise CallerError(
-            "invalid",
-            f"env: together with the labels it is larger than {MAX_SPEC_BYTES} bytes: put it in a file",
-            field="env",
-        )
+        field = max("env", "labels", key=lambda name: _size(getattr(spec, name)))
+        raise _too_large(field, "variables and labels together are")
     return source, spec
+
+
+def _too_large(field: str, what: str) -> CallerError:
+    words = f"{field}: {what} larger than {MAX_SPEC_BYTES} bytes: put what is long in a file"
+    return CallerError("invalid", words, field=field)
 
 
 def words(command: Sequence[str] | str) -> list[str]:

@@ -6,7 +6,6 @@ import trio
 from msgspec import Raw, Struct
 
 from sandkeep.clock import rfc3339
-from sandkeep.errors import CallerError
 from sandkeep.methods import EventQuery, HistoryQuery
 from sandkeep_store.log import Recorded
 from sandkeepd import decide
@@ -49,10 +48,10 @@ class History:
     async def list(self, request: Request[EventQuery]) -> RawEventPage:
         """Events that the caller may see, after a token; with nothing new it waits a while for some."""
         query, log = request.params, self._core.log
+        if query.sandbox_id is not None:
+            request.require_sandbox(self._core.state, query.sandbox_id)
         if query.after == NOW:
             return RawEventPage([], log.token(log.head), caught_up=True)
-        if query.sandbox_id is not None and not request.sees(self._core.state.owner_of("", query.sandbox_id)):
-            raise CallerError("not_found", f"there is no sandbox {query.sandbox_id!r}", sandbox_id=query.sandbox_id)
         after = self._start(query.after)
         deadline = trio.current_time() + query.wait_s
         while True:

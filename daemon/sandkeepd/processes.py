@@ -258,8 +258,8 @@ class Processes:
     async def list(self, request: Request[ProcessQuery]) -> ProcessList:
         """List the processes of one sandbox, or of all that the caller has."""
         query, state = request.params, self._core.state
-        if query.sandbox_id is not None and not request.sees(state.owner_of("", query.sandbox_id)):
-            raise CallerError("not_found", f"there is no sandbox {query.sandbox_id!r}", sandbox_id=query.sandbox_id)
+        if query.sandbox_id is not None:
+            request.require_sandbox(state, query.sandbox_id)
         shown = (
             p
             for p in state.processes.values()
@@ -318,7 +318,9 @@ class Processes:
     async def _from_log(self, sandbox: SandboxState, process_id: str) -> ProcessState | None:
         if not process_id.startswith(ids.PROCESS + "_"):
             return None
-        facts = await self._core.log.read(0, 100, stream=process_id)
+        facts: list[Recorded] = []
+        while more := await self._core.log.read(facts[-1].position if facts else 0, 100, stream=process_id):
+            facts += more
         return fold_process(facts, sandbox.sandbox_id)
 
 

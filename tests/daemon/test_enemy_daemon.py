@@ -7,6 +7,7 @@ import pytest
 import trio
 from tests.daemon.inside import Inside, inside
 
+from sandkeep.errors import SandkeepError
 from sandkeepd.keeper.client import KeeperInstance
 
 
@@ -164,4 +165,45 @@ async def test_a_process_that_its_sandbox_forgot_is_lost(
         await daemon.reconciler.run()
         assert await ended(daemon) is None
         assert (await daemon.call("process.get", sandbox_id="box", name="web")).status == "lost"
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+@pytest.mark.parametrize("method", ["process.list", "event.list", "sandbox.history", "sandbox.get"])
+async def test_a_sandbox_that_is_not_there_is_not_found_by_an_administrator_either(state_dir: str, method: str) -> None:
+    async with inside(state_dir) as daemon:
+        with pytest.raises(SandkeepError) as caught:
+            await daemon.call(method, sandbox_id="nope")
+        assert caught.value.code == "not_found"
+
+
+async def test_what_does_not_fit_into_an_event_is_refused_by_its_name(state_dir: str, source: str) -> None:
+    """And before it is on record, although each value alone may be as long as that."""
+    many = {f"label-{n}": "x" * 1024 for n in range(64)}
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        head = daemon.core.log.head
+        attempts: list[tuple[str, str, dict[str, Any]]] = [
+            ("labels", "image.create", {"source": source, "provider": "fake", "labels": many}),
+            ("labels", "sandbox.create", {"image_id": image_id, "labels": many}),
+            ("env", "sandbox.create", {"image_id": image_id, "env": {"A": "x" * 100_000}, "labels": {"a": "b"}}),
+        ]
+        for field, method, params in attempts:
+            with pytest.raises(SandkeepError) as caught:
+                await daemon.call(method, **params)
+            assert (caught.value.code, caught.value.data["field"]) == ("invalid", field)
+            assert caught.value.message.startswith(f"{field}: ")
+        assert daemon.core.log.head == head
+
+
+async def test_a_process_with_a_long_life_is_read_from_the_log_to_its_end(state_dir: str, source: str) -> None:
+    """One that is too old for the view, and was signalled more often than a page of events is long."""
+    async with inside(state_dir) as daemon:
+        process_id = await running(daemon, source, stdin=True)
+        for _ in range(120):
+            await daemon.call("process.signal", sandbox_id="box", name="web", signal="CONT")
+        await daemon.call("process.write_stdin", sandbox_id="box", name="web", eof=True)
+        assert await ended(daemon) == 0
+        del daemon.core.state.processes[process_id], daemon.core.state.sandboxes["box"].named["web"]
+        old = await daemon.call("process.get", sandbox_id="box", name=process_id)
+        assert (old.status, old.exit_code) == ("exited", 0)
         await daemon.call("sandbox.terminate", sandbox_id="box")

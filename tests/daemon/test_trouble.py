@@ -55,6 +55,7 @@ def test_a_socket_path_that_is_too_long(root: str) -> None:
     said = fails_to_start(root, SANDKEEP_SOCKET=f"{root}/{'x' * 120}")
     assert "SANDKEEP_SOCKET" in said
     assert "shorter" in said
+    assert os.listdir(root) == []
 
 
 def test_a_second_daemon_on_the_same_state(running_daemon: Any, root: str) -> None:
@@ -64,6 +65,7 @@ def test_a_second_daemon_on_the_same_state(running_daemon: Any, root: str) -> No
 
 def test_a_second_daemon_on_the_same_socket(running_daemon: Any, root: str) -> None:
     assert "already listening" in fails_to_start(root, SANDKEEP_SOCKET=running_daemon.socket)
+    assert os.listdir(root) == []
     with running_daemon.connect() as client:
         client.daemon.ping()
 
