@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from math import isfinite
 from typing import Any, TypeVar
 
 import msgspec
 
-from sandkeep.errors import DaemonError
+from sandkeep.errors import CallerError, DaemonError
 from sandkeep.ids import new_id
 from sandkeep.jsonrpc import Answer
 from sandkeep.methods import METHODS, Method, Mutation
@@ -55,7 +56,8 @@ class Verbs:
 def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The parameters of a call by name: positional arguments follow the fields of the row's type, in their order.
 
-    A method that changes something gets a command_id if it was given none. Raises TypeError, as a function would.
+    A method that changes something gets a command_id if it was given none. Raises TypeError, as a function would, and
+    `invalid` for a number that cannot be sent.
     """
     names, required = _signature(row.params)
     if len(args) > len(names):
@@ -69,6 +71,9 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
         params[name] = value
     if missing := [name for name in required if name not in params]:
         raise TypeError(f"{row.name}() needs {', '.join(missing)}")
+    for name, value in params.items():
+        if isinstance(value, float) and not isfinite(value):  # JSON has no such number, and would say null instead
+            raise CallerError("invalid", f"{name}: must be a finite number, not {value}", field=name)
     if row.mutates and params.get("command_id") is None:
         params["command_id"] = new_id("cmd")
     return params

@@ -21,16 +21,35 @@ class ReaderLeftError(Exception):
     """Whoever read our output has gone. (For a BrokenPipeError, click would choose the exit code.)"""
 
 
+class UnwritableError(Exception):
+    """Our own input or output failed: a full disk, for instance. The command exits with `exit_code`."""
+
+    def __init__(self, error: OSError, exit_code: int) -> None:
+        super().__init__(f"standard input or output failed: {error.strerror or error}")
+        self.exit_code = exit_code
+
+
 def main() -> NoReturn:
     """Run the command that the arguments name, then exit with its code.
 
     Taking the interpreter apart would last 10 ms, a sixth of a short command, and free nothing else.
     """
+    _fill_descriptors()
     code = run(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(code)
+
+
+def _fill_descriptors() -> None:
+    """Have something where a standard stream is closed: a connection that got its number would be written to."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  # for as long as we are
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def run(arguments: list[str]) -> int:
@@ -50,6 +69,10 @@ def run(arguments: list[str]) -> int:
         return INTERRUPTED
     except (ReaderLeftError, BrokenPipeError):
         return _reader_left()
+    except UnwritableError as error:
+        return _unwritable(error)
+    except OSError as error:
+        return _unwritable(UnwritableError(error, REFUSED))
     return code if isinstance(code, int) else 0
 
 
@@ -57,3 +80,9 @@ def _reader_left() -> int:
     """Say nothing more, and do not let the interpreter try at its end either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return BROKEN_PIPE
+
+
+def _unwritable(error: UnwritableError) -> int:
+    with contextlib.suppress(OSError):
+        print(f"sandkeep: {error}", file=sys.stderr)
+    return error.exit_code

@@ -147,9 +147,11 @@ class Signals:
         self._process = process
         self._interrupts = 0
 
-    def install(self) -> None:
-        """From now on, signals go to the process."""
+    def install(self, *, hangup: bool = False) -> None:
+        """From now on, signals go to the process; with `hangup` also that the terminal is gone, unless by `nohup`."""
         signal.signal(signal.SIGINT, self._interrupt)
+        if hangup and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, lambda *_: self.send("HUP"))
         signal.signal(signal.SIGTERM, lambda *_: self.send("TERM"))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -201,10 +203,10 @@ def write_pieces(write: Callable[..., int], data: bytes) -> None:
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
     """Be with the process to its end; answer what to exit with.
 
-    `kill_when_unread` ends it when nobody reads our output any more.
+    `kill_when_unread` ends it when nobody reads our output any more, or it cannot be written.
     """
     signals = Signals(front, process)
-    signals.install()
+    signals.install(hangup=kill_when_unread)
     if interactive:
         feed(front, process)
     reader = Reader(front, process.sandbox_id, process.process_id)
@@ -212,7 +214,7 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
     try:
         last = reader.follow(sink)
         ended = reader.process() if front.as_json or last.exit_code is None else None
-    except BrokenPipeError:
+    except OSError:
         if kill_when_unread:
             signals.send_now("KILL")
         raise

@@ -17,6 +17,8 @@ from sandkeep.model import Image
 @common()
 def create(front: Frontend, source: str, provider: str | None, clean: bool, label: tuple[tuple[str, str], ...]) -> None:
     """Make an image of the directory PATH and print its id."""
+    if not source:
+        raise click.BadParameter("it is empty: give a directory", param_hint="PATH")
     with front.client() as client:
         image = client.image.create(
             os.path.abspath(source), **given(provider=provider, clean=clean, labels=dict(label))

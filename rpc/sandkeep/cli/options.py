@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from sandkeep.blocking import Client, connect
-from sandkeep.cli import ReaderLeftError
+from sandkeep.cli import ReaderLeftError, UnwritableError
 from sandkeep.errors import SandkeepError
 from sandkeep.settings import parse_size
 
@@ -74,6 +74,8 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
                 raise frontend.refusal(error) from None
             except BrokenPipeError:
                 raise ReaderLeftError from None
+            except OSError as error:
+                raise UnwritableError(error, failure_code) from None
 
         return command
 
