@@ -129,7 +129,7 @@ class Processes:
             stderr_bytes=err.size,
             stdout_truncated=out.size > len(out.data),
             stderr_truncated=err.size > len(err.data),
-            duration_s=((process.ended_us or begun) - process.requested_us) / 1e6,
+            duration_s=max(0.0, ((process.ended_us or begun) - process.requested_us) / 1e6),
             error=process.error[1] if process.error else None,
         )
 
@@ -363,7 +363,8 @@ def _time_left(process: ProcessState) -> float:
     limit = process.requested.timeout_s
     if limit is None or process.started_us is None:
         return math.inf
-    return max(0.0, limit - (now_us() - process.started_us) / 1e6)
+    gone = max(0.0, (now_us() - process.started_us) / 1e6)  # a clock that was put back gives nobody more time
+    return max(0.0, limit - gone)
 
 
 def _output(process: ProcessState, out: Chunk, err: Chunk, *, ended: bool) -> ProcessOutput:

@@ -7,6 +7,7 @@ import pytest
 import trio
 from tests.daemon.inside import Inside, inside
 
+from sandkeep.clock import now_us
 from sandkeep.errors import SandkeepError
 from sandkeepd.keeper.client import KeeperInstance
 
@@ -43,12 +44,14 @@ class Gate:
         self._opened.set()
 
 
-async def running(daemon: Inside, source: str, *, stdin: bool = False) -> str:
+async def running(daemon: Inside, source: str, *, stdin: bool = False, timeout_s: float | None = None) -> str:
     """A sandbox called ``box`` with a process called ``web``."""
     image_id = await daemon.image(source)
     await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
     command = "echo up; exec cat" if stdin else "echo up; exec sleep 60"
-    launched = await daemon.call("process.launch", sandbox_id="box", name="web", command=command, stdin=stdin)
+    launched = await daemon.call(
+        "process.launch", sandbox_id="box", name="web", command=command, stdin=stdin, timeout_s=timeout_s
+    )
     return str(launched.process_id)
 
 
@@ -206,4 +209,17 @@ async def test_a_process_with_a_long_life_is_read_from_the_log_to_its_end(state_
         del daemon.core.state.processes[process_id], daemon.core.state.sandboxes["box"].named["web"]
         old = await daemon.call("process.get", sandbox_id="box", name=process_id)
         assert (old.status, old.exit_code) == ("exited", 0)
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_a_clock_that_was_put_back_does_not_lengthen_a_time_limit(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with inside(state_dir) as daemon:
+        await running(daemon, source, timeout_s=0.5)
+    yesterday = now_us() - 24 * 3600 * 1_000_000
+    monkeypatch.setattr("sandkeepd.processes.now_us", lambda: yesterday)
+    async with inside(state_dir) as daemon:
+        await daemon.reconciler.run()
+        assert await ended(daemon) == 137
         await daemon.call("sandbox.terminate", sandbox_id="box")
