@@ -10,11 +10,14 @@ import functools
 import hashlib
 import os
 import select
+import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import IO, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import IO, Final, NoReturn
+from weakref import WeakValueDictionary
 
 import trio
 from msgspec import Struct
@@ -28,14 +31,33 @@ from sandkeepd.providers.base import Caller, ImportedImage, Progress
 MAX_SKIPPED: Final = 100
 """How many of the skipped files are named."""
 
-_SKIPPED: Final = {b"s": "socket", b"b": "device", b"c": "device", b"D": "door"}
-_FIRST_BYTES: Final = 64 * 1024
+MAX_PATH_BYTES: Final = 4095
+"""What the kernel takes for a path. There can be longer ones below a directory, but nobody could copy them."""
 
-# $1 the directory, $2 what must not be copied into itself, if the caller can see it at all.
-_SURVEY: Final = """
-cd -- "$1" || { ls -d -- "$1/"; exit 3; }
+MAX_DEPTH: Final = MAX_PATH_BYTES // 2 + 1
+MAX_NAMES_BYTES: Final = 4 * 1024**3
+MAX_FILE_BYTES: Final = 1024**4
+"""A sparse file can have any length at no cost, but all of it has to be read for the digest."""
+
+IMPORTS_AT_ONCE: Final = 2
+"""For each caller, who can make his own take as long as he likes."""
+
+_SKIPPED: Final = {b"s": "socket", b"b": "device", b"c": "device", b"D": "door", b"K": "kernel"}
+_SETUID: Final = stat.S_ISUID | stat.S_ISGID
+_PIECE_BYTES: Final = 1024 * 1024
+_FIRST_BYTES: Final = 64 * 1024
+_PATIENCE_MS: Final = 500
+"""How long it takes at most until a cancellation is noticed."""
+
+# $1 the directory, $2 what must not be copied into itself, if the caller can see it at all. What the kernel shows as
+# files is left out: it may have no end (kcore), or never answer (kmsg).
+_SURVEY: Final = f"""
+cd -- "$1" || {{ ls -d -- "$1/"; exit 3; }}
 [ -e "$2" ] && set -- -samefile "$2" -prune -o || set --
-exec find . "$@" -printf '%y %p\\0'
+for type in proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf pstore efivarfs; do
+	set -- "$@" -fstype $type -prune -printf 'K %s %p\\0' -o
+done
+exec find . -maxdepth {MAX_DEPTH} "$@" -printf '%y %s %p\\0'
 """
 
 
@@ -63,17 +85,36 @@ async def import_tree(
     if not source.startswith("/") or "\0" in source:
         raise CallerError("invalid", f"source: {source[:200]!r} is not an absolute path", field="source")
     await progress(f"looking at {source}")
-    survey = await trio.to_thread.run_sync(_survey, source, caller, hide)
-    try:
-        await progress(f"copying {source}")
-        await trio.to_thread.run_sync(_copy, source, caller, target, owner, survey.names)
-    finally:
-        os.close(survey.names)
-    await progress("computing the digest")
-    digest, size, count = await trio.to_thread.run_sync(digest_tree, target)
+    async with _turns(caller):
+        own = trio.CapacityLimiter(1)  # not the daemon's: a caller can stop the programs that read for him
+        survey = await trio.to_thread.run_sync(_survey, source, caller, hide, limiter=own)
+        try:
+            await progress(f"copying {source}")
+            await trio.to_thread.run_sync(_copy, source, caller, target, owner, survey.names, limiter=own)
+        finally:
+            os.close(survey.names)
+        await progress("computing the digest")
+        await trio.to_thread.run_sync(_drop_setuid, target, limiter=own)
+        digest, size, count = await trio.to_thread.run_sync(digest_tree, target, limiter=own)
     return ImportedImage(
         digest=digest, size_bytes=size, file_count=count, skipped=survey.skipped, skipped_count=survey.skipped_count
     )
+
+
+_importing: Final[WeakValueDictionary[int, trio.Semaphore]] = WeakValueDictionary()
+
+
+def _turns(caller: Caller) -> trio.Semaphore:
+    """What the caller's imports take turns by; there is one for him as long as he has any."""
+    return _importing.setdefault(caller.uid, trio.Semaphore(IMPORTS_AT_ONCE))
+
+
+def _check_cancelled() -> None:
+    """Raise in a thread of trio's when nobody waits for it any more."""
+    try:
+        trio.from_thread.check_cancelled()
+    except RuntimeError:  # another thread
+        return
 
 
 def _check_caller(caller: Caller) -> None:
@@ -96,43 +137,80 @@ def _as_caller(caller: Caller) -> list[str]:
 
 
 def _survey(source: str, caller: Caller, hide: str) -> Survey:
-    with tempfile.TemporaryFile() as listing:
-        argv = [*_as_caller(caller), "sh", "-c", _SURVEY, "sh", source, hide]
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=listing, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", check=False
-        )
-        if done.returncode == 3:
-            raise _not_a_directory(source, done.stderr)
-        if done.returncode:
-            raise _unreadable(source, done.stderr)
-        listing.seek(0)
-        return _sort_out(listing)
+    argv = [*_as_caller(caller), "sh", "-c", _SURVEY, "sh", source, hide]
+    with tempfile.TemporaryFile() as names, in_fresh_thread(functools.partial(_reading, argv)) as finder:
+        listing = _Listing(source, names)
+        try:
+            said = _drain({finder.stdout: listing.take, finder.stderr: None}, [finder])[1]
+        finally:
+            _kill(finder)
+        if finder.wait() == 3:
+            raise _not_a_directory(source, said)
+        if finder.returncode:
+            raise _unreadable(source, said)
+        return listing.survey()
 
 
-def _sort_out(listing: IO[bytes]) -> Survey:
-    """Separate what tar shall read from what an image cannot hold."""
-    skipped: list[SkippedFile] = []
-    skipped_count = 0
-    with tempfile.TemporaryFile() as names:
-        for entry in _entries(listing):
-            kind, path = entry[:1], entry[2:]
-            if kind not in _SKIPPED:
-                names.write(path + b"\0")
-                continue
-            skipped_count += 1
-            if len(skipped) < MAX_SKIPPED:
-                shown = path[2:].decode("utf-8", "backslashreplace")
-                skipped.append(SkippedFile(path=shown, why=_SKIPPED[kind]))
-        names.flush()
-        names.seek(0)
-        return Survey(names=os.dup(names.fileno()), skipped=skipped, skipped_count=skipped_count)
+def _reading(argv: list[str], stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", process_group=0
+    )
 
 
-def _entries(listing: IO[bytes]) -> Iterator[bytes]:
-    rest = b""
-    while piece := listing.read(_FIRST_BYTES):
-        *entries, rest = (rest + piece).split(b"\0")
-        yield from entries
+def _kill(program: "subprocess.Popen[bytes]") -> None:
+    """End a program that still runs and all that it started: of a jail, the outer process alone would not do."""
+    if program.poll() is None:
+        os.killpg(program.pid, signal.SIGKILL)
+
+
+class _Listing:
+    """Separates what tar shall read from what an image cannot hold, as it is told. It may be told anything."""
+
+    def __init__(self, source: str, names: IO[bytes]) -> None:
+        self._source = source
+        self._names = names
+        self._rest = b""
+        self._skipped: list[SkippedFile] = []
+        self._skipped_count = 0
+
+    def take(self, piece: bytes) -> None:
+        """Take some more of ``find``'s output: type, size and path of each entry, ended by a NUL."""
+        *entries, self._rest = (self._rest + piece).split(b"\0")
+        for entry in entries:
+            self._sort(entry)
+        if len(self._rest) > 2 * MAX_PATH_BYTES:
+            self._refuse("holds paths that are longer than the kernel takes")
+        if self._names.tell() > MAX_NAMES_BYTES:
+            self._refuse("holds too many files")
+
+    def _sort(self, entry: bytes) -> None:
+        kind, size, path = (*entry.split(b" ", 2), b"", b"")[:3]
+        if len(path) > MAX_PATH_BYTES:
+            self._refuse("holds paths that are longer than the kernel takes")
+        if kind == b"f" and (not size.isdigit() or int(size) > MAX_FILE_BYTES):
+            self._refuse(f"holds a file of more than {MAX_FILE_BYTES >> 40} TiB: {_shown(path)}")
+        if kind == b"K" and path == b".":
+            self._refuse("holds nothing but what the kernel shows there")
+        if kind not in _SKIPPED:
+            self._names.write(path + b"\0")
+            return
+        self._skipped_count += 1
+        if len(self._skipped) < MAX_SKIPPED:
+            self._skipped.append(SkippedFile(path=_shown(path), why=_SKIPPED[kind]))
+
+    def _refuse(self, why: str) -> NoReturn:
+        message = f"source: {self._source} {why}: choose another directory"
+        raise CallerError("invalid", message, field="source")
+
+    def survey(self) -> Survey:
+        """What came of it. Its names cannot be written to, as the caller's own programs get them."""
+        self._names.flush()
+        names = os.open(f"/proc/self/fd/{self._names.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+        return Survey(names=names, skipped=self._skipped, skipped_count=self._skipped_count)
+
+
+def _shown(path: bytes) -> str:
+    return path[2:].decode("utf-8", "backslashreplace")[:MAX_PATH_BYTES]
 
 
 def _copy(source: str, caller: Caller, target: str, owner: int | None, names: int) -> None:
@@ -145,20 +223,21 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
         "--mode=ug-s", "--no-recursion", "--null", "--verbatim-files-from", "--directory", source,
         "--files-from=-",  # opened already: the caller may not open the list itself
     ]  # fmt: skip
-    with subprocess.Popen(
-        reading, stdin=names, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/"
-    ) as reader:
-        assert reader.stdout is not None
-        assert reader.stderr is not None
+    with in_fresh_thread(functools.partial(_reading, reading, names)) as reader:
         try:
-            extract = functools.partial(_extract, target, owner, reader.stdout.fileno())
-            writer = in_fresh_thread(extract) if owner is not None else extract()
+            assert reader.stdout is not None
+            try:
+                writer = in_fresh_thread(functools.partial(_extract, target, owner, reader.stdout.fileno()))
+            finally:
+                reader.stdout.close()
+            with writer:
+                try:
+                    complaints, errors = _drain({reader.stderr: None, writer.stderr: None}, [reader, writer])
+                finally:
+                    _kill(writer)
         finally:
-            reader.stdout.close()
-        complaints, errors = _drain([reader.stderr, writer.stderr])
+            _kill(reader)
         written, read = writer.wait(), reader.wait()
-        if writer.stderr:
-            writer.stderr.close()
     if read > 1:  # 1: a file changed, or was removed, while it was read; below 0: the writer left it alone
         raise _unreadable(source, complaints)
     if written or read < 0:
@@ -181,12 +260,14 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
     if owner is not None:
         place = _lend(target)
         take = [
-            "setpriv", "--reuid", str(owner), "--regid", str(owner), "--clear-groups", "--no-new-privs",
-            "--inh-caps=-all", "--bounding-set=-all",
+            "prlimit", f"--fsize={MAX_FILE_BYTES}", "--", "setpriv", "--reuid", str(owner), "--regid", str(owner),
+            "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all",
         ]  # fmt: skip
     jail = _jail(place)
     argv = [*take, *jail, *unpack, "/image" if jail else place]
-    return subprocess.Popen(argv, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/")
+    return subprocess.Popen(
+        argv, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", process_group=0
+    )
 
 
 def _lend(target: str) -> str:
@@ -215,23 +296,44 @@ def _jail(place: str) -> list[str]:
     return [*argv, "--bind", place, "/image", "--remount-ro", "/", "--chdir", "/image", "--"]
 
 
-def _drain(pipes: Sequence[IO[bytes] | None]) -> list[bytes]:
-    """Read several pipes to their ends, keeping the beginning of each."""
+def _drain(
+    pipes: Mapping[IO[bytes] | None, Callable[[bytes], None] | None], programs: Sequence["subprocess.Popen[bytes]"]
+) -> list[bytes]:
+    """Read what programs say until they have ended, keeping the beginning of what nobody takes.
+
+    The ends of the pipes are not waited for: the caller can have given them to another program of his.
+    """
+    takers = {pipe.fileno(): taker for pipe, taker in pipes.items() if pipe}
+    kept = dict.fromkeys(takers, b"")
     poll = select.poll()
-    kept: dict[int, bytes] = {pipe.fileno(): b"" for pipe in pipes if pipe}
-    order = list(kept)
-    for fd in order:
-        poll.register(fd, select.POLLIN)
-    open_ends = set(order)
-    while open_ends:
-        for fd, _ in poll.poll():
-            piece = os.read(fd, 65536)
-            if not piece:
-                poll.unregister(fd)
-                open_ends.discard(fd)
-            elif len(kept[fd]) < _FIRST_BYTES:
-                kept[fd] += piece
-    return [kept[fd] for fd in order]
+    with ExitStack() as stack:
+        running = {os.pidfd_open(program.pid) for program in programs}
+        for fd in running:
+            stack.callback(os.close, fd)
+        for fd in (*takers, *running):
+            poll.register(fd, select.POLLIN)
+        silent = False
+        while running or not silent:
+            _check_cancelled()
+            ready = [fd for fd, _ in poll.poll(_PATIENCE_MS if running else 0)]
+            silent = not ready
+            for fd in ready:
+                if fd in running:
+                    running.discard(fd)
+                    poll.unregister(fd)
+                elif not _take(fd, takers[fd], kept):
+                    poll.unregister(fd)
+    return list(kept.values())
+
+
+def _take(fd: int, taker: Callable[[bytes], None] | None, kept: dict[int, bytes]) -> bool:
+    """Read once from a pipe. Answers whether there may be more."""
+    piece = os.read(fd, _FIRST_BYTES)
+    if taker:
+        taker(piece)
+    elif len(kept[fd]) < _FIRST_BYTES:
+        kept[fd] += piece
+    return bool(piece)
 
 
 def _first_line(stderr: bytes) -> str:
@@ -266,6 +368,17 @@ def _not_written(stderr: bytes) -> SandkeepError:
             "storage_unavailable", f"the image could not be written: {said}: make room in the state directory"
         )
     return ProviderError("provider_unavailable", f"the image could not be written: {said}")
+
+
+def _drop_setuid(root: str) -> None:
+    """Take away what the reading half should have left out: the caller can have made it say something else. Blocks."""
+    top = os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for path, info in _walk(top):
+            if info.st_mode & _SETUID and not stat.S_ISLNK(info.st_mode):
+                os.chmod(path or b".", stat.S_IMODE(info.st_mode) & ~_SETUID, dir_fd=top)
+    finally:
+        os.close(top)
 
 
 def digest_tree(root: str) -> tuple[str, int, int]:
@@ -311,5 +424,10 @@ def _walk(top: int) -> Iterator[tuple[bytes, os.stat_result]]:
 
 def _digest_file(path: bytes, top: int) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=top)
+    digest = hashlib.sha256()
     with open(fd, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").digest()
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            if len(piece) == _PIECE_BYTES:
+                _check_cancelled()
+    return digest.digest()

@@ -46,7 +46,7 @@ IsolationMode: TypeAlias = Literal["default", "none"]
 
 
 class SkippedFile(Struct, frozen=True, kw_only=True):
-    """A file that an image does not hold, and why: ``socket`` or ``device``."""
+    """A file that an image does not hold, and why: ``socket``, ``device``, or ``kernel``, such as `/proc`."""
 
     path: str
     why: str

@@ -1,23 +1,30 @@
 """Importing a directory: exactly what is there, with the caller's rights and no others."""
 
+import contextlib
 import errno
 import os
+import shlex
 import socket
 import stat
 import subprocess
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
-from sandkeep.errors import CallerError, DaemonError
+from sandkeep.errors import CallerError, DaemonError, SandkeepError
+from sandkeepd import hostpath, hostprocess
 from sandkeepd.hostpath import digest_tree, import_tree
 from sandkeepd.providers.base import Caller, ImportedImage
 
 ROOT = os.geteuid() == 0
 ME = Caller(uid=os.geteuid(), gid=os.getegid())
+OTHER = 40_003
 STRANGER = Caller(uid=40_001, gid=40_001)
-OWNER = 1_900_000_000 if ROOT else None
+OWNER = 1_950_000_000 if ROOT else None
 
 
 async def quiet(sentence: str) -> None:
@@ -211,3 +218,140 @@ async def test_a_full_disk(source: Path, small_disk: Path) -> None:
     (source / "big").write_bytes(b"x" * 3_000_000)
     with pytest.raises(DaemonError, match="storage_unavailable"):
         await take(source, small_disk / "target")
+
+
+# -- callers who mean harm ---------------------------------------------------------------------------------------------
+
+
+async def test_a_tree_deeper_than_paths_can_tell(source: Path, tmp_path: Path) -> None:
+    """All its paths together would be gigabytes."""
+    top = os.open(source, os.O_RDONLY)
+    here = top
+    for _ in range(5000):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        with pytest.raises(CallerError, match="longer than the kernel takes"):
+            await take(source, tmp_path / "target")
+    finally:
+        subprocess.run(["rm", "-rf", str(source / "d")], check=True)
+
+
+async def test_what_the_kernel_shows_as_files(tmp_path: Path) -> None:
+    for name in ("/proc", "/sys"):
+        with pytest.raises(CallerError, match="choose another directory"):
+            await take(Path(name), tmp_path / "target")
+
+
+async def test_a_file_without_end(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source / "sparse").touch()
+    os.truncate(source / "sparse", 1 << 41)
+    with pytest.raises(CallerError, match=r"more than 1 TiB: sparse"):
+        await take(source, tmp_path / "target")
+
+
+def _meddle(monkeypatch: pytest.MonkeyPatch, which: int, script: str) -> None:
+    """Have the caller replace a program that runs as himself: the first surveys, the second reads."""
+    honest, asked = hostpath._as_caller, iter(range(100))
+
+    def meddled(caller: Caller) -> list[str]:
+        mine = caller.uid != OTHER and next(asked) == which
+        return ["sh", "-c", script, "sh"] if mine else honest(caller)
+
+    monkeypatch.setattr(hostpath, "_as_caller", meddled)
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    "script",
+    ["while :; do echo x; done", "while :; do echo x >&2; done & exec sleep 1000", "exec sleep 1000"],
+    ids=["endless names", "endless complaints", "silence"],
+)
+async def test_a_survey_without_end(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """It is refused where it is too much, and otherwise ended with whoever waits for it; other callers go on."""
+    _meddle(monkeypatch, 0, script)
+    with trio.move_on_after(20) as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_refused, source, tmp_path / "one")
+            await _others_go_on(tmp_path)
+            if "echo x; done" not in script or ">&2" in script:
+                scope.cancel()
+    assert scope.cancelled_caught == (not script.endswith("echo x; done"))
+
+
+async def _refused(source: Path, target: Path) -> None:
+    with pytest.raises(CallerError, match="longer than the kernel takes"):
+        await take(source, target)
+
+
+async def _others_go_on(tmp_path: Path) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    (tmp_path / "other").mkdir()
+    other = Caller(uid=OTHER, gid=OTHER)
+    (tmp_path / "other").chmod(0o755)
+    await take(tmp_path / "other", tmp_path / "two", other)
+
+
+@pytest.mark.needs("root")
+async def test_an_import_that_hangs_ends_with_the_daemon(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _meddle(monkeypatch, 1, "sleep 1000 & exec sleep 1000")  # one of them keeps the pipe open
+    with trio.move_on_after(20) as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take, source, tmp_path / "one")
+            await _others_go_on(tmp_path)
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert hostprocess.pids_where(hostprocess.owned_by(OWNER or -1)) == []
+
+
+def _stream(path: Path, *members: tuple[str, bytes, str, int]) -> None:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name, kind, target, mode in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname, member.mode, member.uid = kind, target, mode, 0
+            archive.addfile(member)
+    path.chmod(0o644)
+
+
+async def test_a_stream_that_the_caller_made_up(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it says, it is written into the image and nowhere else, and without setuid bits."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    outside.chmod(0o777)
+    (outside / "victim").touch()
+    (outside / "victim").chmod(0o666)
+    _stream(
+        tmp_path / "stream", (f"{outside}/absolute", tarfile.REGTYPE, "", 0o644),
+        ("../../../../../../.." + f"{outside}/dots", tarfile.REGTYPE, "", 0o644),
+        ("link", tarfile.SYMTYPE, str(outside), 0o777), ("link/through", tarfile.REGTYPE, "", 0o644),
+        ("hard", tarfile.LNKTYPE, str(outside / "victim"), 0o644), ("suid", tarfile.REGTYPE, "", 0o6755),
+        ("dir", tarfile.DIRTYPE, "", 0o6755),
+    )  # fmt: skip
+    _meddle(monkeypatch, 1, f"exec cat {shlex.quote(str(tmp_path / 'stream'))}")
+    with contextlib.suppress(SandkeepError):
+        await take(source, tmp_path / "target")
+    assert os.listdir(outside) == ["victim"]
+    assert (outside / "victim").stat().st_nlink == 1
+    _stream(tmp_path / "stream", ("suid", tarfile.REGTYPE, "", 0o6755), ("dir", tarfile.DIRTYPE, "", 0o6755))
+    _meddle(monkeypatch, 1, f"exec cat {shlex.quote(str(tmp_path / 'stream'))}")
+    await take(source, tmp_path / "second")
+    assert {stat.S_IMODE((tmp_path / "second" / name).stat().st_mode) for name in ("suid", "dir")} == {0o755}
+
+
+@pytest.mark.needs("root")
+async def test_a_device_in_a_stream_that_the_caller_made_up(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tarfile.open(tmp_path / "stream", "w") as archive:
+        member = tarfile.TarInfo("node")
+        member.type, member.devmajor, member.devminor = tarfile.BLKTYPE, 8, 0
+        archive.addfile(member)
+    _meddle(monkeypatch, 1, f"exec cat {shlex.quote(str(tmp_path / 'stream'))}")
+    with pytest.raises(SandkeepError, match="could not be written"):
+        await take(source, tmp_path / "target")
+    assert not (tmp_path / "target" / "node").exists()
