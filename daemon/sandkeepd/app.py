@@ -37,7 +37,7 @@ from sandkeep import events, settings
 from sandkeep.errors import DaemonError, SandkeepError, SetupError
 from sandkeep.events import DAEMON_STREAM, Meta
 from sandkeep.version import VERSION
-from sandkeep_store import metadata_files
+from sandkeep_store import metadata_files, offline
 from sandkeep_store.codec import UnknownEvent
 from sandkeep_store.log import EventLog
 from sandkeep_store.metadata_files import MetadataFiles
@@ -81,7 +81,7 @@ async def run(config: Config, *, task_status: TaskStatus[None] = trio.TASK_STATU
     """
     with listening(config.socket, *who_may_connect()) as listener:  # first, as it can fail and leaves nothing behind
         prepare_state_dir(config.state_dir)
-        log = EventLog.open(f"{config.state_dir}/events.db")
+        log = EventLog.open(f"{config.state_dir}/{offline.LOG_NAME}")
         try:
             state, problems = fold(log, config.state_dir)
             async with running_log(log), open_providers(config.state_dir) as providers:
@@ -186,11 +186,10 @@ async def _record_stop(core: Core, reason: str) -> None:
 def fold(log: EventLog, state_dir: str) -> tuple[State, list[str]]:
     """The state that the log tells, and what is wrong with the log, if anything: then nothing may be changed."""
     state = State()
-    apply = state.apply
     problems = []
     gc.disable()  # the fold only makes what stays, so looking for garbage among it is time lost
     try:
-        log.scan(lambda fact: apply(fact.event, fact))  # type: ignore[arg-type]
+        offline.fold(log, state)
     except UnknownEvent as unknown:
         problems.append(str(unknown))
     except DaemonError as damage:

@@ -12,9 +12,12 @@ from sandkeep_store.views.state import State
 LOG_NAME = "events.db"
 
 
-def fold(log: EventLog) -> State:
-    """The state that the whole log tells. Blocks. Raises what `EventLog.scan` raises."""
-    state = State()
+def fold(log: EventLog, state: State | None = None) -> State:
+    """The state that the whole log tells. Blocks.
+
+    Raises what `EventLog.scan` raises; a `state` that was given then stands where the fold had to stop.
+    """
+    state = State() if state is None else state
     apply = state.apply
     log.scan(lambda fact: apply(fact.event, fact))  # type: ignore[arg-type]  # scanned events are decoded
     return state
