@@ -152,6 +152,19 @@ async def test_the_image_stays_whatever_is_done_to_its_copy(world: World) -> Non
 # -- what it may use --------------------------------------------------------------------------------------------------
 
 
+async def test_removed_files_that_are_open_count(world: World) -> None:
+    assert isinstance(world.provider, LocalProvider)
+    instance = await world.sandbox(disk_bytes=1 << 20)
+    assert isinstance(instance, LocalInstance)
+    script = "for n in 1 2 3; do (exec 9>$n; rm $n; head -c 500K /dev/zero >&9; echo; exec sleep 1000) & done; wait"
+    process_id = await start(instance, "sh", "-c", script)
+    while instance.read(process_id, "stdout", 0, 10).data != b"\n\n\n":
+        await instance.wait_output(process_id, instance.read(process_id, "stdout", 0, 0).size, 0)
+    await world.provider.check_disk(instance)
+    assert instance.reason is not None
+    assert instance.reason.startswith("disk_limit")
+
+
 @pytest.mark.parametrize(
     "script",
     [

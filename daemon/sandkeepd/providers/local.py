@@ -31,13 +31,13 @@ from sandkeepd.hostprocess import (
     owned_by,
     pids_where,
     reap,
-    run_tool,
     session_leader,
     wait_ended,
 )
 from sandkeepd.keeper import journal
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers import local_disk
 from sandkeepd.providers.base import Caller, Chunk, ImportedImage, Progress
 from sandkeepd.providers.local_bubblewrap import MARK, PATH, WORKSPACE, environment
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
@@ -50,9 +50,6 @@ Ts = TypeVarTuple("Ts")
 DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
 """The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
-
-BLOCK_BYTES: Final = 4096
-"""What a file or directory counts as at least, where the bytes of a sandbox are limited."""
 
 DISK_PERIOD_S: Final = 10.0
 """How often it is looked at what the sandboxes have written."""
@@ -429,7 +426,10 @@ class LocalProvider:
     async def check_disk(self, instance: LocalInstance) -> None:
         """Look once at what a sandbox has written."""
         directory = self.layout.sandbox(instance.sandbox_id)
-        written = await trio.to_thread.run_sync(_written, directory, self.root, limiter=self._disk_limiter)
+        first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
+        written = await trio.to_thread.run_sync(
+            local_disk.occupied, directory, first, groups, self.root, limiter=self._disk_limiter
+        )
         if written > instance.plan.disk_bytes and instance.reason is None:
             limit = instance.plan.disk_bytes
             instance.reason = f"disk_limit: it had written {written} bytes, and its limit is {limit}"
@@ -465,23 +465,6 @@ async def open_local(state_dir: str, *, uid_base: int, disk_limit: int) -> Async
                 with trio.CancelScope(shield=True):
                     await provider.aclose()
                 nursery.cancel_scope.cancel()
-
-
-def _written(directory: str, root: bool) -> int:
-    """How many bytes the sandbox occupies, an entry counting as a block at least: a filesystem runs out of either.
-
-    Blocks for as long as two walks over its files take.
-    """
-    paths = [path for name in ("upper", "out") if os.path.isdir(path := f"{directory}/{name}")]
-    return max(_total(["-B1"], paths, root), _total(["--inodes"], paths, root) * BLOCK_BYTES) if paths else 0
-
-
-def _total(unit: list[str], paths: list[str], root: bool) -> int:
-    # In a namespace of his own a user can look into directories that the code inside has closed.
-    enter = [] if root else ["unshare", "--user", "--map-root-user", "--"]
-    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *paths], timeout_s=120)
-    *_, total = done.stdout.splitlines() or [b"0"]
-    return int(total.split()[0])
 
 
 def _why_weaker(limit: str) -> str:

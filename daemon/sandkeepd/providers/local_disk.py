@@ -1,0 +1,59 @@
+"""How much of the disk a local sandbox occupies, however the code inside hides it. Everything here blocks."""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Final
+
+from sandkeepd import cgroups
+from sandkeepd.hostprocess import pids_where, run_tool
+
+BLOCK_BYTES: Final = 4096
+"""What a file or directory counts as at least: a filesystem runs out of entries, too."""
+
+_OURS: Final = ("workspace", "run/sandkeep/out")
+"""What lies on the disk, as the code inside sees it."""
+
+
+def occupied(directory: str, first: int, groups: Mapping[str, str], root: bool) -> int:
+    """How many bytes the sandbox in `directory`, with the first process `first`, has on the disk."""
+    paths = [path for name in ("upper", "out") if os.path.isdir(path := f"{directory}/{name}")]
+    if not paths:
+        return 0
+    written = max(_total(["-B1"], paths, root), _total(["--inodes"], paths, root) * BLOCK_BYTES)
+    return written + _removed(first, groups)
+
+
+def _total(unit: list[str], paths: list[str], root: bool) -> int:
+    # In a namespace of his own a user can look into directories that the code inside has closed.
+    enter = [] if root else ["unshare", "--user", "--map-root-user", "--"]
+    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *paths], timeout_s=120)
+    *_, total = done.stdout.splitlines() or [b"0"]
+    return int(total.split()[0])
+
+
+def _removed(first: int, groups: Mapping[str, str]) -> int:
+    """The bytes of files that have no name any more, but are open."""
+    try:
+        devices = {os.stat(f"/proc/{first}/root/{name}").st_dev for name in _OURS}
+        namespace = os.readlink(f"/proc/{first}/ns/pid")
+    except OSError:  # it has ended, or is not isolated
+        return 0
+    pids = cgroups.members(groups) or pids_where(lambda pid: os.readlink(f"/proc/{pid}/ns/pid") == namespace)
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        for info in _open_files(pid):
+            if stat.S_ISREG(info.st_mode) and info.st_nlink == 0 and info.st_dev in devices:
+                found[info.st_dev, info.st_ino] = info.st_blocks * 512
+    return sum(found.values())
+
+
+def _open_files(pid: int) -> Iterator[os.stat_result]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # it has ended meanwhile
+        return
+    for name in names:
+        with suppress(OSError):  # closed meanwhile
+            yield os.stat(f"/proc/{pid}/fd/{name}")
