@@ -138,10 +138,11 @@ class Sandboxes:
         if instance is not None and decide.may(sandbox, "sandbox.created"):
             outcome = events.SandboxCreated(isolation=instance.isolation, handle=instance.handle)
         if outcome is None or not decide.may(sandbox, outcome.type):
-            if instance is not None:  # it is being terminated: that carrier ends what was made
-                await instance.aclose()
-            return
-        await core.record([new(sandbox_id, outcome, sandbox_id)], intent)
+            return  # it is being terminated: that carrier has the provider end what was made, and let go of it
+        try:
+            await core.record([new(sandbox_id, outcome, sandbox_id, intent.revision)], intent)
+        except StateError:
+            return  # the same, ordered while this was on its way to the disk
         if instance is not None:
             self.keep(instance)
 

@@ -223,3 +223,35 @@ async def test_a_clock_that_was_put_back_does_not_lengthen_a_time_limit(
         await daemon.reconciler.run()
         assert await ended(daemon) == 137
         await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+@pytest.mark.parametrize("moment", ["made", "being recorded"])
+async def test_an_end_that_is_ordered_when_a_sandbox_was_just_made(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It is the last word: the sandbox does not run after it, on record or elsewhere."""
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        owner, name = (daemon.fake, "create") if moment == "made" else (daemon.core, "record")
+        original = getattr(owner, name)
+
+        async def interrupted(*args: Any, **more: Any) -> Any:
+            monkeypatch.setattr(owner, name, original)
+            with trio.CancelScope(shield=True):
+                made = await original(*args, **more) if moment == "made" else None
+                await daemon.sandboxes.end("box", "requested")
+                return made or await original(*args, **more)
+
+        monkeypatch.setattr(owner, name, interrupted)
+        with trio.fail_after(10):
+            with pytest.raises(SandkeepError) as caught:
+                await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+            assert caught.value.code == "conflict"
+            assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+        assert await daemon.types("box") == [
+            "sandbox.create_requested",
+            "sandbox.terminate_requested",
+            "sandbox.terminated",
+        ]
+        assert daemon.sandboxes.runtimes == {}
+        assert (await daemon.fake.found())[0] == []
