@@ -167,9 +167,9 @@ async def running_log(log: EventLog) -> AsyncIterator[None]:
 async def _record_start(core: Core) -> None:
     event = events.DaemonStarted(software=VERSION, pid=os.getpid(), uid=os.geteuid(), boot_id=boot_id())
     try:
-        await core.log.append([new(DAEMON_STREAM, event)], Meta(pid=os.getpid()), essential=True)
-    except SandkeepError as error:
-        raise SetupError("not_configured", f"the event log cannot be written: {error.message}") from None
+        await core.log.append([new(DAEMON_STREAM, event)], Meta(pid=os.getpid()))
+    except DaemonError as error:  # reads, and ending sandboxes, go on all the same
+        logger.warning("the start is not on record", extra={"why": error.message})
 
 
 async def _record_stop(core: Core, reason: str) -> None:

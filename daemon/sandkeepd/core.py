@@ -68,7 +68,7 @@ class Core:
         recorded = await self.log.append([new], meta, essential=essential)
         return recorded[0]
 
-    async def record(self, new: Sequence[NewEvent], cause: Recorded | None, *, essential: bool = True) -> None:
+    async def record(self, new: Sequence[NewEvent], cause: Recorded | None, *, essential: bool = False) -> None:
         """Append an outcome, trying again for as long as the disk refuses it: what happened has happened.
 
         Meanwhile whoever waits for it is told `storage_unavailable`.

@@ -30,6 +30,9 @@ SANDBOX_MAY: Final[dict[str, frozenset[str]]] = {
 }
 
 MAX_COMMAND_ON_RECORD: Final = 8 * 1024
+MAX_COMMAND_BYTES: Final = 1024 * 1024
+"""Words and variables together; Linux would not start a program with much more."""
+
 MAX_SPEC_BYTES: Final = 48 * 1024
 
 WHY_NOT_READY: Final[dict[str, str]] = {
@@ -196,6 +199,9 @@ def launch(
         raise CallerError(
             "invalid", f"name: {name!r} looks like the id of a process: choose another name", field="name"
         )
+    if _bytes(words(command.command), command.env) > MAX_COMMAND_BYTES:
+        sentence = f"command: with its variables it is larger than {MAX_COMMAND_BYTES} bytes: put parts into files"
+        raise CallerError("invalid", sentence, field="command")
     shown, cut = _cut(words(command.command))
     return events.ProcessLaunchRequested(
         sandbox_id=sandbox.sandbox_id,
@@ -228,6 +234,10 @@ def _cut(command: Sequence[str]) -> tuple[list[str], bool]:
         if room <= 0 or len(piece) < len(word):
             break
     return shown, shown != list(command)
+
+
+def _bytes(command: Sequence[str], env: Mapping[str, str]) -> int:
+    return sum(len(text.encode()) for text in (*command, *env, *env.values()))
 
 
 def _names(env: Mapping[str, str]) -> list[str]:

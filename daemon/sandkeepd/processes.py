@@ -213,7 +213,7 @@ class Processes:
         if runtime is None:
             return process.view()
         event = events.ProcessSignalled(signal=Signals(number).name.removeprefix("SIG"))
-        await self._core.intend(new(process.process_id, event, process.sandbox_id), request.meta, essential=True)
+        await self._core.intend(new(process.process_id, event, process.sandbox_id), request.meta)
         if not process.ended:  # it may have, while that went to the disk
             await runtime.instance.signal(process.process_id, number)
         return process.view()

@@ -258,7 +258,8 @@ class Sandboxes:
         await self._terminate_for_sure(sandbox)
         instance = runtime.instance if runtime is not None else None
         outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
-        await core.record([*self._last_words(sandbox, instance, KILLED), new(sandbox_id, outcome, sandbox_id)], intent)
+        last_words = self._last_words(sandbox, instance, KILLED)
+        await core.record([*last_words, new(sandbox_id, outcome, sandbox_id)], intent, essential=True)
         if runtime is not None:
             self.runtimes.pop(sandbox_id, None)
             await runtime.instance.aclose()

@@ -22,6 +22,9 @@ _PAGE: Final = (
     "LEFT JOIN streams s ON s.id = e.stream LEFT JOIN streams b ON b.id = e.sandbox "
 )
 _ALL: Final = f"SELECT {_COLUMNS} FROM events e WHERE e.position > ? ORDER BY e.position"  # noqa: S608
+_OF_COMMAND: Final = (
+    "WHERE e.command_id = ? AND json_extract(CAST(e.meta AS TEXT), '$.owner') = ? ORDER BY e.position DESC LIMIT 1"
+)
 _MAX_PROBLEMS: Final = 100
 
 
@@ -71,12 +74,10 @@ class LogReader:
                 found += _select(connection, last.position, min(upto, last.position + last.more), last.more, wanted)
             return found
 
-    def of_command(self, command_id: str) -> Recorded | None:
-        """The first event of the append that a command made."""
+    def of_command(self, command_id: str, owner: str) -> Recorded | None:
+        """The first event of the last append that an owner's command of that id made."""
         with self._database.reader() as connection:
-            row = connection.execute(
-                _PAGE + "WHERE e.command_id = ? ORDER BY e.position LIMIT 1", (command_id,)
-            ).fetchone()
+            row = connection.execute(_PAGE + _OF_COMMAND, (command_id, owner)).fetchone()
             return _recorded(*row) if row else None
 
     def scan(self, visit: Callable[[Recorded], None], after: int, head: int) -> int:
@@ -142,6 +143,8 @@ class LogReader:
         revisions: dict[int, int] = {}
         for row in connection.execute(_ALL, (position,)):
             at, stream, revision, sandbox, type, version, _, data, _, _, more, crc = row
+            if at > head:  # committed since the check began
+                break
             if at != position + 1:
                 problems.add(f"the events from position {position + 1} to {at - 1} are missing")
                 left = 0

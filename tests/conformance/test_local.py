@@ -97,6 +97,22 @@ async def test_processes_network_and_rights_are_its_own(world: World) -> None:
 
 
 @only_local
+async def test_no_namespaces_within_namespaces(world: World) -> None:
+    """There it could mount what shows the host, such as its control groups."""
+    instance = await world.sandbox()
+    code, _, said = await instance.run_command(["unshare", "--user", "--map-root-user", "true"])
+    assert code != 0
+    assert b"unshare" in said
+
+
+@only_local
+async def test_what_lies_in_memory_leaves_memory_to_processes(world: World) -> None:
+    instance = await world.sandbox(memory_bytes=256 * 1024**2)
+    sizes = (await sh(instance, "df -B1 --output=size /tmp /dev/shm ~ | tail -n +2")).split()
+    assert [int(size) for size in sizes] == [64 * 1024**2] * 3
+
+
+@only_local
 async def test_a_user_of_ones_own_choice(world: World) -> None:
     instance = await world.sandbox(user="0")
     assert await sh(instance, "id -u; id -un; : >own; stat -c %u own") == "0\nroot\n0\n"

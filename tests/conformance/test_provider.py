@@ -541,7 +541,8 @@ def test_all_of_this_as_an_ordinary_user() -> None:
             *(str(Path(__file__).with_name(name)) for name in ("test_local.py", "test_enemy_sandbox.py")),
         ]  # fmt: skip
         done = subprocess.run(
-            command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base, "SANDKEEP_REQUIRE": "bwrap"},
+            command_as(uid, suite), cwd=Path(__file__).parents[2],
+            env={**os.environ, "HOME": base, "SANDKEEP_REQUIRE": "bwrap"},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -159,3 +159,16 @@ def test_a_socket_group_keeps_others_out(new_daemon: Any) -> None:
 
     assert as_user(NOBODY, reach) == "reached"
     assert as_user(OTHER, reach) == "permission_denied"
+
+
+def test_a_command_id_is_its_owners_own(shared_daemon: Any, theirs: tuple[str, str], source: str) -> None:
+    """What another owner called by the same id neither answers a command nor has it done twice."""
+    with shared_daemon.connect() as client:
+        image_id = client.image.create(source).image_id
+        first = client.sandbox.create(image_id, command_id="mk").sandbox_id
+    made = {
+        calls(shared_daemon.socket, OTHER, lambda c: c.sandbox.create(theirs[0], command_id="mk").sandbox_id)
+        for _ in range(3)
+    }
+    assert len(made) == 1
+    assert first not in made

@@ -239,6 +239,29 @@ async def test_a_launch_that_never_reached_the_sandbox_failed(state_dir: str, so
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
 
+async def test_an_exit_code_survives_many_restarts(state_dir: str, source: str) -> None:
+    """Each daemon asks after what runs, and the answers lie before the line that tells the end."""
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        view = await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        script = "while [ ! -e stop ]; do sleep 0.02; done; exit 3"
+        await daemon.call("process.launch", sandbox_id="box", command=script, name="web")
+    for _ in range(8):
+        async with inside(state_dir) as daemon:
+            await daemon.reconciler.run()
+            assert (await daemon.call("sandbox.exec", sandbox_id="box", command="true")).exit_code == 0
+    Path(view.isolation.workspace, "stop").touch()
+    (exits,) = Path(state_dir).rglob("exits")
+    with trio.fail_after(10):
+        while " 3\n" not in exits.read_text():
+            await trio.sleep(0.01)
+    async with inside(state_dir) as daemon:
+        await daemon.reconciler.run()
+        with trio.fail_after(10):
+            assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 3
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
 async def test_a_provider_that_hangs_delays_nobody_else(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

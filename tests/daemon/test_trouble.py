@@ -189,6 +189,7 @@ def test_a_full_disk(small_disk: Any, source: str) -> None:
         refusals = [refusal for _ in range(300) if (refusal := _refusal(client, box))]
         assert refusals, "the disk never was full"
         assert {refusal.code for refusal in refusals} == {"storage_unavailable"}, refusals
+        assert Path(small_disk.state_dir, "ballast").stat().st_size  # kept for those that must not fail
         assert client.sandbox.get(box).status == "running"
         assert client.sandbox.terminate(other).status == "stopped"
         filler.unlink()

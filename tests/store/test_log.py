@@ -341,11 +341,17 @@ async def test_a_filtered_page_tells_how_far_it_looked(tmp_path: Path) -> None:
 async def test_a_command_is_found_by_its_first_event(tmp_path: Path) -> None:
     async with running(tmp_path) as log:
         await append_many(log, 3)
-        await log.append([started("prc_a"), started("prc_b")], Meta(command_id="cmd_x"))
-        found = await log.find_command("cmd_x")
+        await log.append([started("prc_a"), started("prc_b")], Meta(command_id="cmd_x", owner="uid:1"))
+        found = await log.find_command("cmd_x", "uid:1")
         assert found is not None
         assert (found.position, found.stream, found.event) == (4, "prc_a", None)
-        assert await log.find_command("cmd_y") is None
+        await log.append([started("prc_c")], Meta(command_id="cmd_x", owner="uid:2"))
+        await log.append([started("prc_d")], Meta(command_id="cmd_x", owner="uid:1"))
+        for owner, stream in (("uid:1", "prc_d"), ("uid:2", "prc_c")):
+            found = await log.find_command("cmd_x", owner)
+            assert found is not None
+            assert found.stream == stream
+        assert await log.find_command("cmd_y", "uid:1") is None
 
 
 # -- following --------------------------------------------------------------------------------------------------------
@@ -459,3 +465,10 @@ async def test_more_appends_than_may_wait_are_let_in_one_after_the_other(
             for number in range(50):
                 nursery.start_soon(log.append, [started(f"prc_{number}")], NOBODY)
         assert log.head == 50
+
+
+async def test_a_check_leaves_alone_what_is_committed_while_it_runs(tmp_path: Path) -> None:
+    async with running(tmp_path) as log:
+        await append_many(log, 10)
+        assert log._reader.verify(7) == []
+        assert log._reader.verify(11) != []

@@ -3,12 +3,10 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-import msgspec
 import trio
 
 from sandkeep.clock import now_us
 from sandkeep.errors import StateError
-from sandkeep.events import Meta
 from sandkeep.methods import METHODS
 from sandkeep_store.log import Recorded
 from sandkeepd.access import Request, admit
@@ -63,8 +61,8 @@ class Dispatch:
             await self._running[key].wait()
         self._running[key] = trio.Event()
         try:
-            first = await self._core.log.find_command(key[1])
-            if first is not None and _owner(first) == request.owner and now_us() - first.time_us < REMEMBERED_US:
+            first = await self._core.log.find_command(key[1], request.owner)
+            if first is not None and now_us() - first.time_us < REMEMBERED_US:
                 return await self._repeat(request, first)
             return await handle(request)
         finally:
@@ -79,7 +77,3 @@ class Dispatch:
                 command_id=request.command_id,
             )
         return await self._again[request.method.name](request, first)
-
-
-def _owner(fact: Recorded) -> str | None:
-    return msgspec.json.decode(fact.meta, type=Meta).owner

@@ -5,7 +5,7 @@ from typing import Final
 import trio
 
 MAX_CALLS: Final = 64
-MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_BYTES: Final = 16 * 1024 * 1024
 
 
 class Room:

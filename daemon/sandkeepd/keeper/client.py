@@ -415,6 +415,8 @@ class KeeperInstance:
         return more
 
     def _remember(self, answer: journal.Answer) -> None:
+        if answer.word == "live":  # said of what ran when an earlier daemon asked; it takes no place from how it ended
+            return
         if len(self._earlier) < MAX_REMEMBERED or answer.process_id in self._earlier:
             words = self._earlier.setdefault(answer.process_id, [])
             if len(words) < MAX_WORDS:

@@ -51,6 +51,9 @@ DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
 """The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
 
+END_TOLD_S: Final = 5.0
+"""How long the end of a sandbox that was killed may take to be noticed."""
+
 DISK_PERIOD_S: Final = 10.0
 """How often it is looked at what the sandboxes have written."""
 
@@ -127,6 +130,7 @@ class LocalProvider:
         }
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
+            "no_nested_user_namespaces": found.no_nested_userns,
             "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip
@@ -183,8 +187,8 @@ class LocalProvider:
             )
         plan = Plan(
             mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
-            limits=limits, disk_bytes=disk_bytes, scratch_bytes=min(DEFAULT_SCRATCH_BYTES, spec.memory_bytes or
-            disk_bytes, disk_bytes), cgroups=self._hierarchies.plan(sandbox_id, limits),
+            limits=limits, disk_bytes=disk_bytes, scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
+            cgroups=self._hierarchies.plan(sandbox_id, limits),
             held_by=self._held_by(limits),
         )  # fmt: skip
         document: dict[str, Any] = msgspec.to_builtins(plan)
@@ -239,7 +243,7 @@ class LocalProvider:
         job = Job(
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), image_root=image_root,
             image_uid=self._uid_base, plan=decided, files=files, host_network=spec.network == "host",
-            read_only=spec.read_only, hierarchies=self._hierarchies,
+            read_only=spec.read_only, hierarchies=self._hierarchies, close_userns=found.no_nested_userns.works,
         )  # fmt: skip
         try:
             with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
@@ -281,6 +285,8 @@ class LocalProvider:
             notes.append("nothing isolates: the code runs as its caller, sees the host, and shares its network")
         elif plan.uid is None:
             notes.append("its files belong to the daemon's own user on the host")
+        if plan.mechanism == "bubblewrap" and found.no_nested_userns.why:
+            notes.append(found.no_nested_userns.why)
         if files != "overlay":
             notes.append(f"the image was copied: {found.overlay.why or 'no overlay without isolation'}")
         return notes
@@ -350,7 +356,8 @@ class LocalProvider:
         with trio.CancelScope(shield=True):
             await self._in_thread(self._end, sandbox_id, decided, handle)
             if instance is not None:
-                await instance.ended()
+                with trio.move_on_after(END_TOLD_S):  # whoever closed it already hears no more
+                    await instance.ended()
                 await instance.aclose()
                 self._instances.pop(sandbox_id, None)
             directory = self.layout.sandbox(sandbox_id)
@@ -465,6 +472,11 @@ async def open_local(state_dir: str, *, uid_base: int, disk_limit: int) -> Async
                 with trio.CancelScope(shield=True):
                     await provider.aclose()
                 nursery.cancel_scope.cancel()
+
+
+def _scratch(memory_bytes: int | None, disk_bytes: int) -> int:
+    """The size of each of the three file systems that lie in memory: together they leave a quarter to the processes."""
+    return min(DEFAULT_SCRATCH_BYTES, disk_bytes, (memory_bytes or disk_bytes) // 4)
 
 
 def _why_weaker(limit: str) -> str:

@@ -20,7 +20,8 @@ _ETC: Final = ("passwd", "group", "hosts", "resolv.conf", "nsswitch.conf")
 class View(Struct, frozen=True, kw_only=True):
     """What goes into the arguments.
 
-    `workspace`, `in_dir` and `out_dir` are where bubblewrap finds these directories.
+    `workspace`, `in_dir` and `out_dir` are where bubblewrap finds these directories. With `close_userns` the code
+    inside can make no user namespaces, in which it would see more of the kernel than it needs.
     """
 
     sandbox_id: str
@@ -33,6 +34,7 @@ class View(Struct, frozen=True, kw_only=True):
     read_only: bool
     scratch_bytes: int
     guard_out: bool = False
+    close_userns: bool = False
 
 
 def arguments(view: View, info_fd: int) -> list[str]:
@@ -42,9 +44,10 @@ def arguments(view: View, info_fd: int) -> list[str]:
     the disk. Parents that bubblewrap makes by itself would be closed to others than their owner, hence the ``--dir``.
     """
     return [
-        "bwrap", "--unshare-user", "--uid", str(view.uid), "--gid", str(view.gid), "--unshare-ipc", "--unshare-pid",
-        "--unshare-uts", "--unshare-cgroup-try", *([] if view.host_network else ["--unshare-net"]),
-        "--hostname", view.sandbox_id[:63], "--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv",
+        "bwrap", "--unshare-user", *(["--disable-userns"] if view.close_userns else []), "--uid", str(view.uid),
+        "--gid", str(view.gid), "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try",
+        *([] if view.host_network else ["--unshare-net"]), "--hostname", view.sandbox_id[:63],
+        "--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv",
         *_variables(view), *_etc(view), *_from_host(), *_scratch(view), *_shared(view),
         "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd), "--",
     ]  # fmt: skip

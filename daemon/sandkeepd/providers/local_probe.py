@@ -21,6 +21,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
     bubblewrap: Capability
     overlay: Capability
     reflink: Capability
+    no_nested_userns: Capability
     hard_default: str = "copy"
 
     @property
@@ -43,10 +44,17 @@ def probe(directory: str, image_uid: int, root: bool) -> Abilities:
             bubblewrap=_bubblewrap(image_uid, root),
             overlay=_root_overlay(place, image_uid) if root else _user_overlay(place),
             reflink=_reflink(place),
+            no_nested_userns=_no_nested_userns(),
         )
     finally:
         run_tool(["chmod", "-R", "u+rwx", "--", place])
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _no_nested_userns() -> Capability:
+    if shutil.which("bwrap") is not None and b"--disable-userns" in run_tool(["bwrap", "--help"], timeout_s=20).stdout:
+        return Capability(works=True)
+    return Capability(works=False, why="bubblewrap is older than 0.8: code inside can make user namespaces of its own")
 
 
 def _bubblewrap(image_uid: int, root: bool) -> Capability:

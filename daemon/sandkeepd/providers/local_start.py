@@ -70,6 +70,7 @@ class Job(Struct, frozen=True, kw_only=True):
     host_network: bool
     read_only: bool
     hierarchies: Hierarchies
+    close_userns: bool = False
 
 
 class Started(Struct, frozen=True, kw_only=True):
@@ -222,6 +223,7 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
         sandbox_id=job.sandbox_id, workspace=workspace, in_dir=in_dir, out_dir=out_dir, uid=job.plan.inner_uid,
         gid=job.plan.inner_gid, host_network=job.host_network, read_only=job.read_only,
         scratch_bytes=job.plan.scratch_bytes, guard_out=job.plan.uid is None,
+        close_userns=job.close_userns,
     )  # fmt: skip
 
 
