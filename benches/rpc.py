@@ -7,16 +7,18 @@ real daemon with a sandbox, started for it, or one that runs already:
 
 Server and load are processes of their own. Figure and floor are measured in turns; the median of the rounds counts.
 
-On a shared machine of two processors the rows of one connection are not steady: either server, the echo too, answers
-in about 21 or about 45 microseconds, and may stay with one of them for a whole run. Keeping processes on processors,
-and short turns, did not cure it; no cause was found. So one run alone, good or bad, says little about these rows.
+For the rows of one connection client and servers are kept on processors of their own, and every processor is given
+something to do that yields to everything else. Otherwise two things are left to chance that each cost as much as the
+call: whether the server happens to be on the client's processor, and whether its processor had gone to sleep.
 """
 
 import argparse
 import contextlib
+import os
 import select
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -115,14 +117,57 @@ def calls_a_second(path: str, line: bytes, connections: int = CONNECTIONS, secon
 def latencies(paths: tuple[str, str], line: bytes) -> list[list[float]]:
     """How long single calls take on one connection to each of two servers, in microseconds, measured in short turns."""
     with contextlib.ExitStack() as held:
+        held.enter_context(awake())
+        processors = sorted(os.sched_getaffinity(0))
+        held.enter_context(kept_on(os.getpid(), processors[0]))
         sockets = [held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in paths]
         for sock, path in zip(sockets, paths, strict=True):
             sock.connect(path)
+            held.enter_context(kept_on(_server_of(sock), processors[-1]))
         took: list[list[float]] = [[], []]
         for _ in range(TURNS):
             for sock, times in zip(sockets, took, strict=True):
                 times += [_one_call(sock, line) for _ in range(CALLS_A_TURN)]
     return took
+
+
+@contextlib.contextmanager
+def awake() -> Iterator[None]:
+    """Keep every processor from idling, by loops that anything else interrupts at once."""
+    loops = [subprocess.Popen([sys.executable, "-c", _LOOP, str(cpu)]) for cpu in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+@contextlib.contextmanager
+def kept_on(pid: int, processor: int) -> Iterator[None]:
+    """Keep a process, with all its threads, on one processor."""
+    before = {int(thread): os.sched_getaffinity(int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+    for thread in before:
+        os.sched_setaffinity(thread, {processor})
+    try:
+        yield
+    finally:
+        for thread, processors in before.items():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, processors)
+
+
+def _server_of(sock: socket.socket) -> int:
+    return struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+
+
+_LOOP = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while True:
+    pass
+"""
 
 
 def _one_call(sock: socket.socket, line: bytes) -> float:

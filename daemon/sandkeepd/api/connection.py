@@ -53,7 +53,13 @@ class Connection:
     """
 
     def __init__(
-        self, sock: socket.socket, peer: Peer, handler: Handler, routes: Mapping[str, Route], send_deadline_s: float
+        self,
+        sock: socket.socket,
+        peer: Peer,
+        handler: Handler,
+        routes: Mapping[str, Route],
+        send_deadline_s: float,
+        is_lonely: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sock = sock
         self._fd = sock.fileno()
@@ -63,6 +69,7 @@ class Connection:
         self._lines = LineBuffer()
         self._writer = Writer(sock, send_deadline_s)
         self._send_deadline_s = send_deadline_s
+        self._is_lonely = is_lonely
         self._room = Room()
         self._reading = trio.CancelScope()
         self._waiting: set[trio.CancelScope] = set()
@@ -113,10 +120,16 @@ class Connection:
     async def _read(self) -> None:
         """Read and begin calls until the client has sent its last, or is gone."""
         while True:
-            await trio.lowlevel.wait_readable(self._fd)
+            if self._is_lonely():
+                # One that waited for this answer alone has its next call here by then: sleeping first, and being woken,
+                # would take longer than the call itself.
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(self._fd)
             try:
                 data = self._sock.recv(_CHUNK_BYTES)
             except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._fd)
                 continue
             except OSError:
                 return self.lose()

@@ -30,6 +30,7 @@ MAX_CONNECTIONS: Final = 512
 """How many connections a user may have; root may have as many as there are descriptors."""
 
 _NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_FEW: Final = 4
 _PAUSE_S: Final = 0.1
 
 
@@ -130,7 +131,9 @@ class Server:
             try:
                 peer = peer_of(sock)
                 if self._admit(peer):
-                    await self._run(Connection(sock, peer, self._handler, self._routes, self._send_deadline_s), peer)
+                    await self._run(
+                        Connection(sock, peer, self._handler, self._routes, self._send_deadline_s, self._is_quiet), peer
+                    )
             except Exception:
                 log.exception("a connection failed by a defect of the daemon")
 
@@ -139,6 +142,10 @@ class Server:
             return True
         log.warning("refused a client of %s: it has %d connections", peer.owner, self._max_connections)
         return False
+
+    def _is_quiet(self) -> bool:
+        """Whether so few are connected that looking twice before sleeping costs nobody anything."""
+        return len(self._connections) <= _FEW
 
     async def _run(self, connection: Connection, peer: Peer) -> None:
         self._connections.add(connection)
