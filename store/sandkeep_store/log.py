@@ -250,7 +250,9 @@ class EventLog:
         """Like `read`, and where to go on. Recent events come from memory, others from the file; nobody has a queue."""
         await trio.lowlevel.checkpoint()
         end = max(after, self.head if upto is None else min(upto, self.head))
-        wanted = Filter(stream, sandbox_id, type)
+        return await self._page(after, end, limit, Filter(stream, sandbox_id, type))
+
+    async def _page(self, after: int, end: int, limit: int, wanted: Filter) -> Page:
         if after + 1 >= self._ring.first:
             return self._recent(after, end, limit, wanted)
         found = await trio.to_thread.run_sync(self._reader.page, after, end, limit, wanted, limiter=self._readers)
@@ -277,12 +279,13 @@ class EventLog:
         type: str | None = None,
     ) -> Page:
         """Like `page`, but it waits until there is an event to answer. Call it again with the page's position."""
+        wanted = Filter(stream, sandbox_id, type)
         while True:
-            page = await self.page(after, limit, stream=stream, sandbox_id=sandbox_id, type=type)
+            await self.wait(after)
+            page = await self._page(after, self.head, limit, wanted)
             if page.events:
                 return page
             after = page.position
-            await self.wait(after)
 
     async def wait(self, after: int) -> None:
         """Return once there is an event after a position."""
