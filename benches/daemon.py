@@ -82,9 +82,11 @@ def daemon() -> Iterator[tuple[Any, str]]:
         while not os.path.exists(f"{root}/sock"):
             time.sleep(0.01)
         with connect(f"{root}/sock") as client:
-            yield client, root
-            for sandbox in client.sandbox.list().sandboxes:
-                client.sandbox.terminate(sandbox.sandbox_id)
+            try:
+                yield client, root
+            finally:
+                for sandbox in client.sandbox.list().sandboxes:
+                    client.sandbox.terminate(sandbox.sandbox_id)
     finally:
         process.terminate()
         process.wait(30)
