@@ -105,14 +105,7 @@ def _check(state: State, method: Method, params: Params, owner: str) -> None:
             )
     if method.access is Access.OWNER and method.subject is not None:
         subject: str = getattr(params, method.subject)
-        if _owner(state, method.subject, subject) != owner:
+        is_image = method.subject == "image_id"
+        if state.owner_of(subject if is_image else "", None if is_image else subject) != owner:
             noun = method.subject.removesuffix("_id")
             raise CallerError("not_found", f"there is no {noun} {subject!r}", **{method.subject: subject})
-
-
-def _owner(state: State, kind: str, subject: str) -> str | None:
-    if kind == "image_id":
-        image = state.images.get(subject)
-        return image.owner if image else None
-    sandbox = state.sandboxes.get(subject)
-    return sandbox.owner if sandbox else None

@@ -39,13 +39,14 @@ from sandkeep.events import DAEMON_STREAM, Meta
 from sandkeep.version import VERSION
 from sandkeep_store import metadata_files, offline
 from sandkeep_store.codec import UnknownEvent
-from sandkeep_store.log import EventLog
+from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
 from sandkeepd import reaper, table
 from sandkeepd.api.listener import listening
 from sandkeepd.api.server import serve
-from sandkeepd.core import Core, new
+from sandkeepd.core import Core
+from sandkeepd.hostprocess import boot_id
 from sandkeepd.images import Images
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Provider
@@ -167,7 +168,7 @@ async def running_log(log: EventLog) -> AsyncIterator[None]:
 async def _record_start(core: Core) -> None:
     event = events.DaemonStarted(software=VERSION, pid=os.getpid(), uid=os.geteuid(), boot_id=boot_id())
     try:
-        await core.log.append([new(DAEMON_STREAM, event)], Meta(pid=os.getpid()))
+        await core.log.append([NewEvent(DAEMON_STREAM, event)], Meta(pid=os.getpid()))
     except DaemonError as error:  # reads, and ending sandboxes, go on all the same
         logger.warning("the start is not on record", extra={"why": error.message})
 
@@ -177,7 +178,8 @@ async def _record_stop(core: Core, reason: str) -> None:
         scope.shield = True
         try:
             if not core.problems:
-                await core.log.append([new(DAEMON_STREAM, events.DaemonStopped(reason=reason))], Meta(pid=os.getpid()))
+                stopped = NewEvent(DAEMON_STREAM, events.DaemonStopped(reason=reason))
+                await core.log.append([stopped], Meta(pid=os.getpid()))
                 await core.files.flush()
         except SandkeepError as error:
             logger.warning("the stop is not on record", extra={"why": error.message})
@@ -236,9 +238,3 @@ def who_may_connect() -> tuple[int, str | None]:
         return 0o600, None
     group = settings.SOCKET_GROUP()
     return (0o660, group) if group else (0o666, None)
-
-
-def boot_id() -> str:
-    """What the kernel calls this run of the machine."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()

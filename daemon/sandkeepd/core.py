@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from sandkeep.errors import DaemonError, SandkeepError, SetupError
-from sandkeep.events import Event, Meta
+from sandkeep.events import Meta
 from sandkeep_store.log import EventLog, NewEvent, Recorded
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
@@ -45,9 +45,12 @@ class Core:
             self.state.apply(fact.event, fact)
             if fact.sandbox_id is not None:
                 self.files.mark(fact.sandbox_id)
-            waiting = self._waiting.pop(fact.stream, None)
-            if waiting is not None:
-                waiting.set()
+            self._wake(fact.stream)
+
+    def _wake(self, stream: str) -> None:
+        waiting = self._waiting.pop(stream, None)
+        if waiting is not None:
+            waiting.set()
 
     def provider(self, name: str) -> Provider:
         """The provider of that name. Raises `not_supported`."""
@@ -90,9 +93,7 @@ class Core:
     def _stall(self, streams: Sequence[str], error: DaemonError) -> None:
         for stream in streams:
             self._stalled[stream] = error
-            waiting = self._waiting.pop(stream, None)
-            if waiting is not None:
-                waiting.set()
+            self._wake(stream)
 
     async def settled(self, stream: str, done: Callable[[], bool]) -> None:
         """Wait until `done`, which is looked at after each event of that stream. Raises `storage_unavailable` when it
@@ -117,11 +118,6 @@ class Core:
             await carrier()
         except Exception:
             logger.exception("carrier failed", extra={"what": what})
-
-
-def new(stream: str, event: Event, sandbox_id: str | None = None, expected_revision: int | None = None) -> NewEvent:
-    """An event to append to a stream."""
-    return NewEvent(stream, event, sandbox_id, expected_revision)
 
 
 def as_sandkeep_error(error: BaseException) -> SandkeepError:

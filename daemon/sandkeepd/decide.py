@@ -5,8 +5,8 @@ be appended.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Container, Mapping, Sequence
+from typing import Final
 
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
@@ -131,7 +131,7 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
 
 
 def create_sandbox(
-    state: State, command: SandboxCreate, sandbox_id: str, taken: Mapping[str, Any], disk_bytes: int
+    state: State, command: SandboxCreate, sandbox_id: str, taken: Container[str], disk_bytes: int
 ) -> tuple[ImageState, SandboxSpec]:
     """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used."""
     ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
@@ -184,7 +184,7 @@ def words(command: Sequence[str] | str) -> list[str]:
 
 
 def launch(
-    sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, taken: Mapping[tuple[str, str], Any]
+    sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, taken: Container[tuple[str, str]]
 ) -> events.ProcessLaunchRequested:
     """The intent to start a process. `taken` are names about to be used, by sandbox and name."""
     require_running(sandbox)

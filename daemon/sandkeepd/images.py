@@ -7,10 +7,10 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, error_from
 from sandkeep.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
 from sandkeep.model import Image, ImageList
-from sandkeep_store.log import Recorded
+from sandkeep_store.log import NewEvent, Recorded
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import Core, as_sandkeep_error, new
+from sandkeepd.core import Core, as_sandkeep_error
 from sandkeepd.providers.base import Caller, Progress
 from sandkeepd.query import page
 
@@ -30,7 +30,7 @@ class Images:
         provider = self._core.provider(request.params.provider or DEFAULT_PROVIDER)
         event = decide.create_image(request.params, request.owner, provider.name)
         image_id = ids.new_id(ids.IMAGE)
-        intent = await self._core.intend(new(image_id, event, expected_revision=0), request.meta)
+        intent = await self._core.intend(NewEvent(image_id, event, expected_revision=0), request.meta)
         work = partial(self._import, image_id, request.caller, request.progress, intent)
         self._core.carry(work, f"import of {image_id}")
         return await self.answer_create(image_id)
@@ -52,7 +52,7 @@ class Images:
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             failed = events.ImageCreateFailed(code=error.code, message=error.message)
-            await core.record([new(image_id, failed)], intent)
+            await core.record([NewEvent(image_id, failed)], intent)
             return
         same = None if requested.clean else decide.same_content(core.state, image_id, made.digest)
         if same is None:
@@ -63,12 +63,12 @@ class Images:
                 skipped_count=made.skipped_count,
                 skipped=made.skipped,
             )
-            await core.record([new(image_id, outcome)], intent)
+            await core.record([NewEvent(image_id, outcome)], intent)
             return
         self.holds[same.image_id] += 1
         try:
             await provider.remove_image(image_id)
-            await core.record([new(image_id, events.ImageReused(image_id=same.image_id))], intent)
+            await core.record([NewEvent(image_id, events.ImageReused(image_id=same.image_id))], intent)
         finally:
             self.holds[same.image_id] -= 1
 
@@ -83,7 +83,7 @@ class Images:
             self._leaving.add(image_id)  # nobody may start to use it while the intent is on its way to the disk
             try:
                 intent = await core.intend(
-                    new(image_id, event, expected_revision=image.revision), request.meta, essential=True
+                    NewEvent(image_id, event, expected_revision=image.revision), request.meta, essential=True
                 )
             finally:
                 self._leaving.discard(image_id)
@@ -100,7 +100,7 @@ class Images:
         """Remove the files of an image whose removal is on record."""
         core = self._core
         await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
-        await core.record([new(image_id, events.ImageRemoved())], intent)
+        await core.record([NewEvent(image_id, events.ImageRemoved())], intent)
 
     def hold(self, image_id: str) -> None:
         """Say that a sandbox is about to be made from it. Raises `not_found` when it is being removed."""

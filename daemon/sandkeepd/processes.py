@@ -27,13 +27,13 @@ from sandkeep.methods import (
 )
 from sandkeep.model import ExecResult, Process, ProcessList, ProcessOutput
 from sandkeep_store.codec import CODEC
-from sandkeep_store.log import Recorded
+from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import Core, new
+from sandkeepd.core import Core
 from sandkeepd.providers.base import Chunk, Exit, Instance, Launch
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
@@ -48,7 +48,7 @@ class Processes:
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
         self._core = core
         self._sandboxes = sandboxes
-        self._naming: dict[tuple[str, str], None] = {}
+        self._naming: set[tuple[str, str]] = set()
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -76,16 +76,15 @@ class Processes:
         """Put the intent on record and start the process's carrier."""
         core = self._core
         sandbox = decide.sandbox(core.state, command.sandbox_id)
-        decide.require_running(sandbox)
         runtime = await self._sandboxes.runtime(sandbox)
         event = decide.launch(sandbox, command, name, self._naming)
         process_id = ids.new_id(ids.PROCESS)
         key = (sandbox.sandbox_id, name or process_id)
-        self._naming[key] = None
+        self._naming.add(key)
         try:
-            intent = await core.intend(new(process_id, event, sandbox.sandbox_id, 0), request.meta)
+            intent = await core.intend(NewEvent(process_id, event, sandbox.sandbox_id, 0), request.meta)
         finally:
-            del self._naming[key]
+            self._naming.remove(key)
         process = core.state.processes[process_id]
         launch = Launch(
             process_id=process_id,
@@ -100,7 +99,7 @@ class Processes:
             failed = events.ProcessLaunchFailed(
                 code="not_ready", message=f"sandbox {sandbox.sandbox_id} is being ended"
             )
-            await core.record([new(process_id, failed, sandbox.sandbox_id)], intent)
+            await core.record([NewEvent(process_id, failed, sandbox.sandbox_id)], intent)
         return process
 
     async def answer_launch(self, process: ProcessState) -> Process:
@@ -116,7 +115,6 @@ class Processes:
         if process.status == "failed":
             raise decide.failure_of(process)
         out, err = (self._read(process, stream, 0, inline_bytes) for stream in ("stdout", "stderr"))
-        begun = process.started_us or process.requested_us
         return ExecResult(
             process_id=process.process_id,
             sandbox_id=process.sandbox_id,
@@ -129,7 +127,7 @@ class Processes:
             stderr_bytes=err.size,
             stdout_truncated=out.size > len(out.data),
             stderr_truncated=err.size > len(err.data),
-            duration_s=max(0.0, ((process.ended_us or begun) - process.requested_us) / 1e6),
+            duration_s=max(0.0, ((process.ended_us or process.requested_us) - process.requested_us) / 1e6),
             error=process.error[1] if process.error else None,
         )
 
@@ -201,7 +199,7 @@ class Processes:
         instance.forget(process_id)
 
     async def _record(self, process: ProcessState, *facts: events.Event, cause: Recorded | None = None) -> None:
-        await self._core.record([new(process.process_id, fact, process.sandbox_id) for fact in facts], cause)
+        await self._core.record([NewEvent(process.process_id, fact, process.sandbox_id) for fact in facts], cause)
 
     # -- acting on ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +211,7 @@ class Processes:
         if runtime is None:
             return process.view()
         event = events.ProcessSignalled(signal=Signals(number).name.removeprefix("SIG"))
-        await self._core.intend(new(process.process_id, event, process.sandbox_id), request.meta)
+        await self._core.intend(NewEvent(process.process_id, event, process.sandbox_id), request.meta)
         if not process.ended:  # it may have, while that went to the disk
             await runtime.instance.signal(process.process_id, number)
         return process.view()

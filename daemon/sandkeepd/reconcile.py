@@ -13,9 +13,10 @@ import trio
 
 from sandkeep import events
 from sandkeep.errors import StateError
+from sandkeep_store.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import decide
-from sandkeepd.core import Core, as_sandkeep_error, new
+from sandkeepd.core import Core, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Instance, Provider
@@ -54,7 +55,8 @@ class Reconciler:
                     nursery.start_soon(
                         core.guarded, partial(self._images.finish_remove, image_id, None), f"removing {image_id}"
                     )
-            for sandbox in list(core.state.sandboxes.values()):
+            unsettled = [s for s in core.state.sandboxes.values() if s.status in ("creating", "running", "stopping")]
+            for sandbox in unsettled:
                 nursery.start_soon(core.guarded, partial(self._settle, sandbox), f"settling {sandbox.sandbox_id}")
         for provider in core.providers.values():
             await core.guarded(partial(self._sweep, provider, known), f"sweeping {provider.name}")
@@ -62,7 +64,7 @@ class Reconciler:
     async def _undo_image(self, image_id: str) -> None:
         core = self._core
         await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
-        await core.record([new(image_id, events.ImageCreateFailed(code="not_ready", message=INTERRUPTED))], None)
+        await core.record([NewEvent(image_id, events.ImageCreateFailed(code="not_ready", message=INTERRUPTED))], None)
 
     async def _settle(self, sandbox: SandboxState) -> None:
         if sandbox.sandbox_id in self._sandboxes.adopting:
@@ -82,7 +84,7 @@ class Reconciler:
         core, asked = self._core, sandbox.requested
         await core.provider(asked.provider).terminate(sandbox.sandbox_id, asked.plan, {})
         failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED)
-        await core.record([new(sandbox.sandbox_id, failed, sandbox.sandbox_id)], None)
+        await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id)], None)
 
     async def _adopt(self, sandbox: SandboxState) -> None:
         """Take over a sandbox, or tell that it is lost; neither when its end is ordered meanwhile."""
@@ -101,7 +103,7 @@ class Reconciler:
             if instance is None:
                 await self._lost(sandbox, why, revision)
             else:
-                adopted = new(sandbox.sandbox_id, events.SandboxAdopted(), sandbox.sandbox_id, revision)
+                adopted = NewEvent(sandbox.sandbox_id, events.SandboxAdopted(), sandbox.sandbox_id, revision)
                 await self._core.record([adopted], None)
         except StateError:
             logger.info("not adopted, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
@@ -134,11 +136,11 @@ class Reconciler:
     async def _lost(self, sandbox: SandboxState, why: str, revision: int) -> None:
         logger.warning("sandbox lost", extra={"sandbox_id": sandbox.sandbox_id, "why": why})
         told = [
-            new(process.process_id, events.ProcessLost(message=f"its sandbox was lost: {why}"), sandbox.sandbox_id)
+            NewEvent(process.process_id, events.ProcessLost(message=f"its sandbox was lost: {why}"), sandbox.sandbox_id)
             for process in sandbox.active.values()
         ]
         lost = events.SandboxLost(last_status="running", message=why)
-        await self._core.record([*told, new(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision)], None)
+        await self._core.record([*told, NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision)], None)
 
     async def _sweep(self, provider: Provider, known: set[str]) -> None:
         """Remove what the provider holds and nobody owns. What was made since the daemon started is not in question."""

@@ -22,7 +22,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import RETRY_S, Core, as_sandkeep_error, new
+from sandkeepd.core import RETRY_S, Core, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.providers.base import Instance
 from sandkeepd.query import page
@@ -87,7 +87,7 @@ class Sandboxes:
         self._images.hold(image.image_id)
         self._planned[sandbox_id] = (provider.name, plan)
         try:
-            intent = await core.intend(new(sandbox_id, event, sandbox_id, 0), request.meta)
+            intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta)
         finally:
             self._images.release(image.image_id)
             del self._planned[sandbox_id]
@@ -140,7 +140,7 @@ class Sandboxes:
         if outcome is None or not decide.may(sandbox, outcome.type):
             return  # it is being terminated: that carrier has the provider end what was made, and let go of it
         try:
-            await core.record([new(sandbox_id, outcome, sandbox_id, intent.revision)], intent)
+            await core.record([NewEvent(sandbox_id, outcome, sandbox_id, intent.revision)], intent)
         except StateError:
             return  # the same, ordered while this was on its way to the disk
         if instance is not None:
@@ -184,7 +184,7 @@ class Sandboxes:
             await self.end(sandbox_id, "disk_limit")
             return
         logger.warning("sandbox failed", extra={"sandbox_id": sandbox_id, "why": why})
-        failed = new(sandbox_id, events.SandboxFailed(message=why), sandbox_id, sandbox.revision)
+        failed = NewEvent(sandbox_id, events.SandboxFailed(message=why), sandbox_id, sandbox.revision)
         try:
             await core.record([*self._last_words(sandbox, runtime.instance, None), failed], None)
         except StateError:
@@ -235,9 +235,10 @@ class Sandboxes:
         sandbox = core.state.sandboxes[sandbox_id]
         while decide.may(sandbox, "sandbox.terminate_requested"):
             event = events.SandboxTerminateRequested(reason=reason)
+            order = NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)
             meta = request.meta if request is not None else events.Meta()
             try:
-                intent = await core.intend(new(sandbox_id, event, sandbox_id, sandbox.revision), meta, essential=True)
+                intent = await core.intend(order, meta, essential=True)
             except StateError:
                 continue  # something else happened to it at that instant: look again
             core.carry(partial(self.finish_end, sandbox_id, intent), f"end of {sandbox_id}")
@@ -259,7 +260,7 @@ class Sandboxes:
         instance = runtime.instance if runtime is not None else None
         outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
         last_words = self._last_words(sandbox, instance, KILLED)
-        await core.record([*last_words, new(sandbox_id, outcome, sandbox_id)], intent, essential=True)
+        await core.record([*last_words, NewEvent(sandbox_id, outcome, sandbox_id)], intent, essential=True)
         if runtime is not None:
             self.runtimes.pop(sandbox_id, None)
             await runtime.instance.aclose()
@@ -285,7 +286,7 @@ class Sandboxes:
     def _last_words(self, sandbox: SandboxState, instance: Instance | None, exit_code: int | None) -> list[NewEvent]:
         """How the processes of a sandbox that is gone ended: as they told, else by `exit_code`, else nobody knows."""
         return [
-            new(process.process_id, self._last_word(process, instance, exit_code), sandbox.sandbox_id)
+            NewEvent(process.process_id, self._last_word(process, instance, exit_code), sandbox.sandbox_id)
             for process in sandbox.active.values()
         ]
 

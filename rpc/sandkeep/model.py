@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from sandkeep.ids import NAME_PATTERN
+from sandkeep.ids import MAX_NAME_LENGTH, NAME_PATTERN
 
 MAX_INLINE_BYTES: Final = 1024 * 1024
 """How much of each stream an ``exec`` answers inline. The rest is in the journal."""
@@ -18,7 +18,11 @@ MAX_READ_BYTES: Final = 4 * 1024 * 1024
 
 Name: TypeAlias = Annotated[
     str,
-    Meta(pattern=NAME_PATTERN, max_length=64, description="An id or name: 1 to 64 letters, digits, '_', '.' or '-'."),
+    Meta(
+        pattern=NAME_PATTERN,
+        max_length=MAX_NAME_LENGTH,
+        description="An id or name: 1 to 64 letters, digits, '_', '.' or '-'.",
+    ),
 ]
 Timestamp: TypeAlias = Annotated[str, Meta(description="RFC 3339, UTC, microseconds, final Z.")]
 Text: TypeAlias = Annotated[

@@ -67,7 +67,7 @@ class MetadataFiles:
             self._dirty.pop(sandbox_id, None)
         documents = {sandbox_id: self._document(sandbox_id) for sandbox_id in sandbox_ids}
         try:
-            await trio.to_thread.run_sync(_write_all, self.root, documents)
+            await trio.to_thread.run_sync(_write_changed, self.root, documents)
             self.failure = None
         except OSError as error:
             self.failure = f"cannot write {FILE_NAME} below {self.root}: {error.strerror}"
@@ -170,6 +170,11 @@ def _names(root: str) -> list[str]:
         return sorted(name for name in os.listdir(root) if is_name(name))
     except FileNotFoundError:
         return []
+
+
+def _write_changed(root: str, documents: Mapping[str, bytes | None]) -> None:
+    """Reading is cheap beside an fsync, and after a start most documents are as they should be."""
+    _write_all(root, {name: new for name, new in documents.items() if new is None or read(root, name) != new})
 
 
 def _write_all(root: str, documents: Mapping[str, bytes | None]) -> None:

@@ -67,11 +67,6 @@ class Writer:
         """Whether as many appends wait as may."""
         return len(self._waiting) >= MAX_WAITING
 
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing is taken any more."""
-        return self._stopping
-
     def put(self, append: Append) -> None:
         """Have `append` committed with the next batch."""
         with self._lock:

@@ -14,19 +14,6 @@ from sandkeep_store.log import NewEvent
 from sandkeepd import core as core_module
 
 
-@pytest.fixture
-def state_dir(places: str, tmp_path: Path) -> str:
-    return str(tmp_path / "state")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> str:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    (folder / "hello").write_text("hello\n")
-    return str(folder)
-
-
 async def refused(code: str, call: Any) -> SandkeepError:
     with pytest.raises(SandkeepError) as caught:
         await call

@@ -1,6 +1,5 @@
 """What broke a daemon when it was attacked: requests at the moment at which something else happens to their object."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,19 +9,6 @@ from tests.daemon.inside import Inside, inside
 from sandkeep.clock import now_us
 from sandkeep.errors import SandkeepError
 from sandkeepd.keeper.client import KeeperInstance
-
-
-@pytest.fixture
-def state_dir(places: str, tmp_path: Path) -> str:
-    return str(tmp_path / "state")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> str:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    (folder / "hello").write_text("hello\n")
-    return str(folder)
 
 
 class Gate:

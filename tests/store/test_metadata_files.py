@@ -43,6 +43,16 @@ async def test_it_writes_what_is_marked(tmp_path: Path, log: Log) -> None:
     assert not list(tmp_path.glob("*/.metadata*"))
 
 
+async def test_what_is_as_it_should_be_is_not_written_again(tmp_path: Path, log: Log) -> None:
+    """A daemon that starts marks all documents."""
+    files = files_of(tmp_path, log.fold())
+    await files.flush()
+    before = {path: path.stat().st_ino for path in tmp_path.glob("*/metadata.json")}
+    files.mark("sbx_a")
+    await files.flush()
+    assert {path: path.stat().st_ino for path in tmp_path.glob("*/metadata.json")} == before
+
+
 async def test_its_task_writes_after_a_pause(tmp_path: Path, log: Log, autojump_clock: trio.testing.MockClock) -> None:
     files = files_of(tmp_path, log.fold())
     async with trio.open_nursery() as nursery:

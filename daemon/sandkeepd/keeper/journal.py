@@ -80,11 +80,6 @@ def read_journal(out_dir: str, process_id: str, stream: str, offset: int, max_by
     return Chunk(offset=offset, data=data, size=size, note=note)
 
 
-def journal_size(out_dir: str, process_id: str, stream: str) -> int:
-    """How many bytes a journal holds; 0 when there is none."""
-    return read_journal(out_dir, process_id, stream, 0, 0).size
-
-
 def read_pid(out_dir: str, process_id: str) -> int | None:
     """The pid that the keeper noted for a process, if it can be believed to be one."""
     try:

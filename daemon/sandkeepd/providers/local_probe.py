@@ -22,7 +22,6 @@ class Abilities(Struct, frozen=True, kw_only=True):
     overlay: Capability
     reflink: Capability
     no_nested_userns: Capability
-    hard_default: str = "copy"
 
     @property
     def files(self) -> str:

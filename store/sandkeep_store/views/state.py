@@ -22,8 +22,6 @@ class State:
         self.images: dict[str, ImageState] = {}
         self.sandboxes: dict[str, SandboxState] = {}
         self.processes: dict[str, ProcessState] = {}
-        self.starts = 0
-        self.clean_stops = 0
 
     def apply(self, event: Event, fact: Fact) -> None:
         """Move on by one event."""
