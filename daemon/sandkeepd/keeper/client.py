@@ -10,7 +10,6 @@ Nothing is awaited for a reader's sake: journals are files, and what a daemon mi
 """
 
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from signal import Signals
@@ -21,7 +20,7 @@ import trio
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
-from sandkeepd.keeper import journal, requests
+from sandkeepd.keeper import fifo, files, journal, requests
 from sandkeepd.keeper.watcher import Watcher, grown
 from sandkeepd.providers.base import Chunk, Exit, Launch
 
@@ -233,7 +232,7 @@ class KeeperInstance:
         process = self._known(process_id)
         async with process.input_lock:
             fd = self._input(process_id, process)
-            taken = await _write_all(fd, data)
+            taken = await fifo.write_all(fd, data)
             if taken < len(data):
                 raise StateError("not_ready", f"process {process_id} ended after {taken} bytes of input", taken=taken)
             if eof:
@@ -244,7 +243,7 @@ class KeeperInstance:
 
     def _input(self, process_id: str, process: _Process) -> int:
         if process.exit is None and process.input_fd is None:
-            process.input_fd = _open_fifo(f"{self._in}/{process_id}.stdin")
+            process.input_fd = fifo.open_fifo(f"{self._in}/{process_id}.stdin")
         if process.input_fd is None:
             raise StateError(
                 "not_ready",
@@ -309,7 +308,7 @@ class KeeperInstance:
                 await self._drop(process_id)
 
     async def _whole(self, process_id: str, stream: str) -> bytes:
-        limit = MAX_FILE_BYTES + 1
+        limit = files.MAX_FILE_BYTES + 1
         return (await trio.to_thread.run_sync(self.read, process_id, stream, 0, limit)).data
 
     async def _drop(self, process_id: str) -> None:
@@ -336,18 +335,11 @@ class KeeperInstance:
 
     async def read_file(self, path: str) -> bytes:
         """See `Instance.read_file`."""
-        code, stdout, stderr = await self.run_command(["sh", "-c", READ_FILE, "sh", path, str(MAX_FILE_BYTES + 1)])
-        _check_file(code, stderr, path)
-        if len(stdout) > MAX_FILE_BYTES:
-            raise CallerError(
-                "invalid", f"path: {path!r} is larger than {MAX_FILE_BYTES} bytes: read it in pieces", field="path"
-            )
-        return stdout
+        return await files.read_file(self, path)
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Instance.write_file`."""
-        code, _, stderr = await self.run_command(["sh", "-c", WRITE_FILE, "sh", path, new_id(PROCESS)], data)
-        _check_file(code, stderr, path)
+        await files.write_file(self, path, data)
 
     async def ended(self) -> str:
         """See `Instance.ended`."""
@@ -444,7 +436,7 @@ class KeeperInstance:
         Several at once stay together among those that do the same.
         """
         self._check_present()
-        fd = _open_fifo(f"{self._in}/.control")
+        fd = fifo.open_fifo(f"{self._in}/.control")
         if fd is None:
             raise ProviderError(
                 "provider_unavailable", f"sandbox {self.sandbox_id} has lost its request channel: terminate it"
@@ -452,11 +444,11 @@ class KeeperInstance:
         try:
             with trio.fail_after(REQUEST_DEADLINE_S):
                 if len(lines) == 1:
-                    await _write_line(fd, lines[0])
+                    await fifo.write_line(fd, lines[0])
                     return
                 async with self._secret_turn:
                     for line in lines:
-                        await _write_line(fd, line)
+                        await fifo.write_line(fd, line)
         except trio.TooSlowError:
             raise self._silent() from None
         finally:
@@ -500,43 +492,6 @@ class KeeperInstance:
             _unlink(f"{self._in}/{name}")
 
 
-MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-"""The largest file that is read whole."""
-
-# The target's type is looked at first, so that a FIFO cannot hold the reader.
-READ_FILE: Final = """
-if [ -e "$1" ] && ! [ -f "$1" ]; then echo 'Is a directory' >&2; exit 1; fi
-LC_ALL=C exec head -c "$2" -- "$1"
-"""
-
-# Written beside the target and renamed, so that nobody sees half of it. An existing file keeps its mode; a link is
-# followed.
-WRITE_FILE: Final = """
-export LC_ALL=C
-target=$(readlink -f -- "$1" && echo x) && target=${target%??} || { echo 'No such file' >&2; exit 1; }
-if [ -e "$target" ] && ! [ -f "$target" ]; then echo 'Is a directory' >&2; exit 1; fi
-if [ -e "$target" ] && ! [ -w "$target" ]; then echo 'Permission denied' >&2; exit 1; fi
-new=${target%/*}/.$2
-trap 'rm -f -- "$new"' EXIT
-cat >"$new" || exit 1
-if [ -e "$target" ]; then chmod --reference="$target" -- "$new"; fi
-mv -fT -- "$new" "$target"
-"""
-
-
-def _check_file(code: int | None, stderr: bytes, path: str) -> None:
-    if code == 0:
-        return
-    said = stderr.decode(errors="replace")
-    if "No such file" in said or "Not a directory" in said or "nonexistent" in said:
-        raise CallerError("not_found", f"there is no file {path!r} in the sandbox", field="path")
-    if "Is a directory" in said:
-        raise CallerError("invalid", f"path: {path!r} is not a regular file", field="path")
-    if "ermission denied" in said or "Read-only" in said:
-        raise CallerError("permission_denied", f"the sandbox's user may not do that with {path!r}", field="path")
-    raise ProviderError("provider_unavailable", f"{path!r} could not be read or written: {said.strip()[:200] or code}")
-
-
 def _no_room(error: OSError) -> SandkeepError:
     from sandkeep.errors import DaemonError
 
@@ -559,43 +514,3 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except OSError:
         return
-
-
-def _open_fifo(path: str) -> int | None:
-    """Open a FIFO of ours for both directions, so that neither end's death is an end of file. None: it is not one."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    if stat.S_ISFIFO(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    return None
-
-
-async def _write_line(fd: int, line: bytes) -> None:
-    """Write a line of up to PIPE_BUF bytes: whole, or after waiting."""
-    while True:
-        try:
-            os.write(fd, line)
-        except BlockingIOError:
-            await trio.lowlevel.wait_writable(fd)
-        else:
-            return
-
-
-async def _write_all(fd: int, data: bytes) -> int:
-    """Write as the reader makes room. Answers how much was taken: less than all when `fd` was closed meanwhile."""
-    taken = 0
-    view = memoryview(data)
-    while taken < len(data):
-        try:
-            taken += os.write(fd, view[taken : taken + 65536])
-        except BlockingIOError:
-            try:
-                await trio.lowlevel.wait_writable(fd)
-            except trio.ClosedResourceError:
-                return taken
-        else:
-            await trio.lowlevel.checkpoint()
-    return taken

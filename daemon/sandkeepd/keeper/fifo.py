@@ -1,0 +1,46 @@
+"""FIFOs between the daemon and a sandbox: opened so that nobody's death is an end of file, written without blocking."""
+
+import os
+import stat
+
+import trio
+
+
+def open_fifo(path: str) -> int | None:
+    """Open a FIFO of ours for both directions, so that neither end's death is an end of file. None: it is not one."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+async def write_line(fd: int, line: bytes) -> None:
+    """Write a line of up to PIPE_BUF bytes: whole, or after waiting."""
+    while True:
+        try:
+            os.write(fd, line)
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(fd)
+        else:
+            return
+
+
+async def write_all(fd: int, data: bytes) -> int:
+    """Write as the reader makes room. Answers how much was taken: less than all when `fd` was closed meanwhile."""
+    taken = 0
+    view = memoryview(data)
+    while taken < len(data):
+        try:
+            taken += os.write(fd, view[taken : taken + 65536])
+        except BlockingIOError:
+            try:
+                await trio.lowlevel.wait_writable(fd)
+            except trio.ClosedResourceError:
+                return taken
+        else:
+            await trio.lowlevel.checkpoint()
+    return taken
