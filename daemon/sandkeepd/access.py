@@ -16,7 +16,7 @@ from sandkeep.events import Meta
 from sandkeep.methods import Access, Method, Mutation, Params
 from sandkeep.settings import ADMIN_GROUP
 from sandkeep_store.views.state import State
-from sandkeepd.api.call import Call
+from sandkeepd.api.call import Call, Give
 from sandkeepd.api.peer import Peer
 from sandkeepd.providers.base import Caller, Progress
 
@@ -33,6 +33,7 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
     peer: Peer
     client: str | None
     progress: Progress
+    give: Give
 
     @property
     def caller(self) -> Caller:
@@ -92,6 +93,7 @@ def admit(state: State, call: Call) -> Request[Params]:
         peer=peer,
         client=call.client,
         progress=call.progress,
+        give=call.give,
     )
 
 

@@ -188,6 +188,21 @@ class SandboxTerminated(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class SandboxFileWritten(Event, frozen=True, kw_only=True):
+    """A caller put a file or a tree into the sandbox; it was complete when this was recorded. `sha256` is that of a
+    file's content, or of the archive that a tree came in; None where nobody computed it.
+
+    Its stream is ``SANDBOX/files``: files come while the sandbox's own stream waits for what ends it.
+    """
+
+    type = "sandbox.file_written"
+    path: str
+    kind: Literal["file", "tree"]
+    size_bytes: int
+    files: int = 1
+    sha256: str | None = None
+
+
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +225,7 @@ class ProcessLaunchRequested(Event, frozen=True, kw_only=True):
     stdin: bool = False
     timeout_s: float | None = None
     durable: bool = False
+    tty: bool = False
 
 
 class ProcessStarted(Event, frozen=True, kw_only=True):

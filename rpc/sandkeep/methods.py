@@ -13,6 +13,9 @@ from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Sec
 
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
+TerminalSide = Annotated[int, Meta(ge=1, le=1000)]
+TerminalName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)")]
+PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
 Token = Annotated[str, Meta(max_length=128)]
 Signal = Annotated[
     str,
@@ -151,7 +154,8 @@ class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
 class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command to start. With `stdin` it reads what `process.write_stdin` brings; otherwise it has none.
 
-    With `durable` what it wrote is on disk before its end is recorded.
+    With `tty` it gets a terminal of `rows` and `cols`, which can be attached to, and its input and output are that
+    terminal's: there is no stderr apart. With `durable` what it wrote is on disk before its end is recorded.
     """
 
     sandbox_id: Name
@@ -161,8 +165,74 @@ class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     secrets: Secrets = field(default_factory=dict)
     working_dir: Path | None = None
     stdin: bool = False
+    tty: bool = False
+    rows: TerminalSide = 24
+    cols: TerminalSide = 80
     timeout_s: Seconds | None = None
     durable: bool = False
+
+
+class ProcessAttach(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A process that has a terminal. `term` is the kind of the client's own terminal, as in ``$TERM``; with
+    `read_only` what is typed goes nowhere.
+    """
+
+    sandbox_id: Name
+    name: Name
+    rows: TerminalSide = 24
+    cols: TerminalSide = 80
+    term: TerminalName = "xterm-256color"
+    read_only: bool = False
+
+
+class ProcessResize(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The size of a process's terminal while nobody is attached; whoever attaches brings a size of their own."""
+
+    sandbox_id: Name
+    name: Name
+    rows: TerminalSide
+    cols: TerminalSide
+
+
+class FileRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Up to `max_bytes` of a file from `offset`. A path that is not UTF-8 is given in `path_bytes` instead of `path`;
+    one that is not absolute begins at the sandbox's working directory.
+    """
+
+    sandbox_id: Name
+    path: Path | None = None
+    path_bytes: PathBytes | None = None
+    offset: Offset = 0
+    max_bytes: Annotated[int, Meta(ge=0, le=model.MAX_READ_BYTES)] = model.MAX_READ_BYTES
+
+
+class FileWrite(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file's whole new content, seen by others whole or not at all. A file that is there keeps its mode unless
+    `mode` says another; `parents` makes directories that are missing.
+    """
+
+    sandbox_id: Name
+    path: Path | None = None
+    path_bytes: PathBytes | None = None
+    data: Annotated[bytes, Meta(max_length=8 * 1024 * 1024)]
+    mode: Annotated[int, Meta(ge=0, le=0o777)] | None = None
+    parents: bool = False
+
+
+class DirectoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A directory. `after` is what an earlier page named as `next`."""
+
+    sandbox_id: Name
+    path: Path | None = None
+    path_bytes: PathBytes | None = None
+    after: Annotated[str, Meta(max_length=1024)] | None = None
+    limit: Limit = 1000
+
+
+class StreamQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With `renew` the caller's earlier token is worth nothing any more."""
+
+    renew: bool = False
 
 
 class ProcessRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -252,6 +322,7 @@ class Method(Struct, frozen=True, kw_only=True):
     """One row. `deadline_s` is None for a method that waits for what its caller asks it to wait for, or cannot wait at
     all.
 
+    With `descriptors` the answer comes with open descriptors (SCM_RIGHTS), attached to a notification before it.
     `subject` is the parameter that names the object whose owner may call; `admin_if` are values that only an
     administrator may give; `intent` is the event that is durable before a mutation acts.
     """
@@ -263,6 +334,7 @@ class Method(Struct, frozen=True, kw_only=True):
     access: Access = Access.ANYONE
     subject: Literal["sandbox_id", "image_id"] | None = None
     mutates: bool = False
+    descriptors: int = 0
     intent: str | None = None
     deadline_s: float | None = None
     admin_if: dict[str, str] = field(default_factory=dict)

@@ -136,8 +136,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 class Process(Struct, frozen=True, kw_only=True):
     """A command in a sandbox. `name` is its process_id when it was not given one (`named` is False then).
 
-    `exit_code` is the shell's: 128+n when signal n ended it. `kill_scope` says what a kill reaches: the process
-    ``group``.
+    With `tty` it runs in a terminal: a tmux session inside the sandbox, which `tmux_session` names. `exit_code` is the
+    shell's: 128+n when signal n ended it. `kill_scope` says what a kill reaches: the process ``group``.
     """
 
     process_id: str
@@ -152,6 +152,8 @@ class Process(Struct, frozen=True, kw_only=True):
     env: list[str] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
     stdin: bool = False
+    tty: bool = False
+    tmux_session: str | None = None
     timeout_s: float | None = None
     pid: int | None = None
     started_at: Timestamp | None = None
@@ -204,6 +206,85 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     timed_out: bool = False
     note: str | None = None
+
+
+class Attachment(Struct, frozen=True, kw_only=True):
+    """A terminal that was given to a client, as a descriptor: the controlling side of a pseudo-terminal in which the
+    sandbox's own tmux shows the process. Closing it detaches; its size is set by TIOCSWINSZ.
+    """
+
+    process: Process
+
+
+class OpenOutput(Struct, frozen=True, kw_only=True):
+    """The journals of a process, given to a client as two descriptors for reading: stdout, then stderr.
+
+    They go on growing while the process runs. Read them by offset; what is in them was written inside the sandbox.
+    """
+
+    process: Process
+    stdout_bytes: int
+    stderr_bytes: int
+
+
+FileType: TypeAlias = Literal["file", "directory", "symlink", "fifo", "socket", "device", "unknown"]
+
+
+class FileEntry(Struct, frozen=True, kw_only=True):
+    """A file in a sandbox. `name_bytes` is there when the name is not UTF-8; `name` then shows it as well as it can."""
+
+    name: str
+    type: FileType
+    mode: int
+    size_bytes: int
+    modified_at: Timestamp
+    target: str | None = None
+    name_bytes: bytes | None = None
+
+
+class DirectoryList(Struct, frozen=True, kw_only=True):
+    """The files of a directory, by name; `next` is what to give as `after` for more."""
+
+    entries: list[FileEntry]
+    next: str | None = None
+
+
+class FileContent(Struct, frozen=True, kw_only=True):
+    """A piece of a file from `offset`. `size_bytes` is the whole file's at that moment; `eof` says that this reaches
+    its end.
+    """
+
+    offset: int
+    data: bytes
+    size_bytes: int
+    mode: int
+    eof: bool
+
+
+class FileWritten(Struct, frozen=True, kw_only=True):
+    """A file that was written whole."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Copied(Struct, frozen=True, kw_only=True):
+    """A copy that is complete. `path` is where it lies in the sandbox, or lay; `files` counts what it consists of."""
+
+    path: str
+    files: int
+    size_bytes: int
+
+
+class StreamAccess(Struct, frozen=True, kw_only=True):
+    """Where the stream server listens, as ``unix:/path`` or ``tcp://127.0.0.1:PORT``, and the caller's token for TCP.
+
+    The token is a password: it stands for the caller until it is renewed.
+    """
+
+    addresses: list[str]
+    token: str
 
 
 class Event(Struct, frozen=True, kw_only=True):

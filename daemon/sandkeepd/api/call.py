@@ -1,25 +1,32 @@
 """What a handler gets and gives: one call, checked and decoded, and the two ways to answer it."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from sandkeep.errors import SetupError
 from sandkeep.methods import Method, Params
 from sandkeepd.api.peer import Peer
 
 Progress = Callable[[str], Awaitable[None]]
+Give = Callable[[Sequence[int]], Awaitable[None]]
 
 
 async def no_progress(message: str) -> None:
     """For a call that nobody watches."""
 
 
+async def cannot_give(descriptors: Sequence[int]) -> None:
+    """For a caller that no descriptor can be sent to."""
+    raise SetupError("not_supported", "descriptors are given over the daemon's Unix socket only: call it there")
+
+
 class Call(Struct, frozen=True, gc=False):
     """A call of a method of the table. `client` is the name that the peer gave itself with ``rpc.hello``, if it did.
 
     `progress` tells the caller, in a sentence, how far a long call is. It never waits for a slow reader and never
-    fails.
+    fails. `give` sends the caller copies of open descriptors, ahead of the answer; the handler still closes its own.
     """
 
     method: Method
@@ -27,6 +34,7 @@ class Call(Struct, frozen=True, gc=False):
     peer: Peer
     client: str | None = None
     progress: Progress = no_progress
+    give: Give = cannot_give
 
 
 class Handler(Protocol):

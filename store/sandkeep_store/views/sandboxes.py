@@ -126,6 +126,13 @@ def _lost(state: "State", event: events.SandboxLost, fact: Fact) -> None:
     sandbox.status, sandbox.error, sandbox.ended_us = "lost", ("provider_unavailable", event.message), fact.time_us
 
 
+@folds(events.SandboxFileWritten)
+def _file_written(state: "State", event: events.SandboxFileWritten, fact: Fact) -> None:
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if sandbox is not None:
+        sandbox.position, sandbox.last_activity_us = fact.position, fact.time_us
+
+
 @folds(events.SandboxTerminateRequested)
 def _terminate_requested(state: "State", event: events.SandboxTerminateRequested, fact: Fact) -> None:
     sandbox = _advance(state, fact)
