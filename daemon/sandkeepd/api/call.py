@@ -17,7 +17,7 @@ async def no_progress(message: str) -> None:
     """For a call that nobody watches."""
 
 
-async def cannot_give(descriptors: Sequence[int]) -> None:
+async def cannot_give(descriptors: Sequence[int]) -> None:  # noqa: ARG001  # it has the shape of `Give`
     """For a caller that no descriptor can be sent to."""
     raise SetupError("not_supported", "descriptors are given over the daemon's Unix socket only: call it there")
 
