@@ -8,9 +8,11 @@ from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
 from sandkeepd.core import Core
 from sandkeepd.history import History
 from sandkeepd.images import Images
+from sandkeepd.journals import Journals
 from sandkeepd.processes import Processes
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.status import Software
+from sandkeepd.terminals import Terminals
 from sandkeepd.upkeep import Upkeep
 
 __all__ = ["Dispatch", "dispatch"]
@@ -18,7 +20,7 @@ __all__ = ["Dispatch", "dispatch"]
 
 def dispatch(core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, software: Software) -> Dispatch:
     """The daemon's handler of calls."""
-    history, upkeep = History(core), Upkeep(core)
+    history, upkeep, terminals = History(core), Upkeep(core), Terminals(processes)
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
         "daemon.shutdown": software.shutdown,
@@ -35,6 +37,9 @@ def dispatch(core: Core, images: Images, sandboxes: Sandboxes, processes: Proces
         "process.signal": processes.signal,
         "process.write_stdin": processes.write_stdin,
         "process.read": processes.read,
+        "process.attach": terminals.attach,
+        "process.resize": terminals.resize,
+        "process.open_output": Journals(core, processes).open_output,
         "event.list": history.list,
         "store.verify": upkeep.verify,
         "store.rebuild": upkeep.rebuild,

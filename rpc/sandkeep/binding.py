@@ -86,6 +86,14 @@ def _signature(params: type[Mutation]) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(field.name for field in fields), tuple(field.name for field in fields if field.required)
 
 
+def check_plain(method: str) -> None:
+    """Raise `invalid` for a method whose descriptors would be lost in a plain call."""
+    row = METHODS.get(method)
+    if row is not None and row.descriptors:
+        words = f"{method} hands over open descriptors: call it by with_descriptors({method!r}, ...) of a Python client"
+        raise CallerError("invalid", words)
+
+
 def outcome(answer: Answer, kind: type[T]) -> T:
     """What an answer says: its result as that type, or its error raised."""
     if answer.error is not None:

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from msgspec import UNSET, DecodeError
 
 from sandkeep import dialing, jsonrpc
-from sandkeep.binding import Nouns, bind, outcome
+from sandkeep.binding import Nouns, bind, check_plain, outcome
 from sandkeep.follow import EventCursor, OutputCursor
 from sandkeep.lines import LineBuffer
 from sandkeep.methods import Method
 from sandkeep.model import Event, ProcessOutput
 
 if TYPE_CHECKING:
+    from sandkeep.descriptors import Handed
     from sandkeep.typed import BlockingMethods
 else:
     BlockingMethods = Nouns
@@ -46,16 +47,20 @@ def connect(path: str | os.PathLike[str] | None = None, *, client: str = "python
     not connect, `not_configured` when the path is of no use. Close it, or use it in a ``with`` statement.
     """
     where = dialing.socket_path(path)
+    return Client(_dial(where), where, client)
+
+
+def _dial(path: str) -> socket:
     sock = socket(AF_UNIX, SOCK_STREAM)
     try:
-        sock.connect(where)
+        sock.connect(path)
     except OSError as error:
         sock.close()
-        raise dialing.cannot_connect(where, error) from None
+        raise dialing.cannot_connect(path, error) from None
     except BaseException:
         sock.close()
         raise
-    return Client(sock, where, client)
+    return sock
 
 
 class Client(BlockingMethods):
@@ -72,6 +77,7 @@ class Client(BlockingMethods):
     def __init__(self, sock: socket, path: str, name: str) -> None:
         self._sock = sock
         self._path = path
+        self._name = name
         self._lock = allocate_lock()
         self._unsent = jsonrpc.request(UNSET, "rpc.hello", {"client": name})
         self._buffer = LineBuffer()
@@ -94,7 +100,20 @@ class Client(BlockingMethods):
         """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the
         table.
         """
+        check_plain(method)
         return outcome(self._exchange(method, params or {}, progress), Any)
+
+    def with_descriptors(self, method: str, *args: Any, **kwargs: Any) -> "Handed":
+        """Begin a call that is answered with open descriptors, on a connection of its own, to which it belongs:
+
+        with client.with_descriptors("process.open_output", sandbox_id, name) as handed:
+            stdout, stderr = handed.receive()
+            what = handed.answer()
+        """
+        from sandkeep.descriptors import Handed, Handover
+
+        handover = Handover(self._path, self._name, method, args, kwargs)
+        return Handed(_dial(self._path), handover)
 
     def follow_events(
         self,
@@ -122,6 +141,7 @@ class Client(BlockingMethods):
                 yield piece
 
     def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
+        check_plain(row.name)
         return outcome(self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> jsonrpc.Answer:

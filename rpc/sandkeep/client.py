@@ -19,7 +19,8 @@ import trio
 from msgspec import UNSET, DecodeError
 
 from sandkeep import dialing, jsonrpc
-from sandkeep.binding import Nouns, bind, outcome
+from sandkeep.binding import Nouns, bind, check_plain, outcome
+from sandkeep.descriptors import ANCILLARY_BYTES, RECEIVE_FLAGS, Handover
 from sandkeep.follow import EventCursor, OutputCursor
 from sandkeep.jsonrpc import Answer
 from sandkeep.lines import LineBuffer
@@ -88,6 +89,7 @@ class Client(TrioMethods):
     def __init__(self, sock: socket.socket, path: str, name: str) -> None:
         self._sock = sock
         self._path = path
+        self._name = name
         self._unsent = jsonrpc.request(UNSET, "rpc.hello", {"client": name})
         self._sending = trio.Lock()
         self._buffer = LineBuffer()
@@ -109,7 +111,27 @@ class Client(TrioMethods):
         """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the
         table.
         """
+        check_plain(method)
         return outcome(await self._exchange(method, params or {}, progress), Any)
+
+    @asynccontextmanager
+    async def with_descriptors(self, method: str, *args: Any, **kwargs: Any) -> AsyncIterator["Handed"]:
+        """Begin a call that is answered with open descriptors, on a connection of its own, to which it belongs:
+
+        async with client.with_descriptors("process.open_output", sandbox_id, name) as handed:
+            stdout, stderr = await handed.receive()
+            what = await handed.answer()
+        """
+        handover = Handover(self._path, self._name, method, args, kwargs)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            await _connect(sock, self._path)
+            handed = Handed(sock, handover)
+            try:
+                await handed.send()
+                yield handed
+            finally:
+                handover.close()
 
     def follow_events(
         self,
@@ -137,6 +159,7 @@ class Client(TrioMethods):
                 yield piece
 
     async def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
+        check_plain(row.name)
         return outcome(await self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
@@ -280,6 +303,42 @@ class Client(TrioMethods):
         self._lost = True
         for slot in self._slots.values():
             slot.wake.set()
+
+
+class Handed:
+    """A call under way at the daemon, which hands over descriptors; see `sandkeep.descriptors`. One task uses it."""
+
+    def __init__(self, sock: socket.socket, handover: Handover) -> None:
+        self._sock = trio.socket.from_stdlib_socket(sock)
+        self._handover = handover
+
+    async def send(self) -> None:
+        """Send the request, which `Client.with_descriptors` has done."""
+        rest = memoryview(self._handover.request())
+        try:
+            while rest:
+                rest = rest[await self._sock.send(rest) :]
+        except OSError:
+            raise self._handover.lost() from None
+
+    async def receive(self) -> list[int]:
+        """Wait for the descriptors. They are yours, to close too. Raises what the daemon refuses the call with."""
+        while (given := self._handover.given()) is None:
+            await self._read()
+        return given
+
+    async def answer(self) -> Any:
+        """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
+        while (answer := self._handover.answer) is None:
+            await self._read()
+        return self._handover.result(answer)
+
+    async def _read(self) -> None:
+        try:
+            data, ancillary, flags, _ = await self._sock.recvmsg(_CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
+        except OSError:
+            raise self._handover.lost() from None
+        self._handover.take(data, ancillary, flags)
 
 
 class Events(EventCursor):

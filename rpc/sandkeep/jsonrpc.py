@@ -151,6 +151,15 @@ class Progress(Struct, frozen=True):
     message: str
 
 
+class Descriptors(Struct, frozen=True):
+    """The parameters of a ``descriptors`` notification: `count` open descriptors, for the request of this id, came
+    attached to the first byte of its line.
+    """
+
+    request: int | str | None
+    count: int
+
+
 def request(request_id: int | UnsetType, method: str, params: dict[str, Any]) -> bytes:
     """A request's line, newline included; without an id a notification's."""
     return encode(_Outgoing(jsonrpc="2.0", id=request_id, method=method, params=params)) + b"\n"
@@ -161,6 +170,11 @@ def progress(request_id: Raw, message: str) -> bytes:
     return encode({"jsonrpc": "2.0", "method": "progress", "params": {"request": request_id, "message": message}})
 
 
+def descriptors(request_id: Raw, count: int) -> bytes:
+    """A ``descriptors`` notification for a request, without its newline."""
+    return encode({"jsonrpc": "2.0", "method": "descriptors", "params": {"request": request_id, "count": count}})
+
+
 def parse_answer(line: bytes) -> Answer:
     """Decode what a server sent. Raises `msgspec.DecodeError` when it is no answer at all."""
     return _decode_answer(line)
@@ -169,6 +183,11 @@ def parse_answer(line: bytes) -> Answer:
 def parse_progress(params: Raw) -> Progress:
     """Decode the parameters of a ``progress`` notification. Raises `msgspec.DecodeError`."""
     return msgspec.json.decode(params, type=Progress)
+
+
+def parse_descriptors(params: Raw) -> Descriptors:
+    """Decode the parameters of a ``descriptors`` notification. Raises `msgspec.DecodeError`."""
+    return msgspec.json.decode(params, type=Descriptors)
 
 
 # -- the slow ways ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,9 @@ TerminalSide = Annotated[int, Meta(ge=1, le=1000)]
 TerminalName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)")]
 PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
 Token = Annotated[str, Meta(max_length=128)]
+EventType = Annotated[
+    str, Meta(max_length=64, pattern=r"^[a-z_]+(\.[a-z_]+)?$(?!\n)", description="A type, or its first word.")
+]
 Signal = Annotated[
     str,
     Meta(pattern=r"^(SIG)?[A-Z0-9+]{1,12}$(?!\n)", description="A signal's name, with or without SIG, or its number."),
@@ -308,12 +311,7 @@ class EventQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     after: Token | None = None
     sandbox_id: Name | None = None
-    type: (
-        Annotated[
-            str, Meta(max_length=64, pattern=r"^[a-z_]+(\.[a-z_]+)?$(?!\n)", description="A type, or its first word.")
-        ]
-        | None
-    ) = None
+    type: EventType | None = None
     limit: Limit = 1000
     wait_s: Wait = 0
 
@@ -455,6 +453,32 @@ METHODS: Final[dict[str, Method]] = {
             model.ProcessOutput,
             ProcessRead,
             **_OWNER_OF_SANDBOX,
+        ),
+        _M(
+            "process.open_output",
+            "Hand over the journals of a process, as descriptors for reading.",
+            model.OpenOutput,
+            ProcessRef,
+            **_OWNER_OF_SANDBOX,
+            descriptors=2,
+            deadline_s=60.0,
+        ),
+        _M(
+            "process.attach",
+            "Attach to the terminal of a process.",
+            model.Attachment,
+            ProcessAttach,
+            **_OWNER_OF_SANDBOX,
+            descriptors=1,
+            deadline_s=60.0,
+        ),
+        _M(
+            "process.resize",
+            "Resize the terminal of a process that nobody is attached to.",
+            model.Process,
+            ProcessResize,
+            **_OWNER_OF_SANDBOX,
+            deadline_s=30.0,
         ),
         _M("event.list", "Events in the order they were committed.", model.EventPage, EventQuery),
         _M(

@@ -64,6 +64,7 @@ def _method(row: Method, schema: dict[str, Any], result: dict[str, Any]) -> dict
         "x-access": row.access.name.lower(),
         "x-admin-if": dict(row.admin_if),
         "x-mutates": row.mutates,
+        "x-descriptors": row.descriptors,
         "x-deadline": row.deadline_s,
     }
 

@@ -97,6 +97,8 @@ def _method(row: Method) -> Iterator[str]:
     yield f"- Answers: {_type_link(row.result)}"
     yield f"- For: {_access(row)}"
     yield f"- Changes something: {f'yes; on record before it acts: `{row.intent}`' if row.mutates else 'no'}"
+    if row.descriptors:
+        yield f"- Hands over, ahead of the answer: {row.descriptors} open descriptor{'s'[: row.descriptors - 1]}"
     yield f"- Deadline: {'none' if row.deadline_s is None else f'{row.deadline_s:g} s'}"
     yield f"- Errors: {', '.join(f'[`{code}`](errors.md#{code})' for code in error_codes(row))}"
 

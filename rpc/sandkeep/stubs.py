@@ -63,7 +63,8 @@ def _noun(row: Method) -> str:
 def _class(prefix: str, keyword: str, noun: str, rows: list[Method]) -> Iterator[str]:
     yield f"class {prefix}{noun.title()}:"
     for row in rows:
-        yield from _signature(row, keyword)
+        if not row.descriptors:  # `with_descriptors` calls those
+            yield from _signature(row, keyword)
 
 
 def _signature(row: Method, keyword: str) -> Iterator[str]:

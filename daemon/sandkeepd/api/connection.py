@@ -4,7 +4,7 @@ import contextlib
 import logging
 import select
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,10 +17,10 @@ from sandkeep.jsonrpc import Batch, Fault, Request
 from sandkeep.lines import MAX_LINE_BYTES, LineBuffer
 from sandkeep.methods import Hello, Params
 from sandkeepd.api.batch import BatchAnswers
-from sandkeepd.api.call import Call, Handler, no_progress
+from sandkeepd.api.call import Call, Handler, cannot_give, no_progress
 from sandkeepd.api.defects import only_error, report
 from sandkeepd.api.peer import Peer
-from sandkeepd.api.room import Room
+from sandkeepd.api.room import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, Room
 from sandkeepd.api.routes import HELLO, Route
 from sandkeepd.api.writer import Writer
 
@@ -60,6 +60,7 @@ class Connection:
         routes: Mapping[str, Route],
         send_deadline_s: float,
         is_lonely: Callable[[], bool] = lambda: False,
+        descriptors_of_user: Callable[[], int] = lambda: 0,
     ) -> None:
         self._sock = sock
         self._fd = sock.fileno()
@@ -70,6 +71,8 @@ class Connection:
         self._writer = Writer(sock, send_deadline_s)
         self._send_deadline_s = send_deadline_s
         self._is_lonely = is_lonely
+        self._descriptors_of_user = descriptors_of_user
+        self._descriptors_asked_for = 0
         self._room = Room()
         self._reading = trio.CancelScope()
         self._waiting: set[trio.CancelScope] = set()
@@ -81,6 +84,16 @@ class Connection:
     def calls_in_flight(self) -> int:
         """How many calls have a task now."""
         return self._room.calls
+
+    @property
+    def uid(self) -> int:
+        """Whose connection it is."""
+        return self._peer.uid
+
+    @property
+    def descriptors(self) -> int:
+        """How many open descriptors calls under way may give, or were given and not read yet."""
+        return self._descriptors_asked_for + self._writer.descriptors_unread
 
     def stop(self) -> None:
         """Read no more and cancel what only reads; `run` returns when the other calls have ended and were answered."""
@@ -166,13 +179,16 @@ class Connection:
             return message.answer()
         return message  # type: ignore[return-value]  # a Batch, which is all that is left
 
-    def _begin_request(self, request: Request, size: int) -> bytes | Pending | None:
+    def _begin_request(self, request: Request, size: int, *, alone: bool = True) -> bytes | Pending | None:
         route = self._routes.get(request.method)
         if route is None:
             return jsonrpc.unknown_method(request).answer() if request.wants_answer else None
         call: Call | None = None
         try:
             params = route.decode(request.params)
+            if route.method.descriptors and not (alone and request.wants_answer):
+                words = f"{request.method} hands over descriptors: call it with an id, and not in a batch"
+                raise CallerError("invalid", words)
             if route.immediate is not None:
                 call = Call(route.method, params, self._peer, self._client)
                 value = route.immediate(call)
@@ -217,13 +233,15 @@ class Connection:
         """Carry out one call; None when nobody waits for the answer."""
         request, route = pending.request, pending.route
         progress = partial(self._tell_progress, request.id) if request.wants_answer else no_progress
-        call = Call(route.method, pending.params, self._peer, self._client, progress)
+        give = partial(self._give, request.id, route.method.descriptors) if route.method.descriptors else cannot_give
+        call = Call(route.method, pending.params, self._peer, self._client, progress, give)
         answer = None  # if it is cancelled: the client is gone, or the server stops
         with trio.CancelScope() as scope:
             if not route.lasting:
                 self._waiting.add(scope)
             try:
-                answer = self._result(request, await self._within_deadline(call))
+                value = await (self._hand_over(call) if route.method.descriptors else self._within_deadline(call))
+                answer = self._result(request, value)
             except Exception as error:  # noqa: BLE001  # a defect, which is reported
                 answer = self._failure(request, error, call)
             finally:
@@ -241,6 +259,18 @@ class Connection:
             words = f"{call.method.name} took longer than {deadline_s:g} s: see what came of it before you try again"
             raise StateError("timeout", words, deadline_s=deadline_s)
         return value
+
+    async def _hand_over(self, call: Call) -> Any:
+        """Carry out a call that gives descriptors, unless too many are on the way to the client, or to its user."""
+        count = call.method.descriptors
+        if self.descriptors + count > MAX_DESCRIPTORS or self._descriptors_of_user() + count > MAX_DESCRIPTORS_OF_USER:
+            words = "too many descriptors are on their way to you: read what was given, or close those connections"
+            raise StateError("not_ready", words)
+        self._descriptors_asked_for += count
+        try:
+            return await self._within_deadline(call)
+        finally:
+            self._descriptors_asked_for -= count
 
     async def _carry_out_batch(self, batch: Batch, workers: int) -> None:
         """Carry out a batch, a few of its calls at a time, and answer it as one array."""
@@ -264,7 +294,7 @@ class Connection:
     async def _settle(self, message: Request | Fault) -> bytes | None:
         if isinstance(message, Fault):
             return message.answer()
-        outcome = self._begin_request(message, 0)
+        outcome = self._begin_request(message, 0, alone=False)
         return await self._answer(outcome) if isinstance(outcome, Pending) else outcome
 
     # -- answering ----------------------------------------------------------------------------------------------------
@@ -296,13 +326,23 @@ class Connection:
             await self._send([jsonrpc.progress(request_id, message)])
         await trio.lowlevel.checkpoint()
 
+    async def _give(self, request_id: Raw, count: int, descriptors: Sequence[int]) -> None:
+        """Send the client copies of these descriptors. Nobody has them when it is gone."""
+        if len(descriptors) != count:
+            raise ValueError(f"its row says that it gives {count} descriptors, not {len(descriptors)}")
+        await self._deliver(jsonrpc.descriptors(request_id, count) + b"\n", descriptors)
+
     async def _send(self, answers: list[bytes]) -> None:
+        if not self._gone:
+            self.answered += len(answers)
+            await self._deliver(b"\n".join(answers) + b"\n")
+
+    async def _deliver(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send lines; a client that is gone, or does not read for too long, is dropped."""
         if self._gone:
             return
-        self.answered += len(answers)
         try:
-            await self._writer.send(b"\n".join(answers) + b"\n")
+            await self._writer.send(data, descriptors)
         except trio.TooSlowError:
             log.info("dropped client %s (pid %d): it did not read its answers", self._client, self._peer.pid)
             self.lose()

@@ -1,4 +1,4 @@
-"""How much one connection may have under way."""
+"""How much one connection, and one user, may have under way."""
 
 from typing import Final
 
@@ -6,6 +6,9 @@ import trio
 
 MAX_CALLS: Final = 64
 MAX_BYTES: Final = 16 * 1024 * 1024
+MAX_DESCRIPTORS: Final = 16
+MAX_DESCRIPTORS_OF_USER: Final = 256
+"""Descriptors that calls under way may give, and those that were given and lie unread in the kernel."""
 
 
 class Room:

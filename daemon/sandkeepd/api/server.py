@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections import Counter
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -131,9 +132,7 @@ class Server:
             try:
                 peer = peer_of(sock)
                 if self._admit(peer):
-                    await self._run(
-                        Connection(sock, peer, self._handler, self._routes, self._send_deadline_s, self._is_quiet), peer
-                    )
+                    await self._run(self._connection(sock, peer), peer)
             except Exception:
                 log.exception("a connection failed by a defect of the daemon")
 
@@ -142,6 +141,14 @@ class Server:
             return True
         log.warning("refused a client of %s: it has %d connections", peer.owner, self._max_connections)
         return False
+
+    def _connection(self, sock: socket.socket, peer: Peer) -> Connection:
+        given = partial(self._descriptors_of, peer.uid)
+        return Connection(sock, peer, self._handler, self._routes, self._send_deadline_s, self._is_quiet, given)
+
+    def _descriptors_of(self, uid: int) -> int:
+        """How many descriptors are on their way to a user."""
+        return sum(connection.descriptors for connection in self._connections if connection.uid == uid)
 
     def _is_quiet(self) -> bool:
         """Whether so few are connected that looking twice before sleeping costs nobody anything."""

@@ -1,6 +1,10 @@
-"""Sending whole lines to a client that may be slow, or may never read."""
+"""Sending whole lines, and open descriptors with them, to a client that may be slow, or may never read."""
 
+import fcntl
 import socket
+import struct
+import termios
+from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -21,19 +25,28 @@ class Writer:
         self._deadline_s = deadline_s
         self._turn = trio.Lock()
         self._broken = False
+        self._descriptors_unread = 0
 
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be sent."""
         return not self._turn.locked()
 
-    async def send(self, data: bytes) -> None:
-        """Send one or more lines. Raises OSError when the client is gone, `trio.TooSlowError` when it does not read.
+    @property
+    def descriptors_unread(self) -> int:
+        """How many descriptors were sent since the client had last read everything: so many at most are on the way."""
+        if self._descriptors_unread and not self._unread_bytes():
+            self._descriptors_unread = 0
+        return self._descriptors_unread
+
+    async def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send one or more lines; descriptors go with their first byte. Raises OSError when the client is gone,
+        `trio.TooSlowError` when it does not read.
 
         When that happens, or when the caller is cancelled, half a line may have been sent: nothing more can be.
         """
         if not self._turn.locked():
-            sent = self._push(data)
+            sent = self._push(data, descriptors)
             if sent == len(data):
                 return
             self._turn.acquire_nowait()
@@ -41,25 +54,37 @@ class Writer:
             await self._turn.acquire()
             sent = 0
         try:
-            await self._drain(memoryview(data)[sent:])
+            await self._drain(memoryview(data)[sent:], () if sent else descriptors)
         except BaseException:
             self._broken = True
             raise
         finally:
             self._turn.release()
 
-    async def _drain(self, rest: memoryview) -> None:
+    async def _drain(self, rest: memoryview, descriptors: Sequence[int]) -> None:
         with trio.fail_after(self._deadline_s):
             while rest:
-                sent = self._push(rest[:_MOST_AT_ONCE])
+                sent = self._push(rest[:_MOST_AT_ONCE], descriptors)
                 rest = rest[sent:]
-                if not sent:
+                if sent:
+                    descriptors = ()
+                else:
                     await trio.lowlevel.wait_writable(self._sock.fileno())
 
-    def _push(self, data: bytes | memoryview) -> int:
+    def _push(self, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
+        """Send what the kernel takes now. The descriptors are gone with the first byte, or not at all."""
         if self._broken:
             raise BrokenPipeError
         try:
-            return self._sock.send(data)
+            if not descriptors:
+                return self._sock.send(data)
+            sent = socket.send_fds(self._sock, [data], list(descriptors))
         except BlockingIOError:
             return 0
+        self._descriptors_unread += len(descriptors)
+        return sent
+
+    def _unread_bytes(self) -> int:
+        """How much of what was sent lies in the kernel (on a Unix socket, until the client has read it)."""
+        (count,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0" * 4))
+        return int(count)

@@ -10,6 +10,7 @@ import re
 import stat
 from typing import Final, NamedTuple
 
+from sandkeep.errors import StateError
 from sandkeepd.providers.base import Chunk
 
 MAX_LINE_BYTES: Final = 128
@@ -61,6 +62,21 @@ def open_journal(out_dir: str, process_id: str, part: str) -> int:
         return open_regular(f"{process_id}.{part}", dir_fd=directory)
     finally:
         os.close(directory)
+
+
+def open_for_caller(out_dir: str, process_id: str, stream: str) -> int:
+    """See `Provider.open_journal`.
+
+    Who is handed the descriptor can open its file anew through ``/proc/self/fd``, with the rights that the file's mode
+    gives. That is why nothing but a journal may be handed out, and of a journal's mode the code inside is the master.
+    """
+    try:
+        return open_journal(out_dir, process_id, stream)
+    except FileNotFoundError:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, NotAFileError):
+        words = f"the code in the sandbox replaced the journal of {stream}: read the other stream with `process.read`"
+        raise StateError("conflict", words, process_id=process_id, stream=stream) from None
 
 
 def read_journal(out_dir: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:

@@ -18,7 +18,7 @@ Errors
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -45,10 +45,19 @@ class ImportedImage(Struct, frozen=True, kw_only=True):
     skipped: list[SkippedFile] = field(default_factory=list)
 
 
+class Terminal(Struct, frozen=True, kw_only=True):
+    """The terminal that a process is to have: its size, and what its tmux session is called."""
+
+    rows: int
+    cols: int
+    session: str
+
+
 class Launch(Struct, frozen=True, kw_only=True):
     """A process to start. `command` is a list of words; `secrets` must not reach a disk, an argv or a log.
 
-    `stdin` is None for none, bytes for all there will be, True for a pipe that `Instance.write_stdin` feeds.
+    `stdin` is None for none, bytes for all there will be, True for a pipe that `Instance.write_stdin` feeds. With a
+    `terminal` it is left alone: the process reads what is typed. Only an instance with `Terminals` can launch that.
     """
 
     process_id: str
@@ -57,6 +66,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     secrets: Mapping[str, str] = field(default_factory=dict)
     working_dir: str | None = None
     stdin: bytes | bool | None = None
+    terminal: Terminal | None = None
 
     def __repr__(self) -> str:
         return f"Launch({self.process_id})"
@@ -162,6 +172,30 @@ class Instance(Protocol):
         ...
 
 
+@runtime_checkable
+class Terminals(Protocol):
+    """What an instance can do beyond `Instance` when its processes can have terminals."""
+
+    async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
+        """Attach a new viewer to the process's terminal; answer the controlling side of the viewer's own terminal.
+
+        That is an open descriptor, not blocking, which the caller closes: the viewer goes when the last copy of it is
+        closed, also after the daemon's death. What it shows was written inside the sandbox. `term` is the kind of
+        terminal that the viewer's owner has. Raises `provider_unavailable` with what tmux said.
+        """
+        ...
+
+    async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
+        """Give the process's terminal a size, until the next viewer brings its own."""
+        ...
+
+    async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
+        """Type bytes into the process's terminal, exactly these; with `eof` also its end-of-file character. Answers
+        how many bytes were typed.
+        """
+        ...
+
+
 class Provider(Protocol):
     """A back end that isolates. See the module's text for the lifecycle."""
 
@@ -211,6 +245,13 @@ class Provider(Protocol):
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """Read a journal of a sandbox that has ended."""
+        ...
+
+    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
+        """Open a journal, of a sandbox that runs or has ended, to be given to a caller who only may read it.
+
+        One that is not there is empty. Raises `conflict` when the code inside put something else in its place.
+        """
         ...
 
     async def aclose(self) -> None:

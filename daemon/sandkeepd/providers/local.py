@@ -410,6 +410,10 @@ class LocalProvider:
         """See `Provider.read_ended`."""
         return journal.read_journal(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
 
+    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
+        """See `Provider.open_journal`."""
+        return journal.open_for_caller(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream)
+
     async def aclose(self) -> None:
         """See `Provider.aclose`."""
         for instance in list(self._instances.values()):

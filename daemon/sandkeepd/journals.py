@@ -1,0 +1,32 @@
+"""Journals for callers who read them themselves: as open descriptors, so that the daemon is not in the way of bytes."""
+
+import os
+from contextlib import ExitStack
+
+from sandkeep.methods import ProcessRef
+from sandkeep.model import OpenOutput
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+from sandkeepd.processes import Processes
+
+
+class Journals:
+    """The handler of ``process.open_output``."""
+
+    def __init__(self, core: Core, processes: Processes) -> None:
+        self._core = core
+        self._processes = processes
+
+    async def open_output(self, request: Request[ProcessRef]) -> OpenOutput:
+        """Give the caller both journals of a process, which may have ended, as may its sandbox."""
+        process = await self._processes.find(request.params.sandbox_id, request.params.name)
+        view = process.view()  # looked at before the journals: with an ended process, they are all there is
+        provider = self._core.provider(self._core.state.sandboxes[process.sandbox_id].requested.provider)
+        with ExitStack() as opened:
+            given = []
+            for stream in ("stdout", "stderr"):
+                given.append(provider.open_journal(process.sandbox_id, process.process_id, stream))
+                opened.callback(os.close, given[-1])
+            stdout_bytes, stderr_bytes = (os.fstat(descriptor).st_size for descriptor in given)
+            await request.give(given)
+        return OpenOutput(process=view, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes)

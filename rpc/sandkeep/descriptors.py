@@ -1,0 +1,180 @@
+"""Calls that are answered with open descriptors, each on a connection of its own.
+
+The daemon sends copies of what it opened (SCM_RIGHTS) attached to a ``descriptors`` notification, ahead of the answer.
+`Handover` understands what arrives, without reading itself, for both clients; `Handed` is the blocking one's. What was
+received belongs to the receiver and is closed when a program is executed; what was not is closed here.
+"""
+
+import os
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, SCM_RIGHTS, SOL_SOCKET, socket
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+from msgspec import UNSET, DecodeError
+
+from sandkeep import dialing, jsonrpc
+from sandkeep.binding import bind, outcome
+from sandkeep.errors import DaemonError, SetupError
+from sandkeep.jsonrpc import Answer
+from sandkeep.lines import LineBuffer
+from sandkeep.methods import METHODS, Method
+
+CHUNK_BYTES: Final = 64 * 1024
+ANCILLARY_BYTES: Final = CMSG_SPACE(253 * 4)
+"""Room for as many as one message can carry: those that nobody asked for are seen, and closed."""
+
+RECEIVE_FLAGS: Final = MSG_CMSG_CLOEXEC
+_REQUEST_ID: Final = 1
+
+
+class Handover:
+    """One call that is answered with descriptors: what to send, and what came back so far.
+
+    Raises TypeError for a method that gives none, or for arguments that do not fit, as `binding.bind` does.
+    """
+
+    def __init__(self, path: str, client: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.row = _row_of(method)
+        self.answer: Answer | None = None
+        self._path = path
+        self._progress: Callable[[str], None] | None = kwargs.pop("progress", None)
+        self._params = bind(self.row, args, kwargs)
+        self._hello = jsonrpc.request(UNSET, "rpc.hello", {"client": client})
+        self._lines = LineBuffer()
+        self._arrived: list[int] = []
+        self._given: list[int] | None = None
+
+    def request(self) -> bytes:
+        """What to send, once."""
+        return self._hello + jsonrpc.request(_REQUEST_ID, self.row.name, self._params)
+
+    def take(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int) -> None:
+        """Take what one ``recvmsg`` brought. Raises `SandkeepError` when it is not what the method's row says, or the
+        connection ended; then all that came is closed.
+        """
+        try:
+            self._arrived += _descriptors_in(ancillary)
+            if flags & MSG_CTRUNC:
+                words = "the descriptors that the daemon gave could not all be taken: raise the limit of open files"
+                raise SetupError("not_configured", words)
+            for line in self._lines.feed(data):
+                self._hear(jsonrpc.parse_answer(line))
+            if not data or self._lines.overflowed:
+                raise self.lost()
+        except DecodeError:
+            self.close()
+            raise self._not_understood() from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _hear(self, answer: Answer) -> None:
+        if answer.method == "descriptors":
+            self._accept(jsonrpc.parse_descriptors(answer.params))
+        elif answer.method == "progress":
+            if self._progress is not None:
+                self._progress(jsonrpc.parse_progress(answer.params).message)
+        elif answer.method is None:
+            self.answer = answer
+            if self._arrived or (answer.error is None and self._given is None):
+                raise self._not_understood()
+
+    def _accept(self, told: jsonrpc.Descriptors) -> None:
+        if self._given is not None or not told.count == self.row.descriptors == len(self._arrived):
+            raise self._not_understood()
+        self._given, self._arrived = self._arrived, []
+
+    def given(self) -> list[int] | None:
+        """The descriptors, which are the caller's from now on; None while neither they nor an answer came. Raises the
+        call's error.
+        """
+        if self._given is None:
+            if self.answer is not None:
+                self.result(self.answer)  # raises: only an error comes without descriptors
+            return None
+        given, self._given = self._given, []
+        return given
+
+    def result(self, answer: Answer) -> Any:
+        """The answer as its row's type, or its error raised."""
+        return outcome(answer, self.row.result)
+
+    def lost(self) -> Exception:
+        """The error of a connection that ended before the answer."""
+        return dialing.connection_lost(self._path, self.row.name, self._params, self.answer)
+
+    def _not_understood(self) -> DaemonError:
+        words = (
+            f"the daemon did not answer {self.row.name} with {self.row.descriptors} descriptors: is it of this version?"
+        )
+        return DaemonError("internal", words)
+
+    def close(self) -> None:
+        """Close what came and nobody took."""
+        for descriptor in (*self._arrived, *(self._given or ())):
+            os.close(descriptor)
+        self._arrived = []
+        self._given = self._given and []
+
+
+class Handed:
+    """A call under way at the daemon, which hands over descriptors. Close it, or use it in a ``with`` statement; that
+    ends a call which still runs, if it changes nothing.
+    """
+
+    def __init__(self, sock: socket, handover: Handover) -> None:
+        self._sock = sock
+        self._handover = handover
+        try:
+            sock.sendall(handover.request())
+        except OSError:
+            sock.close()
+            raise handover.lost() from None
+
+    def receive(self) -> list[int]:
+        """Wait for the descriptors. They are yours, to close too. Raises what the daemon refuses the call with."""
+        while (given := self._handover.given()) is None:
+            self._read()
+        return given
+
+    def answer(self) -> Any:
+        """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
+        while (answer := self._handover.answer) is None:
+            self._read()
+        return self._handover.result(answer)
+
+    def close(self) -> None:
+        """Let go of the connection, and of descriptors that were not received."""
+        self._sock.close()
+        self._handover.close()
+
+    def _read(self) -> None:
+        try:
+            data, ancillary, flags, _ = self._sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
+        except OSError:
+            raise self._handover.lost() from None
+        self._handover.take(data, ancillary, flags)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _row_of(method: str) -> Method:
+    row = METHODS.get(method)
+    if row is None or not row.descriptors:
+        raise TypeError(
+            f"{method} hands over no descriptors: {'call it plainly' if row else 'there is no such method'}"
+        )
+    return row
+
+
+def _descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> Iterator[int]:
+    for level, kind, data in ancillary:
+        if level == SOL_SOCKET and kind == SCM_RIGHTS:
+            yield from memoryview(data[: len(data) // 4 * 4]).cast("i")
