@@ -214,6 +214,7 @@ def launch(
         stdin=command.stdin is not None and command.stdin is not False,
         timeout_s=command.timeout_s,
         durable=command.durable,
+        tty=isinstance(command, ProcessLaunch) and command.tty,
     )
 
 

@@ -13,7 +13,7 @@ import trio
 
 from sandkeep import events, ids
 from sandkeep.clock import now_us
-from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeep.methods import (
     ProcessLaunch,
     ProcessQuery,
@@ -34,7 +34,7 @@ from sandkeep_store.views.state import State
 from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import Core
-from sandkeepd.providers.base import Chunk, Exit, Instance, Launch
+from sandkeepd.providers.base import Chunk, Exit, Instance, Launch, Terminal, Terminals
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
 
@@ -61,7 +61,8 @@ class Processes:
     async def launch(self, request: Request[ProcessLaunch]) -> Process:
         """Start a command in the background."""
         command = request.params
-        process = await self._begin(request, command, command.name, command.stdin or None, eager=True)
+        stdin = None if command.tty else command.stdin or None
+        process = await self._begin(request, command, command.name, stdin, eager=True)
         return await self.answer_launch(process)
 
     async def _begin(
@@ -78,6 +79,8 @@ class Processes:
         sandbox = decide.sandbox(core.state, command.sandbox_id)
         runtime = await self._sandboxes.runtime(sandbox)
         event = decide.launch(sandbox, command, name, self._naming)
+        if event.tty:
+            terminals_of(runtime.instance)
         process_id = ids.new_id(ids.PROCESS)
         key = (sandbox.sandbox_id, name or process_id)
         self._naming.add(key)
@@ -93,6 +96,7 @@ class Processes:
             secrets=command.secrets,
             working_dir=command.working_dir,
             stdin=stdin,
+            terminal=_terminal(process, command),
         )
         work = partial(self._carry, runtime, process, launch, intent, eager=eager)
         if not start_in(runtime, work, core, f"process {process_id}") and not process.ended:
@@ -217,15 +221,39 @@ class Processes:
         return process.view()
 
     async def write_stdin(self, request: Request[ProcessWriteStdin]) -> Written:
-        """Write to a process's input, or close it."""
+        """Write to a process's input, or close it. Into a terminal it is typed."""
         command = request.params
         process = await self.find(command.sandbox_id, command.name)
+        if process.requested.tty:
+            terminals = await self.reach_terminal(process)
+            return Written(written_bytes=await terminals.type_into(process.process_id, command.data, eof=command.eof))
         runtime = await self._reach(process) if process.requested.stdin else None
         if runtime is None:
             why = "has ended" if process.ended else "was started without an input: launch it with stdin"
             raise StateError("not_ready", f"process {command.name!r} {why}", name=command.name, status=process.status)
         taken = await runtime.instance.write_stdin(process.process_id, command.data, eof=command.eof)
         return Written(written_bytes=taken)
+
+    async def open_terminal(
+        self, process: ProcessState, rows: int, cols: int, term: str, *, read_only: bool = False
+    ) -> int:
+        """Attach a new viewer to the terminal of a process; answer its controlling side, which the caller closes.
+
+        See `Terminals.open_terminal`. Raises `not_supported` for a process without a terminal, `not_ready` for one
+        that has ended.
+        """
+        terminals = await self.reach_terminal(process)
+        return await terminals.open_terminal(process.process_id, rows=rows, cols=cols, term=term, read_only=read_only)
+
+    async def reach_terminal(self, process: ProcessState) -> Terminals:
+        """What acts on the terminal of a process that runs. Raises as `open_terminal` does."""
+        if not process.requested.tty:
+            message = f"process {process.name!r} has no terminal: follow its output, or launch it with tty"
+            raise SetupError("not_supported", message, name=process.name)
+        runtime = await self._reach(process)
+        if runtime is None:
+            raise StateError("not_ready", f"process {process.name!r} has ended", name=process.name)
+        return terminals_of(runtime.instance)
 
     async def _reach(self, process: ProcessState) -> Runtime | None:
         """The runtime of a process that runs, once it was started; None when it has ended."""
@@ -320,6 +348,19 @@ class Processes:
         while more := await self._core.log.read(facts[-1].position if facts else 0, 100, stream=process_id):
             facts += more
         return fold_process(facts, sandbox.sandbox_id)
+
+
+def terminals_of(instance: Instance) -> Terminals:
+    """The terminals of an instance. Raises `not_supported` where there are none."""
+    if isinstance(instance, Terminals):
+        return instance
+    raise SetupError("not_supported", "this provider gives no terminals: launch the process without tty")
+
+
+def _terminal(process: ProcessState, command: SandboxExec | ProcessLaunch) -> Terminal | None:
+    if not isinstance(command, ProcessLaunch) or not command.tty:
+        return None
+    return Terminal(rows=command.rows, cols=command.cols, session=process.view().tmux_session or process.process_id)
 
 
 def fold_process(facts: list[Recorded], sandbox_id: str) -> ProcessState | None:

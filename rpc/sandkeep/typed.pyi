@@ -240,6 +240,16 @@ class TrioProcess:
         progress: Callable[[str], None] | None = ...,
     ) -> model.ProcessOutput:
         """Read what a process wrote, from byte offsets."""
+    async def resize(
+        self,
+        sandbox_id: str,
+        name: str,
+        rows: int,
+        cols: int,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Resize the terminal of a process that nobody is attached to."""
 
 class TrioEvent:
     async def list(
@@ -510,6 +520,16 @@ class BlockingProcess:
         progress: Callable[[str], None] | None = ...,
     ) -> model.ProcessOutput:
         """Read what a process wrote, from byte offsets."""
+    def resize(
+        self,
+        sandbox_id: str,
+        name: str,
+        rows: int,
+        cols: int,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Process:
+        """Resize the terminal of a process that nobody is attached to."""
 
 class BlockingEvent:
     def list(
