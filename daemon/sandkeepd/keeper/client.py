@@ -21,56 +21,16 @@ from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateErro
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
 from sandkeepd.keeper import fifo, files, journal, requests
+from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
+from sandkeepd.keeper.processes import LOST_END, LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.watcher import Watcher, grown
 from sandkeepd.providers.base import Chunk, Exit, Launch
-
-REQUEST_DEADLINE_S: Final = 30.0
-"""How long a request may wait for room in the FIFO, and an answer for the keeper."""
 
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
-
-MAX_REMEMBERED: Final = 65_536
-MAX_WORDS: Final = 4
-"""Of how many processes, and how many answers about each, an adopted sandbox's `exits` is remembered."""
-
-LOST_WITH_SANDBOX: Final = "the sandbox ended while the process ran"
-LOST_END: Final = "it was killed, and the code in the sandbox kept its end from being told"
-LOST_WATCHER: Final = "the code in the sandbox killed what watched the process"
-
-
-class _Process:
-    """What is known of one process. `news` is set, and replaced, whenever that changes."""
-
-    def __init__(self) -> None:
-        self.pid: int | None = None
-        self.exit: Exit | None = None
-        self.answer: str | None = None
-        self.input_fd: int | None = None
-        self.input_lock = trio.Lock()
-        self.ended = trio.Event()
-        self.news = trio.Event()
-        self.followers: set[Callable[[], None]] = set()
-
-    def tell(self) -> None:
-        self.news.set()
-        self.news = trio.Event()
-
-    def end(self, how: Exit) -> None:
-        self.exit = how
-        self.ended.set()
-        self.close_input()
-        for follower in list(self.followers):
-            follower()
-
-    def close_input(self) -> None:
-        if self.input_fd is not None:
-            fd, self.input_fd = self.input_fd, None
-            trio.lowlevel.notify_closing(fd)
-            os.close(fd)
 
 
 class KeeperInstance:
@@ -103,9 +63,9 @@ class KeeperInstance:
         self._env = dict(env)
         self._working_dir = working_dir
         self._input_owner = input_owner
-        self._processes: dict[str, _Process] = {}
-        self._earlier: dict[str, list[str]] = {}
-        self._secret_turn = trio.Lock()
+        self._processes: dict[str, Known] = {}
+        self._earlier = Earlier()
+        self._channel = Channel(sandbox_id, f"{self._in}/.control")
         self._gone = trio.Event()
         self._reason = ""
         self._closed = False
@@ -125,7 +85,7 @@ class KeeperInstance:
             )
         secrets = list(requests.secret_requests(process_id, launch.secrets))
         await self._write_script(process_id, launch)
-        process = self._processes[process_id] = _Process()
+        process = self._processes[process_id] = Known()
         mode = {None: "none", False: "none", True: "pipe"}.get(launch.stdin, "file")  # type: ignore[arg-type]
         await self._send(*secrets, requests.request("run", process_id, mode))
         await self._news(process, lambda: process.pid is not None or process.answer == "none")
@@ -168,9 +128,8 @@ class KeeperInstance:
         requests.check_process_id(process_id)
         process = self._processes.get(process_id)
         if process is None:
-            process = self._processes[process_id] = _Process()
-            for word in self._earlier.pop(process_id, ()):
-                self._learn(process, word)
+            process = self._processes[process_id] = Known()
+            self._earlier.tell(process_id, process)
         if process.pid is None and not self._gone.is_set():
             process.answer = None
             await self._send(requests.request("check", process_id))
@@ -210,7 +169,7 @@ class KeeperInstance:
             if signal == Signals.SIGKILL:
                 await self._killed(process)
 
-    async def _killed(self, process: _Process) -> None:
+    async def _killed(self, process: Known) -> None:
         """The code inside can stop or end whoever would tell. That must not keep those waiting who had it killed."""
         with trio.move_on_after(KILL_DEADLINE_S):
             await process.ended.wait()
@@ -241,7 +200,7 @@ class KeeperInstance:
                 self._unlink(f"{process_id}.stdin")
         return taken
 
-    def _input(self, process_id: str, process: _Process) -> int:
+    def _input(self, process_id: str, process: Known) -> int:
         if process.exit is None and process.input_fd is None:
             process.input_fd = fifo.open_fifo(f"{self._in}/{process_id}.stdin")
         if process.input_fd is None:
@@ -323,7 +282,7 @@ class KeeperInstance:
     async def is_alive(self) -> bool:
         """See `Instance.is_alive`."""
         token = new_id(PROCESS)
-        process = self._processes[token] = _Process()
+        process = self._processes[token] = Known()
         try:
             await self._send(requests.request("check", token))
             await self._news(process, lambda: process.answer == "none")
@@ -401,60 +360,16 @@ class KeeperInstance:
         for answer in answers:
             process = self._processes.get(answer.process_id)
             if process is not None:
-                self._learn(process, answer.word)
+                process.learn(answer.word)
             elif self._adopted:
-                self._remember(answer)
+                self._earlier.remember(answer)
         return more
 
-    def _remember(self, answer: journal.Answer) -> None:
-        if answer.word == "live":  # said of what ran when an earlier daemon asked; it takes no place from how it ended
-            return
-        if len(self._earlier) < MAX_REMEMBERED or answer.process_id in self._earlier:
-            words = self._earlier.setdefault(answer.process_id, [])
-            if len(words) < MAX_WORDS:
-                words.append(answer.word)
-
-    def _learn(self, process: _Process, word: str) -> None:
-        """Believe an answer only where it can be true; the code inside can write these lines, too."""
-        if process.exit is not None:
-            return
-        if word.startswith("+"):
-            process.pid = process.pid or int(word)
-        elif word.isdigit():
-            if process.pid is not None:
-                process.end(Exit(exit_code=int(word)))
-        elif word == "lost" or (word == "none" and process.pid is not None):
-            process.pid = process.pid or 0
-            process.end(Exit(exit_code=None, message=LOST_WATCHER))
-        else:
-            process.answer = word
-        process.tell()
-
     async def _send(self, *lines: bytes) -> None:
-        """Put request lines into the FIFO, waiting for room.
-
-        Several at once stay together among those that do the same.
-        """
         self._check_present()
-        fd = fifo.open_fifo(f"{self._in}/.control")
-        if fd is None:
-            raise ProviderError(
-                "provider_unavailable", f"sandbox {self.sandbox_id} has lost its request channel: terminate it"
-            )
-        try:
-            with trio.fail_after(REQUEST_DEADLINE_S):
-                if len(lines) == 1:
-                    await fifo.write_line(fd, lines[0])
-                    return
-                async with self._secret_turn:
-                    for line in lines:
-                        await fifo.write_line(fd, line)
-        except trio.TooSlowError:
-            raise self._silent() from None
-        finally:
-            os.close(fd)
+        await self._channel.send(*lines, deadline_s=REQUEST_DEADLINE_S)
 
-    async def _news(self, process: _Process, enough: Callable[[], bool]) -> None:
+    async def _news(self, process: Known, enough: Callable[[], bool]) -> None:
         """Wait until the keeper's answers are `enough`.
 
         Raises `provider_unavailable`, or `not_ready` when it is gone.
@@ -465,13 +380,7 @@ class KeeperInstance:
                     self._check_present()
                     await process.news.wait()
         except trio.TooSlowError:
-            raise self._silent() from None
-
-    def _silent(self) -> ProviderError:
-        message = (
-            f"sandbox {self.sandbox_id} did not answer for {REQUEST_DEADLINE_S:.0f} s: terminate it if that goes on"
-        )
-        return ProviderError("provider_unavailable", message, sandbox_id=self.sandbox_id)
+            raise self._channel.silent(REQUEST_DEADLINE_S) from None
 
     def _check_present(self) -> None:
         if self._gone.is_set():
@@ -479,7 +388,7 @@ class KeeperInstance:
                 "not_ready", f"sandbox {self.sandbox_id} has ended: create another", sandbox_id=self.sandbox_id
             )
 
-    def _known(self, process_id: str) -> _Process:
+    def _known(self, process_id: str) -> Known:
         process = self._processes.get(process_id)
         if process is None:
             raise CallerError(

@@ -1,0 +1,50 @@
+"""The way to a keeper: its FIFO of request lines."""
+
+import os
+from typing import Final
+
+import trio
+
+from sandkeep.errors import ProviderError
+from sandkeepd.keeper import fifo
+
+REQUEST_DEADLINE_S: Final = 30.0
+"""How long a request may wait for room in the FIFO, and an answer for the keeper."""
+
+
+class Channel:
+    """Sends request lines to one sandbox's keeper."""
+
+    def __init__(self, sandbox_id: str, path: str) -> None:
+        self._sandbox_id = sandbox_id
+        self._path = path
+        self._turn = trio.Lock()
+
+    async def send(self, *lines: bytes, deadline_s: float = REQUEST_DEADLINE_S) -> None:
+        """Put request lines into the FIFO, waiting for room. Several at once stay together among those that do the
+        same.
+
+        Raises `provider_unavailable`.
+        """
+        fd = fifo.open_fifo(self._path)
+        if fd is None:
+            raise ProviderError(
+                "provider_unavailable", f"sandbox {self._sandbox_id} has lost its request channel: terminate it"
+            )
+        try:
+            with trio.fail_after(deadline_s):
+                if len(lines) == 1:
+                    await fifo.write_line(fd, lines[0])
+                    return
+                async with self._turn:
+                    for line in lines:
+                        await fifo.write_line(fd, line)
+        except trio.TooSlowError:
+            raise self.silent(deadline_s) from None
+        finally:
+            os.close(fd)
+
+    def silent(self, seconds: float) -> ProviderError:
+        """The error for a keeper that does not take a request, or does not answer one, in that time."""
+        message = f"sandbox {self._sandbox_id} did not answer for {seconds:.0f} s: terminate it if that goes on"
+        return ProviderError("provider_unavailable", message, sandbox_id=self._sandbox_id)

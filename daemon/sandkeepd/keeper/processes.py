@@ -1,0 +1,89 @@
+"""What is known of a sandbox's processes: the keeper's answers, believed where they can be true."""
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from sandkeepd.keeper.journal import Answer
+from sandkeepd.providers.base import Exit
+
+MAX_REMEMBERED: Final = 65_536
+MAX_WORDS: Final = 4
+"""Of how many processes, and how many answers about each, an adopted sandbox's `exits` is remembered."""
+
+LOST_WITH_SANDBOX: Final = "the sandbox ended while the process ran"
+LOST_END: Final = "it was killed, and the code in the sandbox kept its end from being told"
+LOST_WATCHER: Final = "the code in the sandbox killed what watched the process"
+
+
+class Known:
+    """What is known of one process. `news` is set, and replaced, whenever that changes."""
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.exit: Exit | None = None
+        self.answer: str | None = None
+        self.input_fd: int | None = None
+        self.input_lock = trio.Lock()
+        self.ended = trio.Event()
+        self.news = trio.Event()
+        self.followers: set[Callable[[], None]] = set()
+
+    def learn(self, word: str) -> None:
+        """Believe an answer only where it can be true; the code inside can write these lines, too."""
+        if self.exit is not None:
+            return
+        if word.startswith("+"):
+            self.pid = self.pid or int(word)
+        elif word.isdigit():
+            if self.pid is not None:
+                self.end(Exit(exit_code=int(word)))
+        elif word == "lost" or (word == "none" and self.pid is not None):
+            self.pid = self.pid or 0
+            self.end(Exit(exit_code=None, message=LOST_WATCHER))
+        else:
+            self.answer = word
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake whoever waits for news."""
+        self.news.set()
+        self.news = trio.Event()
+
+    def end(self, how: Exit) -> None:
+        """Take note of the end, and wake whoever waits for it."""
+        self.exit = how
+        self.ended.set()
+        self.close_input()
+        for follower in list(self.followers):
+            follower()
+
+    def close_input(self) -> None:
+        """Let go of the daemon's end of the process's input."""
+        if self.input_fd is not None:
+            fd, self.input_fd = self.input_fd, None
+            trio.lowlevel.notify_closing(fd)
+            os.close(fd)
+
+
+class Earlier:
+    """Answers about processes that nobody has asked after yet, as an adopted sandbox's `exits` holds them."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, list[str]] = {}
+
+    def remember(self, answer: Answer) -> None:
+        """Keep an answer, within bounds."""
+        if answer.word == "live":  # said of what ran when an earlier daemon asked; it takes no place from how it ended
+            return
+        if len(self._words) < MAX_REMEMBERED or answer.process_id in self._words:
+            words = self._words.setdefault(answer.process_id, [])
+            if len(words) < MAX_WORDS:
+                words.append(answer.word)
+
+    def tell(self, process_id: str, process: Known) -> None:
+        """Have the process learn what is remembered of it."""
+        for word in self._words.pop(process_id, ()):
+            process.learn(word)
