@@ -29,6 +29,7 @@ from sandkeepd.api.call import Call
 from sandkeepd.api.listener import listening
 from sandkeepd.api.room import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER
 from sandkeepd.api.server import Server
+from sandkeepd.api.writer import Writer
 
 PROCESS = model.Process(
     process_id="prc_1", sandbox_id="sbx_1", name="p", named=True, command=["x"], status="exited", requested_at=""
@@ -173,6 +174,25 @@ async def test_a_slow_client_gets_them_once_and_in_their_place(house: House) -> 
         os.close(number)
     assert house.handler.all_closed()
     sock.close()
+
+
+async def test_what_is_sent_in_pieces_carries_them_once() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    reader = trio.socket.from_stdlib_socket(theirs)
+    with ours, theirs:
+        before = 0
+        with contextlib.suppress(BlockingIOError):  # so full that not even the first byte can be sent at once
+            while True:
+                before += ours.send(b"x" * 65536)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Writer(ours, 30).send, b"y" * 1_000_000, [0])
+            data, found = await receive(reader, lambda data: data.count(b"y") == 1_000_000)
+        for number, _ in found:
+            os.close(number)
+        assert len(found) == 1
+        assert found[0][1] <= before
 
 
 async def test_a_client_that_reads_plainly_loses_them_and_nobody_keeps_them(house: House) -> None:
