@@ -79,6 +79,11 @@ def _group_id(name: str) -> int | None:
         return None
 
 
+def forget_groups() -> None:
+    """Look groups up anew: one may have been made, or have another number."""
+    _group_id.cache_clear()
+
+
 def admit(state: State, call: Call) -> Request[Params]:
     """Let a call through, or raise `permission_denied` or `not_found`."""
     peer, method, params = call.peer, call.method, call.params

@@ -1,8 +1,9 @@
 """Control groups: what holds the limits of a sandbox, for both versions of the kernel's interface.
 
-A sandbox has one group, ``sandkeep/<sandbox_id>`` below the daemon's own, in each hierarchy that is needed. Version 2
-has one hierarchy, and its controllers must have been delegated to the daemon (``Delegate=yes`` in its unit). Which
-directories those are is decided by `plan`, which changes nothing, so that they are on record before they are made.
+A sandbox has one group, called by its id, in each hierarchy that is needed; `placement` says below which directory.
+Version 2 has one hierarchy, and its controllers must have been delegated to the daemon (``Delegate=yes`` in its unit).
+Which directories those are is decided by `plan`, which changes nothing, so that they are on record before they are
+made.
 """
 
 import os
@@ -14,9 +15,9 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep.errors import ProviderError
+from sandkeepd import placement
+from sandkeepd.placement import CONTROLLERS, ROOT
 
-ROOT: Final = "/sys/fs/cgroup"
-CONTROLLERS: Final = ("pids", "memory", "cpu")
 PERIOD_US: Final = 100_000
 """The kernel's period of cpu bandwidth; a quota of half of it is half a cpu."""
 
@@ -43,31 +44,26 @@ class Hierarchies:
     """
 
     def __init__(self, root: str = ROOT, membership: str | None = None) -> None:
-        if membership is None:
-            with open("/proc/self/cgroup", encoding="utf-8") as file:
-                membership = file.read()
         self._version: dict[str, int] = {}
         self._base: dict[str, str] = {}
-        for line in membership.splitlines():
-            _, names, path = line.split(":", 2)
-            for name in names.split(","):
-                self._note_v1(root, name, path)
-            if not names:
-                self._note_v2(root, path)
+        groups = placement.parse(placement.membership() if membership is None else membership)
+        for name in CONTROLLERS:
+            if name in groups:
+                self._note_v1(name, f"{root}/{name}{groups[name]}")
+        if "" in groups:
+            self._note_v2(root + groups[""])
 
-    def _note_v1(self, root: str, name: str, path: str) -> None:
-        base = f"{root}/{name}{path.rstrip('/')}"
-        if name in CONTROLLERS and os.access(base, os.W_OK) and os.path.exists(f"{base}/tasks"):
-            self._base[name] = f"{base}/sandkeep"
+    def _note_v1(self, name: str, own: str) -> None:
+        if os.access(own, os.W_OK) and os.path.exists(f"{own}/tasks"):
+            self._base[name] = placement.sandboxes_of(own)
             self._version[name] = 1
 
-    def _note_v2(self, root: str, path: str) -> None:
-        base = f"{root}{path.rstrip('/')}"
-        enabled = _read(f"{base}/cgroup.subtree_control").split()
-        if os.access(base, os.W_OK):
+    def _note_v2(self, own: str) -> None:
+        base, enabled = placement.sandboxes_of_v2(own)
+        if os.access(os.path.dirname(base), os.W_OK):
             for name in CONTROLLERS:
                 if name in enabled:
-                    self._base.setdefault(name, f"{base}/sandkeep")
+                    self._base.setdefault(name, base)
                     self._version.setdefault(name, 2)
 
     def has(self, controller: str) -> bool:

@@ -38,7 +38,7 @@ class Software:
         core = self.core
         sandboxes = [s for s in core.state.sandboxes.values() if request.sees(s.owner)]
         images = [i for i in core.state.images.values() if request.sees(i.owner)]
-        problems = [p for p in (*core.problems, core.log.failure, core.files.failure) if p]
+        problems = self._problems()
         return DaemonStatus(
             version=VERSION,
             pid=os.getpid(),
@@ -58,6 +58,17 @@ class Software:
             connections=self.server.statistics().connections if self.server is not None else 0,
             resident_bytes=resident_bytes(),
         )
+
+    def summary(self) -> str:
+        """How the daemon is, in one line for whoever looks after the machine."""
+        running = [s for s in self.core.state.sandboxes.values() if s.status == "running"]
+        processes = sum(len(s.active) for s in running)
+        figures = f"{_counted(len(running), 'sandbox', 'es')}, {_counted(processes, 'process', 'es')} running"
+        return "; ".join([figures, *self._problems()])
+
+    def _problems(self) -> list[str]:
+        core = self.core
+        return [problem for problem in (*core.problems, core.log.failure, core.files.failure) if problem]
 
     async def capabilities(self, request: Request[NoParams]) -> Capabilities:
         """What works here, asked of all providers side by side."""
@@ -80,6 +91,10 @@ class Software:
     async def _stop_soon(self) -> None:
         await trio.sleep(0.05)  # lets the answer out
         self._stopping.set()
+
+
+def _counted(number: int, noun: str, plural: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def resident_bytes() -> int:

@@ -177,7 +177,19 @@ class EventLog:
         """
         if not new:
             return []
-        drafts = self._drafts(new, meta)
+        call = await self._through_writer(self._drafts(new, meta), essential)
+        if call.error is not None:
+            raise call.error
+        return call.recorded
+
+    async def answers(self) -> None:
+        """Return once the writing thread has answered, whether or not the disk takes anything.
+
+        While that thread hangs, this does; the daemon is no use then, and its watchdog should know.
+        """
+        await self._through_writer([], essential=False)
+
+    async def _through_writer(self, drafts: Sequence[Draft], essential: bool) -> Append:
         while self._writer.full:
             await self._room.park()
         call = Append(drafts, essential, trio.lowlevel.current_task())
@@ -187,9 +199,7 @@ class EventLog:
             return trio.lowlevel.Abort.SUCCEEDED if self._writer.withdraw(call) else trio.lowlevel.Abort.FAILED
 
         await trio.lowlevel.wait_task_rescheduled(abort)
-        if call.error is not None:
-            raise call.error
-        return call.recorded
+        return call
 
     def _drafts(self, new: Iterable[NewEvent], meta: Meta) -> list[Draft]:
         encode = self._codec.encode
@@ -293,6 +303,10 @@ class EventLog:
             await trio.lowlevel.checkpoint()
         while self.head <= after:
             await self._arrival.park()
+
+    async def next_event(self) -> None:
+        """Return when an event is committed after this call."""
+        await self._arrival.park()
 
     async def find_command(self, command_id: str, owner: str) -> Recorded | None:
         """The first event that an owner's command caused, the last time it was given; None when it caused none."""

@@ -35,7 +35,10 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Append(Struct, gc=False):
-    """A caller's events until its answer, which is `recorded` or `error`. `waiter` is the caller's own."""
+    """A caller's events until its answer, which is `recorded` or `error`. `waiter` is the caller's own.
+
+    One without events asks for nothing but the answer: it touches no disk.
+    """
 
     drafts: Sequence[Draft]
     essential: bool
@@ -121,6 +124,9 @@ class Writer:
                     return batch
 
     def _carry_out(self, batch: Sequence[Append]) -> None:
+        batch = [append for append in batch if append.drafts]
+        if not batch:
+            return
         try:
             self._commit(batch)
         except PersistenceError as error:

@@ -1,0 +1,162 @@
+"""Where in the tree of control groups the daemon stands, and where its sandboxes do.
+
+A service with ``Delegate=yes`` owns the tree below its unit's group. In version 2 of the interface a group that hands
+controllers on to its children may hold no process itself, and systemd puts the main process of a unit that is started
+again into the unit's own group: if that hands controllers on, and old sandboxes keep it doing so, the kernel refuses
+(EBUSY) and the service cannot start until every sandbox has ended. So sandboxes never make the daemon's own unit hand
+controllers on, unless systemd promises to start it in a leaf:
+
+``sandkeep-sandboxes.service/sandboxes/<id>``
+    when that unit, which only holds the place, is there beside the daemon's. It is how the units are shipped.
+``<unit>/sandboxes/<id>``, the daemon in ``<unit>/daemon``
+    in version 1, which has no such rule; in version 2 when systemd started the daemon in ``<unit>/daemon`` itself
+    (``DelegateSubgroup=daemon``, systemd 254).
+``<own group>/sandkeep/<id>``
+    when nothing was delegated: the daemon was started by hand. Nothing is moved.
+
+`settle` moves; everything else only looks. Groups of sandboxes that exist are on record by path, wherever they are.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVarTuple
+
+Ts = TypeVarTuple("Ts")
+
+ROOT: Final = "/sys/fs/cgroup"
+CONTROLLERS: Final = ("pids", "memory", "cpu")
+
+LEAF: Final = "daemon"
+SANDBOXES: Final = "sandboxes"
+PLACE_UNIT: Final = "sandkeep-sandboxes.service"
+"""The unit whose group is the sandboxes' when it is there beside the daemon's unit."""
+
+_MARKS: Final = ("trusted.delegate", "user.delegate")
+"""How systemd marks a group that it has delegated. Only root may read the first."""
+
+logger: Final = logging.getLogger("sandkeepd")
+
+
+def membership() -> str:
+    """In which groups this process is."""
+    with open("/proc/self/cgroup", encoding="utf-8") as file:
+        return file.read()
+
+
+def settle(root: str = ROOT, member_of: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Move this process into a leaf of its unit's groups and make the sandboxes' place. To be done once, before others.
+
+    Only the process that systemd itself started as a unit's, in a group that was delegated to it, is moved. What cannot
+    be done is logged, and limits are weaker then: `Hierarchies.has` tells.
+    """
+    if environ.get("SYSTEMD_EXEC_PID") != str(os.getpid()):
+        return
+    groups = parse(membership() if member_of is None else member_of)
+    unit, in_leaf = _unit_of(groups.get("", groups.get("name=systemd", "/")))
+    if not _is_delegated(f"{top}{unit}" for top in (root, f"{root}/unified", f"{root}/systemd")):
+        return
+    for name in CONTROLLERS:
+        if groups.get(name) in (unit, f"{unit}/{LEAF}"):
+            _try(_take_leaf, f"{root}/{name}{unit}")
+    if os.path.exists(f"{root}{unit}/cgroup.controllers"):
+        _try(_settle_v2, f"{root}{unit}", in_leaf)
+
+
+def sandboxes_of(own: str) -> str:
+    """The directory in which groups of sandboxes are made by a process in the group `own`, by version 1's rules."""
+    unit, in_leaf = _unit_of(own)
+    made = f"{unit}/{SANDBOXES}"
+    return made if in_leaf and os.path.isdir(made) else f"{own}/sandkeep"
+
+
+def sandboxes_of_v2(own: str) -> tuple[str, list[str]]:
+    """The same by version 2's rules, and the controllers that can be had there."""
+    unit, in_leaf = _unit_of(own)
+    if in_leaf:
+        for place in (_beside(unit), unit):
+            made = f"{place}/{SANDBOXES}"
+            if os.path.isdir(made):
+                return made, _words(f"{made}/cgroup.controllers")
+    return f"{own}/sandkeep", _words(f"{own}/cgroup.subtree_control")
+
+
+def parse(member_of: str) -> dict[str, str]:
+    """The text of ``/proc/PID/cgroup`` as controller -> group; version 2's has no name."""
+    groups: dict[str, str] = {}
+    for line in member_of.splitlines():
+        _, names, path = line.split(":", 2)
+        groups.update(dict.fromkeys(names.split(","), path.rstrip("/")))
+    return groups
+
+
+def _unit_of(group: str) -> tuple[str, bool]:
+    """The unit's group for a process in `group`, and whether that is the leaf already."""
+    unit, _, name = group.rpartition("/")
+    return (unit, True) if name == LEAF else (group, False)
+
+
+def _beside(unit: str) -> str:
+    return f"{os.path.dirname(unit)}/{PLACE_UNIT}"
+
+
+def _is_delegated(places: Iterable[str]) -> bool:
+    return any(_has_mark(place, mark) for place in places for mark in _MARKS)
+
+
+def _has_mark(place: str, mark: str) -> bool:
+    try:
+        return os.getxattr(place, mark) == b"1"
+    except OSError:
+        return False
+
+
+def _try(step: Callable[[*Ts], None], *arguments: *Ts) -> None:
+    try:
+        step(*arguments)
+    except OSError as error:
+        logger.warning("the daemon's place among control groups could not be taken", extra={"why": str(error)})
+
+
+def _take_leaf(unit: str) -> None:
+    """Put this process into the leaf, and make the place beside it."""
+    for name in (LEAF, SANDBOXES):
+        os.makedirs(f"{unit}/{name}", exist_ok=True)
+    write(f"{unit}/{LEAF}/cgroup.procs", str(os.getpid()))
+
+
+def _settle_v2(unit: str, in_leaf: bool) -> None:
+    os.makedirs(f"{unit}/{LEAF}", exist_ok=True)
+    write(f"{unit}/{LEAF}/cgroup.procs", str(os.getpid()))
+    place = _beside(unit)
+    if _is_delegated([place]):
+        _open_place(place)
+    elif in_leaf:
+        _open_place(unit)
+    else:
+        logger.warning(
+            "sandboxes get no control groups, as the unit could not be restarted under them",
+            extra={"unit": os.path.basename(unit), "remedy": f"start {PLACE_UNIT}, or set DelegateSubgroup={LEAF}"},
+        )
+
+
+def _open_place(unit: str) -> None:
+    """Have a unit's group hand its controllers on to the sandboxes' place."""
+    os.makedirs(f"{unit}/{SANDBOXES}", exist_ok=True)
+    for name in CONTROLLERS:
+        if name in _words(f"{unit}/cgroup.controllers"):
+            write(f"{unit}/cgroup.subtree_control", f"+{name}")
+
+
+def _words(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().split()
+    except OSError:
+        return []
+
+
+def write(path: str, text: str) -> None:
+    """Write to one of the kernel's files, which takes a value in one piece. Raises OSError."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
