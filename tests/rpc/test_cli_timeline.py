@@ -25,7 +25,7 @@ def event(type_: str, data: dict[str, object], stream: str = PROCESS, position: 
 def test_a_line_has_position_time_type_subject_and_what_matters() -> None:
     exited = event("process.exited", {"exit_code": 3, "stdout_bytes": 2048, "stderr_bytes": 0})
     assert timeline.line(exited, timeline.Names()) == (
-        "    7  12:03:04.123  process.exited             prc…x7k2m9  code 3, 2.0 KB out"
+        "    7  12:03:04.123  process.exited            prc…x7k2m9  exit 3  2.0 KB out"
     )
 
 

@@ -1,20 +1,38 @@
 """The `sandkeep` command. Ids and answers go to stdout, everything else to stderr.
 
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted. `exec`, `run` and `wait` exit with the
-process's own code, 124 when its time was up, and 125 when Sandkeep itself failed. What a command needs is imported when
-it runs.
+Its exit codes are in `EXIT_CODES`. What a command needs is imported when it runs.
 """
 
 import contextlib
+import itertools
 import os
 import sys
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    import click
 
 REFUSED: Final = 1
+WRONG_USAGE: Final = 2
 TIMED_OUT: Final = 124
 OWN_FAILURE: Final = 125
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+
+EXIT_CODES: Final[dict[int | str, str]] = {
+    0: "It was done.",
+    REFUSED: "It was refused or failed, and stderr says why; or what was checked is not well.",
+    WRONG_USAGE: "The command line makes no sense.",
+    TIMED_OUT: "From exec, run, shell and wait: the time was up.",
+    OWN_FAILURE: "From exec, run, shell, attach and wait: Sandkeep failed, not the command.",
+    INTERRUPTED: "It was interrupted.",
+    BROKEN_PIPE: "Whoever read the output has gone.",
+    "any": "From exec, run, shell, attach and wait: the process's own code; 128 + n when signal n ended it.",
+}
+"""What a code that the command exits with means, for the help and the manual."""
+
+COMPLETE_VARIABLE: Final = "_SANDKEEP_COMPLETE"
+"""Set by a shell's completion function to its own name: then the arguments are a line to complete."""
 
 
 class ReaderLeftError(Exception):
@@ -54,6 +72,10 @@ def _fill_descriptors() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command; answer its exit code. Nothing that can go wrong for a user ends in a traceback."""
+    if shell := os.environ.get(COMPLETE_VARIABLE):
+        from sandkeep.cli.completion import answer
+
+        return answer(shell, arguments)
     import click
 
     from sandkeep.cli.root import sandkeep
@@ -63,7 +85,7 @@ def run(arguments: list[str]) -> int:
         code = sandkeep.main(arguments, prog_name="sandkeep", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        _show(error, "--json" in itertools.takewhile("--".__ne__, arguments))
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -74,6 +96,18 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         return _unwritable(UnwritableError(error, REFUSED))
     return code if isinstance(code, int) else 0
+
+
+def _show(error: "click.ClickException", as_json: bool) -> None:
+    """Say what was wrong; of wrong usage, programs get a document as they do of other errors."""
+    from click import UsageError
+    from click.exceptions import NoArgsIsHelpError
+
+    error.show()
+    if as_json and isinstance(error, UsageError) and not isinstance(error, NoArgsIsHelpError):
+        from sandkeep.cli.output import json_line
+
+        json_line({"error": {"code": "invalid", "message": error.format_message(), "data": {}}})
 
 
 def _reader_left() -> int:

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import click
 
-from sandkeep.cli.options import Frontend, common
-from sandkeep.cli.output import age, facts, json_line, paint, plain, size, terminal_width
+from sandkeep.cli.options import METHOD, Frontend, command, common
+from sandkeep.cli.output import age, facts, json_line, paint, plain, size, terminal_width, wrap
 from sandkeep.errors import SetupError
 
 
@@ -23,11 +23,17 @@ def execute(script: str, arguments: list[str]) -> NoReturn:
     os.execv(path, [script, *arguments])  # noqa: S606  # no shell is wanted
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    examples=["sandkeep daemon", "sandkeep daemon --state-dir ~/boxes --socket /tmp/sandkeep.sock"],
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def daemon(ctx: click.Context, arguments: tuple[str, ...]) -> NoReturn:
-    """Run the daemon in the foreground: the same as sandkeepd, with its options."""
+    """Run the daemon in the foreground: the same as sandkeepd, with its options.
+
+    `sandkeep daemon --help` lists them. Each stands for a setting, an environment variable.
+    """
     from sandkeep.cli.options import Refusal
 
     socket = ctx.find_root().params.get("socket")
@@ -37,7 +43,7 @@ def daemon(ctx: click.Context, arguments: tuple[str, ...]) -> NoReturn:
         raise Refusal(error) from None
 
 
-@click.command()
+@command(examples=["sandkeep status", "sandkeep status --json | jq .healthy"])
 @common()
 def status(front: Frontend) -> int:
     """How the daemon is and what it looks after. Exits with 1 when it is not healthy."""
@@ -49,7 +55,7 @@ def status(front: Frontend) -> int:
     facts(
         [
             ("daemon", f"sandkeep {state.version}, pid {state.pid}, up {age(state.started_at)}"),
-            ("healthy", "yes" if state.healthy else "no"),
+            ("healthy", "yes" if state.healthy else "NO"),
             *(("problem", problem) for problem in state.problems),
             ("state", state.state_dir),
             ("socket", state.socket),
@@ -68,7 +74,7 @@ def _counts(by_status: dict[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in by_status.items() if count) or "none"
 
 
-@click.command()
+@command(examples=["sandkeep capabilities"])
 @common()
 def capabilities(front: Frontend) -> None:
     """What works on this machine, provider by provider, and why something does not."""
@@ -76,26 +82,34 @@ def capabilities(front: Frontend) -> None:
         found = client.daemon.capabilities()
     if front.as_json:
         return json_line(found)
+    shown: list[tuple[str, bool, str | None]] = []
     for provider in found.providers:
-        _show_capability(provider.provider, provider.works, provider.why, indent="")
-        for name, feature in provider.features.items():
-            _show_capability(name, feature.works, feature.why, indent="  ")
+        shown.append((provider.provider, provider.works, provider.why))
+        shown += [(f"  {name}", feature.works, feature.why) for name, feature in provider.features.items()]
+    names = max((len(plain(name)) for name, _, _ in shown), default=0)
+    for name, works, why in shown:
+        _show_capability(plain(name).ljust(names), works, why)
     return None
 
 
-def _show_capability(name: str, works: bool, why: str | None, indent: str) -> None:
-    import textwrap
-
+def _show_capability(name: str, works: bool, why: str | None) -> None:
     word = paint("yes", "green") if works else paint("no ", "red")
-    room = max(20, (terminal_width() or 80) - 24)
-    first, *rest = textwrap.wrap(plain(why or ""), room) or [""]
-    print(f"{(indent + plain(name)).ljust(18)}  {word}  {first}".rstrip())
+    indent = len(name) + 7
+    room = terminal_width()
+    first, *rest = wrap(plain(why or ""), room and room - indent)
+    print(f"{name}  {word}  {first}".rstrip())
     for line in rest:
-        print(" " * 24 + line)
+        print(" " * indent + line)
 
 
-@click.command()
-@click.argument("method")
+@command(
+    examples=[
+        "sandkeep rpc daemon.ping",
+        'sandkeep rpc sandbox.get \'{"sandbox_id": "tests"}\'',
+        "sandkeep rpc rpc.discover | jq -r '.methods[].name'",
+    ]
+)
+@click.argument("method", type=METHOD)
 @click.argument("params", required=False, metavar="[JSON]")
 @common()
 def rpc(front: Frontend, method: str, params: str | None) -> None:

@@ -2,8 +2,10 @@
 
 import click
 
+from sandkeep.cli.options import command
 
-@click.command()
+
+@command(examples=["sandkeep demo", "sandkeep demo --fast --keep"])
 @click.option("--keep", is_flag=True, help="Keep the state directory and say where it is.")
 @click.option("--fast", is_flag=True, help="Without the pauses that are there for reading.")
 def demo(keep: bool, fast: bool) -> int:

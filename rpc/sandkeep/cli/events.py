@@ -5,18 +5,28 @@ from collections.abc import Iterator
 import click
 
 from sandkeep.blocking import Client
-from sandkeep.cli.options import SANDBOX, Frontend, common
-from sandkeep.cli.output import cut, json_line, moment, paint, terminal_width
-from sandkeep.cli.timeline import Names, clock, history_line, line
+from sandkeep.cli.options import EVENT_TYPE, SANDBOX, Frontend, command, common
+from sandkeep.cli.output import json_line, moment, paint, plain, terminal_width
+from sandkeep.cli.timeline import Names, clock, day, history_line, line
 from sandkeep.model import Event
 
 
-@click.command()
+@command(
+    examples=[
+        "sandkeep events --follow",
+        "sandkeep events --sandbox $BOX --type process.exited",
+        "sandkeep events --after now --follow --json",
+    ]
+)
 @click.option("--after", metavar="TOKEN", help="Only those after this token; `now` for none of the past.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with new ones as they come.")
 @click.option("--sandbox", type=SANDBOX, metavar="SANDBOX", help="Only those of one sandbox and its processes.")
 @click.option(
-    "--type", "kind", metavar="TYPE", help="Only this type, such as process.exited, or this first word of it."
+    "--type",
+    "kind",
+    type=EVENT_TYPE,
+    metavar="TYPE",
+    help="Only this type, such as process.exited, or this first word of it.",
 )
 @common()
 def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> None:
@@ -25,13 +35,29 @@ def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None
         found = client.follow_events(after, sandbox_id=sandbox, type=kind, follow=follow)
         if front.as_json and not follow:
             return json_line(list(found))
-        names = Names()
+        show = json_line if front.as_json else _Lines(flush=follow).show
         for event in found:
-            json_line(event) if front.as_json else print(cut(line(event, names), terminal_width()), flush=follow)
+            show(event)
     return None
 
 
-@click.command()
+class _Lines:
+    """Events as lines; on a terminal, each day begins with its date."""
+
+    def __init__(self, *, flush: bool) -> None:
+        self._names = Names()
+        self._flush = flush
+        self._day = ""
+
+    def show(self, event: Event) -> None:
+        room = terminal_width()
+        if room and day(event) != self._day:
+            self._day = day(event)
+            print(paint(f"{self._day} UTC", "bold"))
+        print(line(event, self._names, room), flush=self._flush)
+
+
+@command(examples=["sandkeep history $BOX", "sandkeep history $BOX --json | jq -r '.[].type'"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @common()
 def history(front: Frontend, sandbox: str) -> None:
@@ -41,15 +67,16 @@ def history(front: Frontend, sandbox: str) -> None:
     if front.as_json:
         return json_line(found)
     if found:
-        print(paint(f"{sandbox}, from {found[0].time[:10]} {clock(found[0])} UTC", "bold"))
+        print(paint(f"{plain(sandbox)}, from {day(found[0])} {clock(found[0])} UTC", "bold"))
     return show_history(found)
 
 
 def show_history(found: list[Event]) -> None:
     """Print events as a timeline in seconds from the first."""
     names = Names()
+    room = terminal_width()
     for event in found:
-        print(cut(history_line(event, moment(event.time) - moment(found[0].time), names), terminal_width()))
+        print(history_line(event, moment(event.time) - moment(found[0].time), names, room))
 
 
 def _history(client: Client, sandbox: str) -> Iterator[Event]:

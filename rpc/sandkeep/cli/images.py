@@ -4,14 +4,22 @@ import os
 
 import click
 
-from sandkeep.cli.options import Frontend, common, given, label_option
-from sandkeep.cli.output import age, facts, json_line, note, size, table
+from sandkeep.cli.options import DIRECTORY, IMAGE, PROVIDER, Frontend, command, common, given, label_option
+from sandkeep.cli.output import Column, age, cut_middle, facts, json_line, note, size, status, table
+from sandkeep.cli.progress import progress
 from sandkeep.model import Image
 
 
-@click.command()
-@click.argument("source", metavar="PATH")
-@click.option("--provider", metavar="NAME", help="Who shall run its sandboxes; a directory is for `local`.")
+@command(
+    examples=[
+        "sandkeep image create .",
+        "IMG=$(sandkeep image create ~/project --label team=web)",
+    ]
+)
+@click.argument("source", type=DIRECTORY, metavar="PATH")
+@click.option(
+    "--provider", type=PROVIDER, metavar="NAME", help="Who shall run its sandboxes; a directory is for `local`."
+)
 @click.option("--clean", is_flag=True, help="Make a new image even if one of the same content is there.")
 @label_option
 @common()
@@ -19,10 +27,9 @@ def create(front: Frontend, source: str, provider: str | None, clean: bool, labe
     """Make an image of the directory PATH and print its id."""
     if not source:
         raise click.BadParameter("it is empty: give a directory", param_hint="PATH")
-    with front.client() as client:
-        image = client.image.create(
-            os.path.abspath(source), **given(provider=provider, clean=clean, labels=dict(label))
-        )
+    options = given(provider=provider, clean=clean, labels=dict(label))
+    with progress("making an image") as told, front.client() as client:
+        image = client.image.create(os.path.abspath(source), progress=told, **options)
     if front.as_json:
         return json_line(image)
     if image.skipped_count:
@@ -30,7 +37,7 @@ def create(front: Frontend, source: str, provider: str | None, clean: bool, labe
     return print(image.image_id)
 
 
-@click.command()
+@command(examples=["sandkeep image ls", "sandkeep image ls --json | jq -r '.[].image_id'"])
 @click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were removed.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
@@ -42,11 +49,12 @@ def ls(front: Frontend, everything: bool) -> None:
     if front.as_json:
         return json_line(images)
     rows = [(i.image_id, i.status, age(i.created_at), size(i.size_bytes), i.file_count, i.source) for i in images]
-    return table(("IMAGE", "STATUS", "AGE", "SIZE", "FILES", "SOURCE"), rows)
+    source = Column("SOURCE", least=12, shorten=cut_middle)
+    return table(("IMAGE", status(), "AGE", "SIZE", Column("FILES", least=5, spare=True), source), rows)
 
 
-@click.command()
-@click.argument("image", metavar="IMAGE")
+@command(examples=["sandkeep image get $IMG"])
+@click.argument("image", type=IMAGE, metavar="IMAGE")
 @common()
 def get(front: Frontend, image: str) -> None:
     """Show an image."""
@@ -70,12 +78,13 @@ def get(front: Frontend, image: str) -> None:
     )
 
 
-@click.command()
-@click.argument("images", nargs=-1, required=True, metavar="IMAGE...")
+@command(examples=["sandkeep image rm $IMG"])
+@click.argument("images", nargs=-1, required=True, type=IMAGE, metavar="IMAGE...")
 @common()
 def rm(front: Frontend, images: tuple[str, ...]) -> None:
     """Remove images that no sandbox needs, and print their ids."""
     with front.client() as client:
         for image in images:
-            removed = client.image.remove(image)
+            with progress(f"removing {image}") as told:
+                removed = client.image.remove(image, progress=told)
             json_line(removed) if front.as_json else print(removed.image_id, flush=True)

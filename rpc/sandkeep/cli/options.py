@@ -1,8 +1,8 @@
-"""What commands share: the connection, `--json`, and the parsing of sizes and of K=V."""
+"""What commands share: examples in their help, the connection, `--json`, kinds of words, sizes and K=V."""
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -10,11 +10,52 @@ import click
 
 from sandkeep.blocking import Client, connect
 from sandkeep.cli import ReaderLeftError, UnwritableError
+from sandkeep.cli.words import (
+    DIRECTORY,
+    EVENT_TYPE,
+    FILE,
+    IMAGE,
+    INSIDE,
+    METHOD,
+    PLACE,
+    PROCESS,
+    PROVIDER,
+    RUNNING,
+    SANDBOX,
+    SIGNAL,
+    VARIABLE,
+)
 from sandkeep.errors import SandkeepError
 from sandkeep.settings import parse_size
 
+__all__ = [
+    "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "METHOD", "PLACE", "PROCESS", "PROVIDER", "RUNNING",
+    "SANDBOX", "SIGNAL", "VARIABLE", "Command", "Frontend", "Pair", "Refusal", "Size", "command", "common",
+    "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
+]  # fmt: skip
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 CLIENT_NAME: Final = "cli"
+
+
+class Command(click.Command):
+    """A command whose help ends with examples: whole command lines, shown as they are typed."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """End the help with the examples."""
+        super().format_epilog(ctx, formatter)
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in self.examples))
+
+
+def command(name: str | None = None, *, examples: Sequence[str], **settings: Any) -> Callable[[Any], Command]:
+    """Make a function a command, as `click.command` does, with examples: each a line of at most 76 characters."""
+    return click.command(name, cls=Command, examples=examples, **settings)
 
 
 class Refusal(click.ClickException):
@@ -33,6 +74,22 @@ class Refusal(click.ClickException):
         if self.as_json:
             json_line({"error": {"code": self.error.code, "message": self.error.message, "data": self.error.data}})
         note(f"sandkeep: {plain(self.error.message)} [{self.error.code}]")
+
+
+def _set_colour(_: click.Context, __: click.Parameter, when: str | None) -> None:
+    if when is not None:
+        from sandkeep.cli import output
+
+        output.colour = when
+
+
+colour_option: Final = click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    expose_value=False,
+    callback=_set_colour,
+    help="Colours; `auto` is on terminals, unless NO_COLOR is set.",
+)
 
 
 class Frontend:
@@ -63,7 +120,8 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
 
     def decorate(function: Function) -> Callable[..., Any]:
         @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
-        @click.option("--socket", metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET.")
+        @colour_option
+        @click.option("--socket", type=FILE, metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET.")
         @functools.wraps(function)
         def command(*args: Any, as_json: bool, socket: str | None, **options: Any) -> Any:
             root = click.get_current_context().find_root()
@@ -103,6 +161,10 @@ class Pair(click.ParamType[tuple[str, str]]):
     def __init__(self, *, from_environment: bool) -> None:
         self.from_environment = from_environment
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """The names of the caller's own variables, where one can be given by its name."""
+        return VARIABLE.shell_complete(ctx, param, incomplete) if self.from_environment else []
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         """A name and its value. A secret's value is never repeated in a message."""
         if isinstance(value, tuple):
@@ -119,24 +181,6 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, os.environ[key]
 
 
-class SandboxName(click.ParamType[str]):
-    """A sandbox's id, which the shell can complete."""
-
-    name = "sandbox"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        """The ids of the caller's sandboxes that begin so; none when no daemon answers."""
-        from click.shell_completion import CompletionItem
-
-        try:
-            with connect(ctx.find_root().params.get("socket"), client=CLIENT_NAME) as client:
-                found = client.sandbox.list().sandboxes
-        except SandkeepError:
-            return []
-        return [CompletionItem(s.sandbox_id, help=s.status) for s in found if s.sandbox_id.startswith(incomplete)]
-
-
-SANDBOX: Final = SandboxName()
 env_option = click.option(
     "--env",
     "-e",
@@ -152,7 +196,7 @@ secret_option = click.option(
     metavar="K[=V]",
     help="A secret, stored nowhere. K alone is safer: a command line is visible to others.",
 )
-cwd_option = click.option("--cwd", metavar="DIR", help="Where in the sandbox it starts.")
+cwd_option = click.option("--cwd", type=INSIDE, metavar="DIR", help="Where in the sandbox it starts.")
 timeout_option = click.option(
     "--timeout", type=float, metavar="SECONDS", help="Kill it and all it started after that long."
 )

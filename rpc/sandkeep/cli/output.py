@@ -1,49 +1,73 @@
 """How answers are shown: tables and facts for people, JSON for programs.
 
-On a terminal, lines are cut to its width; piped, they are whole. Text that came from a sandbox or a caller is shown
-without its control characters, so that a name cannot drive the reader's terminal.
+On a terminal, lines are made to fit its width; piped, they are whole. Text that came from a sandbox or a caller is
+shown without its control characters, so that a name cannot drive the reader's terminal.
 """
 
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgspec
 
+from sandkeep.cli.layout import GAP, Column, cut, cut_middle, fit, pad, plain, taken, wrap
+from sandkeep.cli.layout import width as columns_of
+
+__all__ = [
+    "Column", "age", "colour", "cut", "cut_middle", "facts", "has_colour", "identifier", "json_line", "moment", "note",
+    "paint", "plain", "size", "span", "status", "status_colour", "table", "terminal_width", "wrap",
+]  # fmt: skip
+
 WIDTH: Final = 80
-_CONTROL: Final = dict.fromkeys((*range(32), *range(127, 160)), "�") | {10: "⏎", 9: " ", 0x2028: "⏎", 0x2029: "⏎"}
 _COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_STATUS: Final = {
+    "running": "green", "ready": "green", "creating": "yellow", "starting": "yellow", "stopping": "yellow",
+    "removing": "yellow", "failed": "red", "lost": "red", "stopped": "dim", "removed": "dim", "exited 0": "dim",
+}  # fmt: skip
+
+colour = "auto"
+"""What ``--color`` says: ``auto``, ``always`` or ``never``."""
 
 
-def terminal_width() -> int | None:
-    """Columns of the terminal that stdout is, or None when it is none: then nothing is cut."""
-    if not sys.stdout.isatty():
+def terminal_width(stream: IO[str] | None = None) -> int | None:
+    """Columns of the terminal that `stream` is, stdout by default; None when it is none: then nothing is cut."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
         return None
     try:
-        return max(40, os.get_terminal_size(sys.stdout.fileno()).columns)
+        return max(40, os.get_terminal_size(stream.fileno()).columns or WIDTH)
     except OSError:
         return WIDTH
 
 
 def has_colour() -> bool:
-    """Whether stdout may be coloured: a terminal that is not dumb, and no NO_COLOR (https://no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """Whether stdout may be coloured: as ``--color`` says, else on a terminal that is not dumb, without NO_COLOR
+    (https://no-color.org).
+    """
+    if colour != "auto":
+        return colour == "always"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def paint(text: str, colour: str) -> str:
+def paint(text: str, colour: str | None) -> str:
     """`text` in a colour, where colours may be."""
-    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if has_colour() else text
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if colour and text and has_colour() else text
 
 
-def plain(text: object) -> str:
-    """One line without control characters."""
-    return str(text).translate(_CONTROL)
+def status_colour(text: str) -> str | None:
+    """The colour of a status: green goes on, yellow is on its way, red went wrong, dim is over."""
+    return _STATUS.get(text) or ("red" if text.startswith("exited ") else None)
 
 
-def cut(text: str, width: int | None) -> str:
-    """`text` in at most `width` columns, the last an ellipsis when something is missing."""
-    return text if width is None or len(text) <= width else text[: max(0, width - 1)] + "…"
+def status(title: str = "STATUS") -> Column:
+    """A column of statuses."""
+    return Column(title, colour=status_colour)
+
+
+def identifier(title: str, least: int = 13) -> Column:
+    """A column of ids that are there for orientation, and may lose their middles."""
+    return Column(title, least=least, shorten=cut_middle, spare=True)
 
 
 def json_line(value: Any) -> None:
@@ -52,22 +76,47 @@ def json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under headers; the last column gives way when the terminal is narrow."""
-    cells = [list(headers), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headers) - 1)]
-    for index, row in enumerate(cells):
-        line = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
-        line = cut(line, terminal_width()).rstrip()
-        print(paint(line, "bold") if index == 0 else line)
+def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under titles, made to fit the terminal. A last column that is only a title may be cut anywhere.
+
+    Where there is not even room for what cannot be cut, the first cell of a row has a line of its own.
+    """
+    *first, last = columns
+    known = [column if isinstance(column, Column) else Column(column) for column in first]
+    known.append(last if isinstance(last, Column) else Column(last, least=8))
+    cells = [[plain(cell) for cell in row] for row in rows]
+    room = terminal_width()
+    shown = fit(known, cells, room)
+    folded = room is not None and taken(shown) > room
+    _print_row([paint(pad(column.title, wanted), "bold") for column, _, wanted in shown], folded)
+    for row in cells:
+        _print_row([_cell(column, row[index], wanted) for column, index, wanted in shown], folded)
+
+
+def _cell(column: Column, text: str, wanted: int) -> str:
+    shown = (column.shorten or cut)(text, wanted)
+    return paint(shown, column.colour and column.colour(text)) + " " * (wanted - columns_of(shown))
+
+
+def _print_row(cells: list[str], folded: bool) -> None:
+    if folded:
+        print(cells.pop(0).rstrip())
+        cells.insert(0, "")
+    print((" " * GAP).join(cells).rstrip())
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:
-    """Print names and values, one pair a line; empty values are left out."""
+    """Print names and values, one pair a line; empty values are left out, and a name that repeats is shown once."""
     shown = [(name, plain(value)) for name, value in pairs if value not in (None, "", [], {})]
-    width = max((len(name) for name, _ in shown), default=0)
+    indent = max((len(name) for name, _ in shown), default=0) + GAP
+    room = terminal_width()
+    before = ""
     for name, value in shown:
-        print(f"{paint(name.ljust(width), 'dim')}  {value}")
+        label = "" if name == before else name
+        for line in wrap(value, room and room - indent):
+            print(f"{paint(label, 'dim')}{' ' * (indent - len(label))}{line}")
+            label = ""
+        before = name
 
 
 def note(text: str) -> None:

@@ -1,9 +1,13 @@
 """The tree of commands. A command's module is imported when the command is used, so that none pays for the others."""
 
+from collections.abc import Iterator
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
+
+from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.words import FILE
 
 _CLI: Final = "sandkeep.cli."
 
@@ -28,7 +32,20 @@ COMMANDS: Final = {
     "history": ("events:history", "The life of one sandbox."),
     "store": ("root:store", "The event log and what is computed from it."),
     "rpc": ("daemon:rpc", "Call any method with JSON and print the raw result."),
+    "completion": ("completion:completion", "Print what makes a shell complete these commands."),
+    "manual": ("manual:manual", "Print the manual page."),
+    "help": ("manual:help_", "Show the help of a command."),
 }
+
+SUBJECTS: Final = {
+    "Images": ("image",),
+    "Sandboxes": ("create", "ls", "get", "rm", "sandbox"),
+    "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
+    "Files": ("cp",),
+    "What happened": ("events", "history"),
+    "The daemon": ("daemon", "status", "capabilities", "store", "rpc"),
+}
+"""Which commands the help lists together; what is in none comes last."""
 
 IMAGE_COMMANDS: Final = {
     "create": ("images:create", "Make an image of a directory."),
@@ -51,6 +68,7 @@ class LazyGroup(click.Group):
     def __init__(self, *, table: dict[str, tuple[str, str]], **settings: object) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]  # click's own settings, passed through
         self.table = table
+        self.subjects: dict[str, tuple[str, ...]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command, in the table's order: what a newcomer needs comes first."""
@@ -74,9 +92,37 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in self.table.items()])
+        """List the commands from the table alone, subject by subject."""
+        width = max(map(len, self.table))
+        for subject, names in self.by_subject():
+            with formatter.section(subject):
+                formatter.write_dl([(name.ljust(width), self.table[name][1]) for name in names])
+
+    def by_subject(self) -> Iterator[tuple[str, list[str]]]:
+        """The names of the commands, under what they are about."""
+        rest = list(self.table)
+        for subject, names in self.subjects.items():
+            if known := [name for name in names if name in self.table]:
+                yield subject, known
+                rest = [name for name in rest if name not in known]
+        if rest:
+            yield "More" if self.subjects else "Commands", rest
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """The commands that begin so, from the table alone, or the group's own options."""
+        from click.shell_completion import CompletionItem
+
+        named = [CompletionItem(name, help=self.table[name][1]) for name in self.table if name.startswith(incomplete)]
+        return named + click.Command.shell_complete(self, ctx, incomplete)
+
+
+class Root(LazyGroup):
+    """The command itself, whose help also tells the exit codes."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """End the help with them."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
 
 
 def _suggestion(word: str, table: dict[str, tuple[str, str]]) -> str:
@@ -97,15 +143,15 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 HELP: Final = {"help_option_names": ["-h", "--help"]}
 
-sandkeep = LazyGroup(
+sandkeep = Root(
     name="sandkeep",
     table=COMMANDS,
     help="""Sandkeep keeps sandboxes: isolated places in which agents and developers run code.
 
-    New here? `sandkeep demo` shows all of it.""",
+    New here? `sandkeep demo` shows all of it. Ids and answers go to stdout, everything else to stderr.""",
     context_settings=HELP,
     params=[
-        click.Option(["--socket"], metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET."),
+        click.Option(["--socket"], type=FILE, metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET."),
         click.Option(
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
         ),
@@ -113,6 +159,7 @@ sandkeep = LazyGroup(
     # Options of the group are read where they are needed, from the root context.
     callback=lambda socket: None,  # noqa: ARG005
 )
+sandkeep.subjects = SUBJECTS
 image = LazyGroup(name="image", table=IMAGE_COMMANDS, help="Images, from which sandboxes start.", context_settings=HELP)
 sandbox = LazyGroup(
     name="sandbox", table=SANDBOX_COMMANDS, help="The commands on sandboxes, under their noun.", context_settings=HELP

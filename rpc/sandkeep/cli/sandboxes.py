@@ -4,15 +4,35 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.options import SANDBOX, Frontend, Size, common, env_option, given, label_option, secret_option
-from sandkeep.cli.output import age, facts, json_line, size, table
+from sandkeep.cli.options import (
+    IMAGE,
+    INSIDE,
+    PROVIDER,
+    SANDBOX,
+    Frontend,
+    Size,
+    command,
+    common,
+    env_option,
+    given,
+    label_option,
+    secret_option,
+)
+from sandkeep.cli.output import Column, age, facts, identifier, json_line, size, status, table
+from sandkeep.cli.progress import progress
 from sandkeep.model import Sandbox, SandboxSpec
 
 
-@click.command()
-@click.argument("image", metavar="IMAGE")
+@command(
+    examples=[
+        "sandkeep create $IMG",
+        "BOX=$(sandkeep create $IMG --memory 512M --pids 64 --disk 2G)",
+        "sandkeep create $IMG --id tests --env CI=1 --secret TOKEN --idle-timeout 600",
+    ]
+)
+@click.argument("image", type=IMAGE, metavar="IMAGE")
 @click.option("--id", "sandbox_id", metavar="ID", help="An id of your own.")
-@click.option("--provider", metavar="NAME", help="Who runs it; the image's own provider otherwise.")
+@click.option("--provider", type=PROVIDER, metavar="NAME", help="Who runs it; the image's own provider otherwise.")
 @click.option("--cpus", type=float, metavar="N", help="How many processors it may use.")
 @click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Memory, such as 512M.")
 @click.option("--pids", type=int, metavar="N", help="How many processes it may have.")
@@ -20,7 +40,7 @@ from sandkeep.model import Sandbox, SandboxSpec
 @click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="What it reaches; none unless given.")
 @click.option("--user", metavar="UID[:GID]", help="Who its processes are, inside.")
 @click.option("--read-only", is_flag=True, help="It cannot change its files.")
-@click.option("--cwd", "working_dir", metavar="DIR", help="Where its processes start.")
+@click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Where its processes start.")
 @click.option(
     "--isolation", type=click.Choice(["default", "none"]), help="`none` runs it unisolated, for administrators."
 )
@@ -34,12 +54,13 @@ from sandkeep.model import Sandbox, SandboxSpec
 @common()
 def create(front: Frontend, image: str, env: Any, secret: Any, label: Any, **spec: Any) -> None:
     """Make a sandbox from IMAGE, start it and print its id."""
-    with front.client() as client:
-        sandbox = client.sandbox.create(image, **given(env=dict(env), secrets=dict(secret), labels=dict(label), **spec))
+    options = given(env=dict(env), secrets=dict(secret), labels=dict(label), **spec)
+    with progress("starting a sandbox") as told, front.client() as client:
+        sandbox = client.sandbox.create(image, progress=told, **options)
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
-@click.command()
+@command(examples=["sandkeep ls", "sandkeep ls --all --json | jq -r '.[].sandbox_id'"])
 @click.option("--all", "-a", "everything", is_flag=True, help="Also those that ended.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
@@ -51,10 +72,10 @@ def ls(front: Frontend, everything: bool) -> None:
     if front.as_json:
         return json_line(found)
     rows = [(s.sandbox_id, s.status, age(s.created_at), s.running_processes, s.image_id) for s in found]
-    return table(("SANDBOX", "STATUS", "AGE", "RUNS", "IMAGE"), rows)
+    return table(("SANDBOX", status(), "AGE", Column("RUNS", least=4, spare=True), identifier("IMAGE")), rows)
 
 
-@click.command()
+@command(examples=["sandkeep get $BOX", "sandkeep get $BOX --json | jq .spec"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @common()
 def get(front: Frontend, sandbox: str) -> None:
@@ -100,12 +121,13 @@ def _describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
     ]
 
 
-@click.command()
+@command(examples=["sandkeep rm $BOX", "sandkeep rm tests other"])
 @click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @common()
 def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
     """End sandboxes, with all that runs in them, and print their ids. Logs and history stay readable."""
     with front.client() as client:
         for sandbox in sandboxes:
-            ended = client.sandbox.terminate(sandbox)
+            with progress(f"ending {sandbox}") as told:
+                ended = client.sandbox.terminate(sandbox, progress=told)
             json_line(ended) if front.as_json else print(ended.sandbox_id, flush=True)

@@ -3,11 +3,15 @@
 import click
 
 from sandkeep.cli.daemon import execute
-from sandkeep.cli.options import Frontend, common
+from sandkeep.cli.options import DIRECTORY, Frontend, command, common
 from sandkeep.cli.output import json_line, note, plain
+from sandkeep.cli.progress import progress
 
 state_dir_option = click.option(
-    "--state-dir", metavar="DIR", help="Without a daemon, which must not run: work on this state directory."
+    "--state-dir",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="Without a daemon, which must not run: work on this state directory.",
 )
 
 
@@ -15,15 +19,15 @@ def _offline(front: Frontend, action: str, state_dir: str) -> None:
     execute("sandkeep-store", [action, "--state-dir", state_dir, *(["--json"] if front.as_json else [])])
 
 
-@click.command()
+@command(examples=["sandkeep store verify", "sandkeep store verify --state-dir /var/lib/sandkeep"])
 @state_dir_option
 @common()
 def verify(front: Frontend, state_dir: str | None) -> int:
     """Check the event log and every metadata.json. Exits with 1 when something is wrong."""
     if state_dir:
         _offline(front, "verify", state_dir)
-    with front.client() as client:
-        report = client.store.verify()
+    with progress("checking the event log") as told, front.client() as client:
+        report = client.store.verify(progress=told)
     if front.as_json:
         json_line(report)
     else:
@@ -34,15 +38,15 @@ def verify(front: Frontend, state_dir: str | None) -> int:
     return 0 if report.ok else 1
 
 
-@click.command()
+@command(examples=["sandkeep store rebuild"])
 @state_dir_option
 @common()
 def rebuild(front: Frontend, state_dir: str | None) -> None:
     """Write every metadata.json anew from the event log."""
     if state_dir:
         _offline(front, "rebuild", state_dir)
-    with front.client() as client:
-        report = client.store.rebuild()
+    with progress("writing every metadata.json") as told, front.client() as client:
+        report = client.store.rebuild(progress=told)
     if front.as_json:
         return json_line(report)
     counts = f"{report.written} written, {report.unchanged} unchanged, {report.removed} removed"

@@ -1,12 +1,16 @@
-"""Events as lines that a person can read. Pure: events in, text out."""
+"""Events as lines that a person can read: events in, text out."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from sandkeep.cli.output import plain, size
+from sandkeep.cli.layout import cut, pad, plain
+from sandkeep.cli.output import paint, size
 from sandkeep.model import Event
 
-TYPE_COLUMNS: Final = 26
+TYPE_COLUMNS: Final = 24
+WHO_COLUMNS: Final = 10
+ROOMY: Final = 100
+"""From this width on there is room for milliseconds."""
 
 
 def _words(command: list[str]) -> str:
@@ -23,7 +27,7 @@ def _isolation(data: dict[str, Any]) -> str:
 
 def _requested(data: dict[str, Any]) -> str:
     secrets = data.get("secrets")
-    return f"from {data['image_id']}" + (f", secrets {', '.join(secrets)}" if secrets else "")
+    return f"from {shorten(data['image_id'])}" + (f", secrets {', '.join(secrets)}" if secrets else "")
 
 
 def _launch(data: dict[str, Any]) -> str:
@@ -34,25 +38,54 @@ def _exit(data: dict[str, Any]) -> str:
     written = [
         f"{size(data[key])} {name}" for key, name in (("stdout_bytes", "out"), ("stderr_bytes", "err")) if data[key]
     ]
-    return ", ".join([f"code {data['exit_code']}", *written])
+    return "  ".join([f"exit {data['exit_code']}", *written])
 
 
 def _content(data: dict[str, Any]) -> str:
     return f"{data['file_count']} files, {size(data['size_bytes'])}"
 
 
+def _written(data: dict[str, Any]) -> str:
+    count = f"{data.get('files', 1)} files, " if data["kind"] == "tree" else ""
+    return f"{data['path']}, {count}{size(data['size_bytes'])}"
+
+
+def _failure(data: dict[str, Any]) -> str:
+    return f"{data['message']} [{data['code']}]"
+
+
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "daemon.started": lambda data: f"sandkeep {data['software']}, pid {data['pid']}",
+    "daemon.stopped": lambda data: str(data["reason"]),
     "image.create_requested": lambda data: str(data["source"]),
     "image.created": _content,
-    "image.reused": lambda data: str(data["image_id"]),
+    "image.reused": lambda data: f"the same as {data['image_id']}",
+    "image.create_failed": _failure,
+    "image.remove_requested": lambda _: "",
+    "image.removed": lambda _: "",
     "sandbox.create_requested": _requested,
     "sandbox.created": _isolation,
+    "sandbox.create_failed": _failure,
+    "sandbox.adopted": lambda _: "found running",
+    "sandbox.failed": lambda data: str(data["message"]),
+    "sandbox.lost": lambda data: str(data["message"]),
+    "sandbox.terminate_requested": lambda data: str(data["reason"]).replace("_", " "),
+    "sandbox.terminated": lambda data: str(data["reason"]).replace("_", " "),
+    "sandbox.file_written": _written,
     "process.launch_requested": _launch,
     "process.started": lambda data: f"pid {data['pid']}",
+    "process.launch_failed": _failure,
+    "process.signalled": lambda data: str(data["signal"]),
     "process.timed_out": lambda data: f"after {data['timeout_s']:g} s",
     "process.exited": _exit,
+    "process.lost": lambda data: str(data["message"]),
 }
+
+COLOURS: Final = {
+    "created": "green", "started": "green", "adopted": "green", "create_failed": "red", "launch_failed": "red",
+    "failed": "red", "lost": "red", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim", "removed": "dim",
+}  # fmt: skip
+"""By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 
 
 def detail(event: Event) -> str:
@@ -80,24 +113,50 @@ class Names:
 
 
 def shorten(stream: str) -> str:
-    """The kind and the last six characters of an id that Sandkeep made, such as ``prc…x7k2m9``; others whole."""
+    """The kind and the last six characters of an id that Sandkeep made, such as ``prc…x7k2m9``; others whole. A part
+    after a slash is left out.
+    """
+    stream = stream.partition("/")[0]
     if len(stream) == 30 and stream[3] == "_":
         return f"{stream[:3]}…{stream[-6:]}"
     return plain(stream)
 
 
-def clock(event: Event) -> str:
-    """The time of day in UTC, to the millisecond, as the log has it."""
-    return event.time[11:23]
+def day(event: Event) -> str:
+    """The date in UTC."""
+    return event.time[:10]
 
 
-def line(event: Event, names: Names) -> str:
+def clock(event: Event, room: int | None = None) -> str:
+    """The time of day in UTC, as the log has it: to the millisecond, or where there is little room to the second."""
+    return event.time[11:23] if room is None or room >= ROOMY else event.time[11:19]
+
+
+def elapsed(seconds: float) -> str:
+    """How long after the beginning: ``12.345``, ``1h02m05s`` or ``3d04h05m``, in nine columns."""
+    if seconds < 3600:
+        return f"{seconds:.3f}"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours < 100:
+        return f"{hours}h{minutes:02}m{rest:02}s"
+    return f"{hours // 24}d{hours % 24:02}h{minutes:02}m"
+
+
+def line(event: Event, names: Names, room: int | None = None) -> str:
     """One event: its position, time, type, whom it is about, and what matters of it."""
-    what = f"{event.type:<{TYPE_COLUMNS}} {names.of(event):<10}  {detail(event)}"
-    return f"{event.position:>5}  {clock(event)}  {what}".rstrip()
+    who = pad(names.of(event), WHO_COLUMNS)
+    return _fit(f"{event.position:>5}  {clock(event, room)}  ", event, f"{who}  {detail(event)}", room)
 
 
-def history_line(event: Event, seconds: float, names: Names) -> str:
-    """One event of a sandbox's life, with the seconds since its first. What is about the sandbox itself has no name."""
-    about = "" if event.type.startswith("sandbox.") else names.of(event) + "  "
-    return f"{seconds:>9.3f}  {event.type:<{TYPE_COLUMNS}} {about}{detail(event)}".rstrip()
+def history_line(event: Event, seconds: float, names: Names, room: int | None = None) -> str:
+    """One event of a sandbox's life, with the time since its first. What is about the sandbox itself has no name."""
+    about = "" if event.type.startswith("sandbox.") else pad(names.of(event), WHO_COLUMNS) + "  "
+    return _fit(f"{elapsed(seconds):>9}  ", event, about + detail(event), room)
+
+
+def _fit(before: str, event: Event, after: str, room: int | None) -> str:
+    """The line in so much room, its type in a colour."""
+    kind = plain(event.type).ljust(TYPE_COLUMNS)
+    rest = cut(after, room and max(1, room - len(before) - len(kind) - 2))
+    return f"{before}{paint(kind, COLOURS.get(event.type.partition('.')[2]))}  {rest}".rstrip()

@@ -1,0 +1,266 @@
+"""Completion in bash, zsh and fish: what could follow on a command line, asked by scripts that lie in `completions`.
+
+A shell hands over the line up to the cursor; the answer is a line for each word: a kind, a tab, the word and, where
+the shell shows it, what it is. `word` is whole, `part` goes on without a blank, `file` and `directory` leave it to the
+shell.
+
+A completion is quick or it is nothing: one connection, `PATIENCE_S` at most, no word about errors. Names that come
+from a sandbox are hostile: what a shell could not write on one line is left out, the rest is quoted as the word that it
+is in.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete
+
+from sandkeep.blocking import Client, connect
+from sandkeep.cli import COMPLETE_VARIABLE
+from sandkeep.cli.layout import plain
+from sandkeep.cli.options import CLIENT_NAME, command
+from sandkeep.cli.splitting import Unfinished, quoted, split
+from sandkeep.errors import SandkeepError
+
+PATIENCE_S: Final = 1.0
+SCRIPTS: Final = {"bash": "sandkeep.bash", "zsh": "_sandkeep", "fish": "sandkeep.fish"}
+_SIGNALS: Final = ("TERM", "INT", "KILL", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT", "WINCH", "ABRT", "ALRM")
+
+Item = CompletionItem[str]
+
+
+class _TooLateError(Exception):
+    """The daemon did not answer in time."""
+
+
+def answer(shell: str, arguments: list[str]) -> int:
+    """Print what could follow the line that the arguments hold. Says nothing where it does not know."""
+    from sandkeep.cli.root import sandkeep
+
+    line, breaks = [*arguments, "", ""][:2]
+    *words, last = split(line)
+    try:
+        incomplete = last.text
+        completer = ShellComplete(sandkeep, {}, "sandkeep", COMPLETE_VARIABLE)
+        found = completer.get_completions([word.text for word in words[1:]], incomplete)
+    except Exception:  # noqa: BLE001  # a line that makes no sense has no completions
+        return 0
+    option = incomplete.partition("=")[0] + "=" if incomplete[:1] == "-" and "=" in incomplete else ""
+    lines = [_line(shell, item, option, last, breaks) for item in found if plain(item.value) == item.value]
+    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode(errors="replace"))
+    return 0
+
+
+def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) -> str:
+    """One completion in the form that the script of `shell` takes; `option` is what it stands after, in one word."""
+    kind = "word" if item.type == "plain" else item.type
+    value, about = option + item.value, plain(item.help or "")
+    if shell == "bash":  # it replaces only what stands after the last character that breaks words, or in the quote
+        return f"{kind}\t{quoted(value[last.kept(breaks) :], last.quote)}"
+    if shell == "zsh":
+        value = value.replace("\\", "\\\\").replace(":", "\\:")
+        return f"{kind}\t{value}:{about}" if about else f"{kind}\t{value}"
+    return f"{kind}\t{value}\t{about}"
+
+
+# -- what there is ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    """End what takes longer than `PATIENCE_S`. A connection knows no deadline, and an alarm interrupts it."""
+
+    def late(*_: object) -> None:
+        raise _TooLateError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _ask(ctx: click.Context, question: Callable[[Client], list[Item]]) -> list[Item]:
+    """What the daemon answers; nothing when it does not, or not in time."""
+    socket = ctx.params.get("socket") or ctx.find_root().params.get("socket")
+    try:
+        with _in_time(), connect(socket, client=CLIENT_NAME) as client:
+            return question(client)
+    except (SandkeepError, _TooLateError):
+        return []
+
+
+def _beginning(incomplete: str, found: list[Item]) -> list[Item]:
+    return [item for item in found if item.value.startswith(incomplete)]
+
+
+def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str = "plain") -> list[Item]:
+    from sandkeep.cli.output import age
+
+    def question(client: Client) -> list[Item]:
+        found = client.sandbox.list().sandboxes
+        return [
+            CompletionItem(s.sandbox_id + suffix, type=kind, help=f"{s.status}, {age(s.created_at)}") for s in found
+        ]
+
+    return _beginning(incomplete, _ask(ctx, question))
+
+
+def _images(ctx: click.Context, incomplete: str) -> list[Item]:
+    from sandkeep.cli.output import age
+
+    def question(client: Client) -> list[Item]:
+        found = client.image.list().images
+        return [CompletionItem(i.image_id, help=f"{i.source}, {age(i.created_at)}") for i in found]
+
+    return _beginning(incomplete, _ask(ctx, question))
+
+
+def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) -> list[Item]:
+    """The processes of the sandbox that was given before, by their names."""
+    sandbox = ctx.params.get("sandbox")
+    if not sandbox:
+        return []
+
+    def question(client: Client) -> list[Item]:
+        found = client.process.list(sandbox_id=sandbox, all=not running).processes
+        return [CompletionItem(p.name, help=p.status) for p in found if p.named or incomplete[:1] == "p"]
+
+    return _beginning(incomplete, _ask(ctx, question))
+
+
+def _inside(ctx: click.Context, sandbox: str, path: str, *, only_directories: bool = False) -> list[Item]:
+    """The files of a sandbox whose paths begin so."""
+    directory, _, name = path.rpartition("/")
+    parent = directory + "/" if "/" in path else ""
+
+    def question(client: Client) -> list[Item]:
+        listed = client.call("sandbox.list_dir", {"sandbox_id": sandbox, "path": parent or "."})
+        return [
+            CompletionItem(f"{parent}{entry['name']}/", type="part")
+            if entry["type"] == "directory"
+            else CompletionItem(parent + entry["name"])
+            for entry in listed["entries"]
+            if entry.get("name_bytes") is None
+            and entry["name"].startswith(name)
+            and (entry["type"] == "directory" or not only_directories)
+            and (name or not entry["name"].startswith("."))
+        ]
+
+    return _ask(ctx, question)
+
+
+def _directories_inside(ctx: click.Context, incomplete: str) -> list[Item]:
+    sandbox = ctx.params.get("sandbox")
+    return _inside(ctx, sandbox, incomplete, only_directories=True) if sandbox else []
+
+
+def _places(ctx: click.Context, incomplete: str) -> list[Item]:
+    """A path of the host, or SANDBOX:PATH."""
+    sandbox, colon, path = incomplete.partition(":")
+    if colon and "/" not in sandbox:
+        return [_prefixed(f"{sandbox}:", item) for item in _inside(ctx, sandbox, path)]
+    if "/" in incomplete or incomplete[:1] in (".", "~"):
+        return [CompletionItem(incomplete, type="file")]
+    return _sandboxes(ctx, incomplete, ":", "part") + _here(incomplete)
+
+
+def _prefixed(prefix: str, item: Item) -> Item:
+    return CompletionItem(prefix + item.value, type=item.type, help=item.help)
+
+
+def _here(incomplete: str) -> list[Item]:
+    """The files of the present directory that begin so."""
+    with contextlib.suppress(OSError), os.scandir() as entries:
+        found = [(entry.name, entry.is_dir()) for entry in entries if entry.name.startswith(incomplete)]
+        return [
+            CompletionItem(f"{name}/", type="part") if is_directory else CompletionItem(name)
+            for name, is_directory in sorted(found)
+            if incomplete or not name.startswith(".")
+        ]
+    return []
+
+
+def _providers(ctx: click.Context, incomplete: str) -> list[Item]:
+    def question(client: Client) -> list[Item]:
+        found = client.daemon.capabilities().providers
+        return [CompletionItem(p.provider, help="works" if p.works else "does not work here") for p in found]
+
+    return _beginning(incomplete, _ask(ctx, question))
+
+
+def _event_types(_: click.Context, incomplete: str) -> list[Item]:
+    from sandkeep.events import EVENTS
+
+    nouns = dict.fromkeys(kind.partition(".")[0] for kind in EVENTS)
+    return _beginning(incomplete, [CompletionItem(kind) for kind in ([*EVENTS] if "." in incomplete else nouns)])
+
+
+def _methods(_: click.Context, incomplete: str) -> list[Item]:
+    from sandkeep.methods import METHODS
+
+    return _beginning(incomplete, [CompletionItem(row.name, help=row.summary) for row in METHODS.values()])
+
+
+def _commands(ctx: click.Context, incomplete: str) -> list[Item]:
+    """The commands of the group that the words before name."""
+    root = ctx.find_root()
+    group: click.Command | None = root.command
+    for name in ctx.params.get("words") or ():
+        group = group.get_command(root, name) if isinstance(group, click.Group) else None
+    return group.shell_complete(root, incomplete) if isinstance(group, click.Group) else []
+
+
+def _fixed(*words: str) -> Callable[[click.Context, str], list[Item]]:
+    return lambda _, incomplete: _beginning(incomplete, [CompletionItem(word) for word in words])
+
+
+def _variables(ctx: click.Context, incomplete: str) -> list[Item]:
+    return _fixed(*os.environ)(ctx, incomplete)
+
+
+def _left_to_the_shell(kind: str) -> Callable[[click.Context, str], list[Item]]:
+    return lambda _, incomplete: [CompletionItem(incomplete, type=kind)]
+
+
+LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Item]]]] = {
+    "sandbox": _sandboxes,
+    "image": _images,
+    "process": _processes,
+    "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
+    "place": _places,
+    "signal": _fixed(*_SIGNALS),
+    "event type": _event_types,
+    "provider": _providers,
+    "method": _methods,
+    "command": _commands,
+    "variable": _variables,
+    "directory inside": _directories_inside,
+    "directory": _left_to_the_shell("directory"),
+    "file": _left_to_the_shell("file"),
+}
+"""How each kind of `words.Word` is completed."""
+
+
+@command(
+    examples=[
+        "source <(sandkeep completion bash)      # in ~/.bashrc",
+        "source <(sandkeep completion zsh)       # in ~/.zshrc, after compinit",
+        "sandkeep completion fish > ~/.config/fish/completions/sandkeep.fish",
+    ]
+)
+@click.argument("shell", type=click.Choice([*SCRIPTS]))
+def completion(shell: str) -> None:
+    """Print the script that makes a shell complete these commands, and the names of what is there.
+
+    Packages install it by themselves, in share/bash-completion/completions, share/zsh/site-functions and
+    share/fish/vendor_completions.d.
+    """
+    with open(os.path.join(os.path.dirname(__file__), "completions", SCRIPTS[shell]), encoding="utf-8") as script:
+        print(script.read(), end="")

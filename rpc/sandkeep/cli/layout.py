@@ -1,0 +1,113 @@
+"""Text in columns of a terminal. Pure: text and a width in, text out.
+
+A column counts what a terminal counts: a Chinese character takes two, a combining accent none. Nothing here is right
+for every font; it is right for what terminals agree upon.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+_CONTROL: Final = dict.fromkeys(
+    (*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF), "�"
+) | {10: "⏎", 9: " ", 0x2028: "⏎", 0x2029: "⏎"}
+GAP: Final = 2
+
+
+class Column(NamedTuple):
+    """A column of a table. On a narrow terminal the columns with a `least` give way, the last one first.
+
+    They shrink to `least` columns, then those that are `spare` are left out; `shorten` says how a cell shrinks. What
+    has no `least` is never cut: one copies it from the screen. `colour` chooses a colour for a cell, or none.
+    """
+
+    title: str
+    least: int | None = None
+    spare: bool = False
+    shorten: Callable[[str, int], str] | None = None
+    colour: Callable[[str], str | None] | None = None
+
+
+def plain(text: object) -> str:
+    """One line without control characters, and without those that turn the direction of writing."""
+    return str(text).translate(_CONTROL)
+
+
+def width(text: str) -> int:
+    """How many columns of a terminal `text` takes."""
+    return len(text) if text.isascii() else sum(map(_width_of, text))
+
+
+def _width_of(character: str) -> int:
+    from unicodedata import category, east_asian_width
+
+    if category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if east_asian_width(character) in "WF" else 1
+
+
+def pad(text: str, columns: int) -> str:
+    """`text` with blanks after it, so that it takes so many columns."""
+    return text + " " * (columns - width(text))
+
+
+def cut(text: str, columns: int | None) -> str:
+    """`text` in at most so many columns, the last an ellipsis when something is missing."""
+    if columns is None or width(text) <= columns:
+        return text
+    return _beginning(text, columns - 1) + "…"
+
+
+def cut_middle(text: str, columns: int) -> str:
+    """`text` in at most so many columns, with an ellipsis in its middle: ids differ at their ends."""
+    if width(text) <= columns:
+        return text
+    end = _beginning(text[::-1], (columns - 1) // 2)[::-1]
+    return _beginning(text, columns - 1 - width(end)) + "…" + end
+
+
+def _beginning(text: str, columns: int) -> str:
+    """As much of the beginning as there is room for."""
+    if text.isascii():
+        return text[: max(0, columns)]
+    taken = 0
+    for index, character in enumerate(text):
+        taken += _width_of(character)
+        if taken > columns:
+            return text[:index]
+    return text
+
+
+def wrap(text: str, columns: int | None) -> list[str]:
+    """`text` in lines of at most so many columns. A word that is longer has a line of its own, and is not cut."""
+    if columns is None or width(text) <= columns:
+        return [text]
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and width(lines[-1]) + 1 + width(word) > columns:
+            lines.append(word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return lines
+
+
+def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> list[tuple[Column, int, int]]:
+    """Which columns to show in so much room: each with its index in a row, and its width."""
+    shown = [
+        (column, index, max([width(column.title), *(width(row[index]) for row in rows)]))
+        for index, column in enumerate(columns)
+    ]
+    if room is None:
+        return shown
+    for place in reversed(range(len(shown))):
+        column, index, wanted = shown[place]
+        if column.least is not None:
+            shown[place] = column, index, max(min(wanted, column.least), wanted - max(0, taken(shown) - room))
+    for place in reversed(range(len(shown))):
+        if shown[place][0].spare and taken(shown) > room:
+            del shown[place]
+    return shown
+
+
+def taken(shown: Sequence[tuple[Column, int, int]]) -> int:
+    """How many columns of the terminal they take, with the gaps between them."""
+    return sum(wanted for _, _, wanted in shown) + GAP * (len(shown) - 1)

@@ -1,0 +1,96 @@
+"""The manual page, written from the tree of commands; and `help`, for those who type it before the command."""
+
+import re
+from collections.abc import Iterator
+
+import click
+
+from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.options import command
+from sandkeep.cli.tree import Entry, entries, root_options
+from sandkeep.cli.words import Word
+from sandkeep.settings import SETTINGS
+from sandkeep.version import VERSION
+
+
+@command(examples=["sandkeep manual | man -l -", "sandkeep manual > ~/.local/share/man/man1/sandkeep.1"])
+def manual() -> None:
+    """Print the manual page, in the form that `man` reads."""
+    print(man_page(), end="")
+
+
+@command("help", examples=["sandkeep help exec", "sandkeep help image create"])
+@click.argument("words", nargs=-1, type=Word("command"), metavar="[COMMAND]...")
+@click.pass_context
+def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command."""
+    context = ctx.find_root()
+    for name in words:
+        group = context.command
+        if not isinstance(group, click.Group):
+            raise click.UsageError(f"{context.command_path} has no commands of its own", ctx)
+        _, found, _ = group.resolve_command(context, [name])
+        assert found is not None
+        context = click.Context(found, info_name=name, parent=context)
+    click.echo(context.get_help())
+
+
+def man_page() -> str:
+    """The page, in the macros of man(7)."""
+    return "\n".join(_page()) + "\n"
+
+
+def _page() -> Iterator[str]:
+    yield '.\\" Written by `python -m sandkeep.reference --write docs/reference`: do not edit.'
+    yield f'.TH SANDKEEP 1 "" "sandkeep {VERSION}" "User Commands"'
+    yield from (".SH NAME", "sandkeep \\- keep sandboxes, in which agents and developers run code")
+    yield from (".SH SYNOPSIS", ".B sandkeep", "[\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]...")
+    yield from (".SH DESCRIPTION", "Ids and answers go to stdout, everything else to stderr.")
+    yield "With \\fB\\-\\-json\\fR the answer is one JSON document, or one a line while following."
+    yield "Sandboxes, images and processes are named by their ids or by the names that they were given."
+    yield from (".SH OPTIONS", *_definitions(root_options()))
+    yield ".SH COMMANDS"
+    for subject, found in entries():
+        yield f".SS {_text(subject)}"
+        for entry in found:
+            yield from _entry(entry)
+    yield from (".SH EXIT STATUS", *_definitions((str(code), meaning) for code, meaning in EXIT_CODES.items()))
+    yield ".SH ENVIRONMENT"
+    yield from _definitions((s.name, f"{s.summary} Default: {s.shown_default}.") for s in SETTINGS.values())
+    yield from _definitions([("NO_COLOR", "When it is set, there are no colours; --color is stronger.")])
+    yield from (".SH FILES", *_definitions(_FILES))
+    yield from (".SH SEE ALSO", ".BR tmux (1),", ".BR bwrap (1)")
+
+
+_FILES = [
+    ("/run/sandkeep/sandkeep.sock", "The socket of the system's daemon; for one of your own see SANDKEEP_SOCKET."),
+    ("/var/lib/sandkeep", "What the system's daemon keeps; for one of your own see SANDKEEP_STATE_DIR."),
+]
+
+
+def _entry(entry: Entry) -> Iterator[str]:
+    yield from (".PP", f"\\fB{_text(entry.path)}\\fR{_text(entry.usage.removeprefix(entry.path))}")
+    yield ".RS 4"
+    for index, paragraph in enumerate(entry.prose):
+        yield from ([".PP"] if index else [])
+        yield _line(paragraph)
+    yield from _definitions((flags, what) for flags, what in entry.options if "--help" not in flags)
+    if entry.examples:
+        yield from (".PP", "For example:", ".PP", ".nf", *map(_line, entry.examples), ".fi")
+    yield ".RE"
+
+
+def _definitions(pairs: "Iterator[tuple[str, str]] | list[tuple[str, str]]") -> Iterator[str]:
+    for term, meaning in pairs:
+        yield from (".TP", f"\\fB{_text(term)}\\fR", _line(meaning))
+
+
+def _line(text: str) -> str:
+    """A line of text. One that begins with a dot or an apostrophe would be a request."""
+    return "\\&" + _text(text) if text[:1] in (".", "'") else _text(text)
+
+
+def _text(text: str) -> str:
+    """Text without what roff takes for its own; words in backquotes are bold."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
+    return re.sub(r"`([^`]+)`", r"\\fB\1\\fR", escaped.replace("~", "\\(ti").replace("^", "\\(ha"))

@@ -1,0 +1,73 @@
+"""How a long call is getting on: one line on stderr where that is a terminal, gone when the call has ended.
+
+Piped, there is nothing. The line comes after a moment, so that what is done at once shows none of it.
+"""
+
+import os
+import sys
+from types import TracebackType
+from typing import Final, Self
+
+from sandkeep.cli.layout import cut, plain
+from sandkeep.cli.output import terminal_width
+
+PATIENCE_S: Final = 0.4
+_BEAT_S: Final = 0.1
+_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_PLAIN_FRAMES: Final = "|/-\\"
+_ERASE: Final = "\r\x1b[K"
+
+
+def progress(words: str) -> "Progress":
+    """To be used in a ``with`` statement, and given to a client's call as ``progress=``. `words` are shown until the
+    daemon tells something.
+    """
+    return Progress(words)
+
+
+class Progress:
+    """Shows the last words told, beside something that moves."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+        self._room = terminal_width(sys.stderr) if os.environ.get("TERM", "dumb") != "dumb" else None
+
+    def __call__(self, words: str) -> None:
+        """Show these from now on."""
+        self._words = words
+
+    def __enter__(self) -> Self:
+        if self._room is not None:
+            from threading import Event, Thread
+
+            self._ended = Event()
+            self._thread = Thread(target=self._run, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._room is not None:
+            self._ended.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        """Show what was told until the end, then erase it. Nothing of it fails the command."""
+        try:
+            if self._ended.wait(PATIENCE_S):
+                return
+            self._animate()
+            print(_ERASE, end="", file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            return  # the terminal went away
+
+    def _animate(self) -> None:
+        frames = _FRAMES if "utf" in (sys.stderr.encoding or "").lower() else _PLAIN_FRAMES
+        turn = 0
+        while True:
+            line = cut(f"{frames[turn % len(frames)]} {plain(self._words)}", (self._room or 1) - 1)
+            print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+            turn += 1
+            if self._ended.wait(_BEAT_S):
+                return
