@@ -65,3 +65,8 @@ class OutputCursor:
             None if over else {"stdout_offset": piece.next_stdout_offset, "stderr_offset": piece.next_stderr_offset}
         )
         return told or piece.ended or piece.note is not None
+
+    def move_to(self, stdout_offset: int, stderr_offset: int) -> None:
+        """Go on from there, what is before having been read in another way."""
+        if self._query is not None:
+            self._query = {"stdout_offset": stdout_offset, "stderr_offset": stderr_offset}

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -194,6 +195,81 @@ def test_logs_from_an_offset_of_one_stream(shared_daemon: Any, box: str) -> None
     assert (done.stdout, done.stderr) == (b"", b"abcdef")
     pieces = [json.loads(line) for line in shared_daemon.cli("logs", box, "two", "--json").stdout.splitlines()]
     assert b"".join(base64.b64decode(piece["stdout"]) for piece in pieces) == b"0123456789"
+
+
+def test_the_last_lines_of_the_logs(shared_daemon: Any, box: str) -> None:
+    shared_daemon.cli("run", box, "lines", "--", "sh", "-c", "seq 1 300000; printf end; printf 'a\\n\\nb\\n' >&2")
+    for count, out, err in [
+        (0, b"", b""), (1, b"end", b"b\n"), (2, b"300000\nend", b"\nb\n"), (3, b"299999\n300000\nend", b"a\n\nb\n"),
+    ]:  # fmt: skip
+        done = shared_daemon.cli("logs", box, "lines", "--tail", str(count))
+        assert (done.stdout, done.stderr) == (out, err)
+    whole = b"".join(b"%d\n" % number for number in range(1, 300001)) + b"end"
+    for count in (299_999, 300_001, 10**9):
+        done = shared_daemon.cli("logs", box, "lines", "-n", str(count), "--follow", "--stream", "stdout")
+        assert done.stdout == b"".join(whole.splitlines(keepends=True)[-count:])
+    (piece,) = shared_daemon.cli("logs", box, "lines", "--tail", "1", "--json").stdout.splitlines()
+    assert base64.b64decode(json.loads(piece)["stderr"]) == b"b\n"
+    assert shared_daemon.cli("logs", box, "lines", "--tail", "1", "--since", "1").returncode == 2
+
+
+def test_logs_go_to_whatever_stdout_is(shared_daemon: Any, box: str, tmp_path: Path) -> None:
+    shared_daemon.cli("run", box, "big", "--", "sh", "-c", "head -c 20000000 /dev/urandom | tee /dev/stderr")
+    whole = tmp_path / "whole"
+    with whole.open("wb") as file:
+        assert shared_daemon.cli("logs", box, "big", stdout=file, capture_output=False, stderr=-3).returncode == 0
+    data = whole.read_bytes()
+    assert len(data) == 20_000_000
+    with (tmp_path / "appended").open("ab") as file:  # which the kernel copies nothing to
+        file.write(b"before")
+        file.flush()
+        shared_daemon.cli("logs", box, "big", "--stream", "stdout", stdout=file, stderr=file, capture_output=False)
+    assert (tmp_path / "appended").read_bytes() == b"before" + data
+    piped = shared_daemon.cli("logs", box, "big", "--since", "5")
+    assert (piped.stdout, piped.stderr) == (data[5:], data[5:])
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)  # as somebody who shares our output may have done
+    with reading, writing:
+        words = [*shared_daemon.command, "logs", box, "big"]
+        with subprocess.Popen(words, env=shared_daemon.env, stdout=writing, stderr=subprocess.DEVNULL) as command:
+            writing.close()
+            received = b"".join(iter(lambda: reading.recv(1 << 20), b""))
+            assert command.wait(30) == 0
+    assert received == data
+
+
+def test_a_follower_far_behind_gets_every_byte_once(new_daemon: Any, tmp_path: Path) -> None:
+    daemon = new_daemon()
+    daemon.start()
+    with daemon.connect() as client:
+        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
+        client.process.launch(box, ["sh", "-c", "read x; seq 1 2000000; read x; echo end"], name="much", stdin=True)
+        with started(daemon, "logs", box, "much", "--follow") as command:
+            client.process.write_stdin(box, "much", data=b"\n")
+            first = command.stdout.read(100_000)
+            daemon.kill()  # what is behind comes from the journal itself
+            daemon.start()
+            with daemon.connect() as again:
+                again.process.write_stdin(box, "much", data=b"\n", eof=True)
+            rest = command.stdout.read()
+            assert first + rest == b"".join(b"%d\n" % number for number in range(1, 2_000_001)) + b"end\n"
+            assert (command.wait(30), command.stderr.read()) == (0, b"")
+
+
+def test_logs_without_follow_end_while_the_process_writes_on(shared_daemon: Any, box: str) -> None:
+    shared_daemon.cli("run", box, "endless", "--detach", "--", "sh", "-c", "while :; do echo more; done")
+    assert shared_daemon.cli("logs", box, "endless").returncode == 0
+    assert shared_daemon.cli("kill", box, "endless", "--signal", "KILL").returncode == 0
+
+
+def test_logs_whose_journal_was_replaced_show_the_other_stream(shared_daemon: Any, box: str) -> None:
+    script = 'echo kept >&2; f=$(readlink /proc/$$/fd/1); rm "$f"; ln -s /etc/passwd "$f"'
+    shared_daemon.cli("run", box, "odd", "--", "sh", "-c", script)
+    for follow in ([], ["--follow"]):
+        done = shared_daemon.cli("logs", box, "odd", *follow)
+        assert done.stdout == b""
+        assert done.stderr == b"kept\nsandkeep: the code in the sandbox replaced the journal of stdout\n"
+    assert b"[conflict]" in shared_daemon.cli("logs", box, "odd", "--tail", "1").stderr
 
 
 def test_logs_without_follow_end_although_the_process_goes_on(shared_daemon: Any, box: str) -> None:

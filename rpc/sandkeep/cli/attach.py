@@ -9,19 +9,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
+from sandkeep.blocking import Client
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
+from sandkeep.cli.journals import STREAMS, Journals, write_all
 from sandkeep.cli.options import Frontend
 from sandkeep.cli.output import note, plain
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandkeepError, StateError
 from sandkeep.follow import OutputCursor
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 
+T = TypeVar("T")
+
 RECONNECT_S: Final = 15.0
 STDIN_PIECE: Final = 65536
+FULL_BYTES: Final = 1024 * 1024
+"""A piece of that many bytes was cut: more is waiting than one request brings."""
 
 
 class Sink(Protocol):
@@ -32,12 +38,17 @@ class Sink(Protocol):
 
 
 class Descriptors:
-    """Output goes to our own stdout and stderr, byte for byte."""
+    """Output goes to our own stdout and stderr, byte for byte; without one of them if `streams` does not name it."""
+
+    def __init__(self, streams: Collection[str] = STREAMS) -> None:
+        self.streams = streams
 
     def take(self, output: ProcessOutput) -> None:
         """Write both pieces out at once."""
-        write_all(1, output.stdout)
-        write_all(2, output.stderr)
+        if "stdout" in self.streams:
+            write_all(1, output.stdout)
+        if "stderr" in self.streams:
+            write_all(2, output.stderr)
 
 
 class Collector:
@@ -73,20 +84,17 @@ class Collector:
         )
 
 
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write every byte, past Python's own buffers."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 class Reader:
-    """Reads a journal over a connection that is made again when the daemon went away."""
+    """Reads a journal over a connection that is made again when the daemon went away.
+
+    What is far behind is copied from the journals' own descriptors, which outlive the daemon that opened them.
+    """
 
     def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
         self._front = front
         self._of = (sandbox_id, name)
         self._client = front.connect()
+        self._journals: Journals | None = None
 
     def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
         """Read until there is no more, and answer the last piece; without `follow`, what there is now."""
@@ -95,20 +103,49 @@ class Reader:
             piece = self._read(query)
             cursor.take(piece)
             sink.take(piece)
-            if piece.note:
-                note(f"sandkeep: {plain(piece.note)}")
+            if max(len(piece.stdout), len(piece.stderr)) >= FULL_BYTES and isinstance(sink, Descriptors):
+                at = self.catch_up(sink, piece.next_stdout_offset, piece.next_stderr_offset)
+                cursor.move_to(*at or (piece.next_stdout_offset, piece.next_stderr_offset))
         return piece
 
+    def catch_up(self, sink: Descriptors, out_at: int, err_at: int) -> tuple[int, int] | None:
+        """Copy all that there is now from these offsets on, past the daemon; answer the offsets after it.
+
+        None when nothing was copied, as the code inside has put something else in the place of a journal.
+        """
+        try:
+            journals = self._opened()
+        except StateError:
+            return None
+        return journals.copy(out_at, err_at, sink.streams)
+
+    def remark(self, out_at: int, err_at: int) -> None:
+        """Tell what is odd about the journals at these offsets, if anything is."""
+        self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0})
+
+    def last_lines(self, count: int) -> tuple[int, int]:
+        """From where on each stream holds its last `count` lines."""
+        return self._opened().last_lines(count)
+
+    def _opened(self) -> Journals:
+        if self._journals is None:
+            self._journals = self.ask(lambda client: Journals(client, *self._of))
+        return self._journals
+
     def _read(self, query: dict[str, Any]) -> ProcessOutput:
-        """One request. Raises what the daemon refuses, or that it stays away too long."""
+        piece: ProcessOutput = self.ask(lambda client: client.process.read(*self._of, **query))
+        if piece.note:
+            note(f"sandkeep: {plain(piece.note)}")
+        return piece
+
+    def ask(self, request: Callable[[Client], T]) -> T:
+        """Make a request, again if the daemon went away. Raises what it refuses, or that it stays away too long."""
         while True:
             try:
-                piece: ProcessOutput = self._client.process.read(*self._of, **query)
+                return request(self._client)
             except SandkeepError as error:
                 if not is_lost(error):
                     raise
-            else:
-                return piece
             self._reconnect()
 
     def _reconnect(self) -> None:
@@ -126,12 +163,14 @@ class Reader:
 
     def process(self) -> Process:
         """The process as it is now."""
-        found: Process = self._client.process.get(*self._of)
+        found: Process = self.ask(lambda client: client.process.get(*self._of))
         return found
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the connection and of the journals."""
         self._client.close()
+        if self._journals is not None:
+            self._journals.close()
 
 
 def is_lost(error: SandkeepError) -> bool:

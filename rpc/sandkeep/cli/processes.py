@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.attach import Descriptors, Reader, Sink
+from sandkeep.cli.journals import STREAMS
 from sandkeep.cli.options import SANDBOX, Frontend, common
 from sandkeep.cli.output import age, json_line, note, plain, table
 from sandkeep.model import Process, ProcessOutput
@@ -58,20 +59,37 @@ class _JsonLines:
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", metavar="NAME")
 @click.option("--follow", "-f", is_flag=True, help="Go on as it writes, until it ends.")
-@click.option("--since", type=click.IntRange(0), default=0, metavar="OFFSET", help="From this byte of each stream on.")
-@click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this one.")
+@click.option("--since", type=click.IntRange(0), metavar="OFFSET", help="From this byte of each stream on.")
+@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="From the last N lines of each stream on.")
+@click.option("--stream", type=click.Choice(STREAMS), help="Only this one.")
 @common()
-def logs(front: Frontend, sandbox: str, name: str, follow: bool, since: int, stream: str | None) -> None:
+def logs(
+    front: Frontend, sandbox: str, name: str, follow: bool, since: int | None, tail: int | None, stream: str | None
+) -> None:
     """Show what a process wrote: its stdout on stdout, its stderr on stderr, byte for byte.
 
     With --json: one document for each piece, with its offsets; bytes in base64.
     """
-    sink: Sink = _JsonLines() if front.as_json else Descriptors()
+    if since is not None and tail is not None:
+        raise click.UsageError("--since and --tail exclude each other: both say where to begin")
     reader = Reader(front, sandbox, name)
     try:
-        reader.follow(_Only(sink, stream) if stream else sink, since, since, follow=follow)
+        at = (since or 0, since or 0) if tail is None else reader.last_lines(tail)
+        if front.as_json:
+            reader.follow(_Only(_JsonLines(), stream) if stream else _JsonLines(), *at, follow=follow)
+        else:
+            _show(reader, Descriptors((stream,) if stream else STREAMS), at, follow=follow)
     finally:
         reader.close()
+
+
+def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: bool) -> None:
+    """What is there comes from the journals themselves; what comes later is told by the daemon."""
+    copied = reader.catch_up(sink, *at)
+    if follow or copied is None:
+        reader.follow(sink, *(copied or at), follow=follow)
+    else:
+        reader.remark(*at)
 
 
 @click.command()

@@ -1,0 +1,162 @@
+"""Journals as open files, which the daemon hands over: copied to our own output by the kernel where it can do that.
+
+Reading by offset over the socket is for following a process; a gigabyte that is there already is copied as `cat` would.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Final, Self
+
+from sandkeep.blocking import Client
+from sandkeep.model import OpenOutput
+
+STREAMS: Final = ("stdout", "stderr")
+PIECE_BYTES: Final = 8 * 1024 * 1024
+"""How much of one stream is copied before it is the other's turn."""
+
+_BLOCK_BYTES: Final = 1024 * 1024
+_CANNOT: Final = frozenset(
+    (
+        errno.EINVAL,
+        errno.EXDEV,
+        errno.EBADF,
+        errno.ENOSYS,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+        errno.ETXTBSY,
+        errno.EOVERFLOW,
+    )
+)
+"""What the kernel says when it cannot copy between such files; anything else is a failure of the copy itself."""
+
+
+class Journals:
+    """Both journals of a process. Use it in a ``with`` statement, or close it."""
+
+    def __init__(self, client: Client, sandbox_id: str, name: str) -> None:
+        with client.with_descriptors("process.open_output", sandbox_id, name) as handed:
+            self._descriptors = handed.receive()
+            try:
+                self._opened: OpenOutput = handed.answer()
+            except BaseException:
+                self.close()
+                raise
+        self._copiers = [Copier(descriptor, stream + 1) for stream, descriptor in enumerate(self._descriptors)]
+
+    def sizes(self) -> tuple[int, int]:
+        """How long they are: as recorded, of a process that had ended when they were opened; else at this moment."""
+        process = self._opened.process
+        now = [os.fstat(descriptor).st_size for descriptor in self._descriptors]
+        if process.ended_at is not None and process.stdout_bytes is not None and process.stderr_bytes is not None:
+            return min(now[0], process.stdout_bytes), min(now[1], process.stderr_bytes)
+        return now[0], now[1]
+
+    def last_lines(self, count: int) -> tuple[int, int]:
+        """From where on each holds its last `count` lines."""
+        out, err = (
+            last_lines(descriptor, size, count)
+            for descriptor, size in zip(self._descriptors, self.sizes(), strict=True)
+        )
+        return out, err
+
+    def copy(self, stdout_at: int, stderr_at: int, wanted: Collection[str] = STREAMS) -> tuple[int, int]:
+        """Copy what there is from these offsets on to our own stdout and stderr; answer the offsets after it.
+
+        A stream that is not wanted counts as copied.
+        """
+        ends = self.sizes()
+        at = [stdout_at, stderr_at]
+        moving = [number for number, stream in enumerate(STREAMS) if stream in wanted]
+        while moving:
+            for number in list(moving):
+                copied = self._copiers[number].copy(at[number], min(PIECE_BYTES, ends[number] - at[number]))
+                at[number] += copied
+                if not copied:
+                    moving.remove(number)
+        out, err = (
+            place if stream in wanted else max(place, end) for stream, place, end in zip(STREAMS, at, ends, strict=True)
+        )
+        return out, err
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Copier:
+    """Copies from a regular file to anything, in the quickest way that these two allow."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self._source = source
+        self._target = target
+        self._ways: list[Callable[[int, int], int]] = [self._within_kernel, self._through_pipe, self._by_hand]
+
+    def copy(self, offset: int, count: int) -> int:
+        """Copy up to `count` bytes from `offset`; answer how many, none at the end of the file. Raises OSError."""
+        while count > 0:
+            try:
+                return self._ways[0](offset, count)
+            except BlockingIOError:
+                wait_writable(self._target)
+            except OSError as error:
+                if len(self._ways) == 1 or error.errno not in _CANNOT:
+                    raise
+                del self._ways[0]
+        return 0
+
+    def _within_kernel(self, offset: int, count: int) -> int:
+        return os.copy_file_range(self._source, self._target, count, offset_src=offset)
+
+    def _through_pipe(self, offset: int, count: int) -> int:
+        return os.sendfile(self._target, self._source, offset, count)
+
+    def _by_hand(self, offset: int, count: int) -> int:
+        data = os.pread(self._source, min(count, _BLOCK_BYTES), offset)
+        write_all(self._target, data)
+        return len(data)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte, past Python's own buffers."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            wait_writable(descriptor)
+
+
+def wait_writable(descriptor: int) -> None:
+    """Wait until a descriptor takes more: somebody else, who shares it, may have made it non-blocking."""
+    import select
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    poll.poll()
+
+
+def last_lines(descriptor: int, end: int, count: int) -> int:
+    """From where on the last `count` lines before `end` begin. A line without its newline, at the end, is one too."""
+    place = end
+    while place > 0 and count > 0:
+        start = max(0, place - _BLOCK_BYTES)
+        data = os.pread(descriptor, place - start, start)
+        at = len(data) - (place == end and data.endswith(b"\n"))
+        while count > 0 and (at := data.rfind(b"\n", 0, at)) >= 0:
+            count -= 1
+        if at >= 0:
+            return start + at + 1
+        place = start
+    return place
