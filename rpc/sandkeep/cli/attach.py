@@ -103,6 +103,7 @@ class Reader:
             piece = self._read(query)
             cursor.take(piece)
             sink.take(piece)
+            _tell(piece)
             if max(len(piece.stdout), len(piece.stderr)) >= FULL_BYTES and isinstance(sink, Descriptors):
                 at = self.catch_up(sink, piece.next_stdout_offset, piece.next_stderr_offset)
                 cursor.move_to(*at or (piece.next_stdout_offset, piece.next_stderr_offset))
@@ -121,7 +122,7 @@ class Reader:
 
     def remark(self, out_at: int, err_at: int) -> None:
         """Tell what is odd about the journals at these offsets, if anything is."""
-        self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0})
+        _tell(self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0}))
 
     def last_lines(self, count: int) -> tuple[int, int]:
         """From where on each stream holds its last `count` lines."""
@@ -134,8 +135,6 @@ class Reader:
 
     def _read(self, query: dict[str, Any]) -> ProcessOutput:
         piece: ProcessOutput = self.ask(lambda client: client.process.read(*self._of, **query))
-        if piece.note:
-            note(f"sandkeep: {plain(piece.note)}")
         return piece
 
     def ask(self, request: Callable[[Client], T]) -> T:
@@ -171,6 +170,11 @@ class Reader:
         self._client.close()
         if self._journals is not None:
             self._journals.close()
+
+
+def _tell(piece: ProcessOutput) -> None:
+    if piece.note:
+        note(f"sandkeep: {plain(piece.note)}")
 
 
 def is_lost(error: SandkeepError) -> bool:
