@@ -1,7 +1,7 @@
 """Writes the reference from the tables that the programs run by: `python -m sandkeep.reference --write docs/reference`.
 
-With ``--check`` it writes nothing, names the files that are stale, and fails if there are any. `typed.pyi`, the
-clients' signatures, is written and checked with it.
+With ``--check`` it writes nothing, names the files that are stale, and fails if there are any. The manual page, and
+`typed.pyi`, the clients' signatures, are written and checked with it.
 """
 
 import argparse
@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep import events, methods, model, stubs
+from sandkeep.cli.manual import man_page
+from sandkeep.cli.markdown import cli_page
 from sandkeep.errors import CODES, MEANINGS
 from sandkeep.jsonrpc import number_of
 from sandkeep.methods import METHODS, Access, Method
@@ -59,6 +61,7 @@ def stale(directory: str) -> list[str]:
 def _files(directory: str) -> Iterator[tuple[str, str]]:
     for name, make in PAGES.items():
         yield os.path.join(directory, name), f"{_MADE}\n\n" + "\n".join(make()).rstrip() + "\n"
+    yield os.path.join(directory, "sandkeep.1"), man_page()
     yield _TYPED, stubs.stub()
 
 
@@ -258,6 +261,7 @@ PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "events.md": events_page,
     "errors.md": errors_page,
     "settings.md": settings_page,
+    "cli.md": cli_page,
 }
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """The manual page, written from the tree of commands; and `help`, for those who type it before the command."""
 
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import click
 
 from sandkeep.cli import EXIT_CODES
 from sandkeep.cli.options import command
-from sandkeep.cli.tree import Entry, entries, root_options
+from sandkeep.cli.tree import Entry, common_options, entries, root_options
 from sandkeep.cli.words import Word
 from sandkeep.settings import SETTINGS
 from sandkeep.version import VERSION
@@ -42,17 +44,17 @@ def man_page() -> str:
 
 def _page() -> Iterator[str]:
     yield '.\\" Written by `python -m sandkeep.reference --write docs/reference`: do not edit.'
-    yield f'.TH SANDKEEP 1 "" "sandkeep {VERSION}" "User Commands"'
+    yield f'.TH SANDKEEP 1 "{_REVISED}" "sandkeep {VERSION}" "User Commands"'
     yield from (".SH NAME", "sandkeep \\- keep sandboxes, in which agents and developers run code")
     yield from (".SH SYNOPSIS", ".B sandkeep", "[\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]...")
-    yield from (".SH DESCRIPTION", "Ids and answers go to stdout, everything else to stderr.")
-    yield "With \\fB\\-\\-json\\fR the answer is one JSON document, or one a line while following."
-    yield "Sandboxes, images and processes are named by their ids or by the names that they were given."
-    yield from (".SH OPTIONS", *_definitions(root_options()))
+    yield from (".SH DESCRIPTION", *_filled(_DESCRIPTION))
+    yield from (".SH OPTIONS", "Before a command:", *_definitions(root_options()))
+    yield from (".PP", "Every command that answers takes:", *_definitions(common_options()))
     yield ".SH COMMANDS"
     for subject, found in entries():
         yield f".SS {_text(subject)}"
-        for entry in found:
+        for index, entry in enumerate(found):
+            yield from ([".PP"] if index else [])
             yield from _entry(entry)
     yield from (".SH EXIT STATUS", *_definitions((str(code), meaning) for code, meaning in EXIT_CODES.items()))
     yield ".SH ENVIRONMENT"
@@ -62,32 +64,43 @@ def _page() -> Iterator[str]:
     yield from (".SH SEE ALSO", ".BR tmux (1),", ".BR bwrap (1)")
 
 
-_FILES = [
+_REVISED: Final = "2026-11-21"  # of this version
+_DESCRIPTION: Final = (
+    "Ids and answers go to stdout, everything else to stderr. With `--json` the answer is one JSON document, or one a "
+    "line while following. Progress and colours are for terminals: piped, there is neither, and nothing is cut."
+)
+_FILES: Final = [
     ("/run/sandkeep/sandkeep.sock", "The socket of the system's daemon; for one of your own see SANDKEEP_SOCKET."),
     ("/var/lib/sandkeep", "What the system's daemon keeps; for one of your own see SANDKEEP_STATE_DIR."),
 ]
 
 
 def _entry(entry: Entry) -> Iterator[str]:
-    yield from (".PP", f"\\fB{_text(entry.path)}\\fR{_text(entry.usage.removeprefix(entry.path))}")
+    yield f"\\fB{_text(entry.path)}\\fR{_text(entry.usage.removeprefix(entry.path))}"
     yield ".RS 4"
     for index, paragraph in enumerate(entry.prose):
         yield from ([".PP"] if index else [])
-        yield _line(paragraph)
-    yield from _definitions((flags, what) for flags, what in entry.options if "--help" not in flags)
+        yield from _filled(paragraph)
+    yield from _definitions(entry.options)
     if entry.examples:
-        yield from (".PP", "For example:", ".PP", ".nf", *map(_line, entry.examples), ".fi")
+        yield from (".PP", ".EX", *(_line(_text(example)) for example in entry.examples), ".EE")
     yield ".RE"
 
 
-def _definitions(pairs: "Iterator[tuple[str, str]] | list[tuple[str, str]]") -> Iterator[str]:
+def _definitions(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
     for term, meaning in pairs:
-        yield from (".TP", f"\\fB{_text(term)}\\fR", _line(meaning))
+        yield from (".TP", f"\\fB{_text(term)}\\fR", *_filled(meaning))
+
+
+def _filled(text: str) -> list[str]:
+    """Text in short lines, each sentence on lines of its own as roff likes it."""
+    sentences = re.split(r"(?<=[.!?;:]) +", _text(text))
+    return [_line(line) for sentence in sentences for line in textwrap.wrap(sentence, 78, break_on_hyphens=False)]
 
 
 def _line(text: str) -> str:
-    """A line of text. One that begins with a dot or an apostrophe would be a request."""
-    return "\\&" + _text(text) if text[:1] in (".", "'") else _text(text)
+    """One line. Beginning with a dot it would be a request."""
+    return "\\&" + text if text.startswith(".") else text
 
 
 def _text(text: str) -> str:

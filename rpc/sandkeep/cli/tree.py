@@ -1,17 +1,19 @@
 """The whole tree of commands as data, for the manual page and the reference."""
 
 import inspect
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 import click
 
+COMMON: Final = ("--json", "--color", "--socket")
+"""The options that every command takes which answers something."""
+
 
 class Entry(NamedTuple):
-    """A command: its words, one line, how it is used, paragraphs, its options with what they are for, examples."""
+    """A command: its words, how it is used, paragraphs, the options that are its own, examples."""
 
     path: str
-    summary: str
     usage: str
     prose: list[str]
     options: list[tuple[str, str]]
@@ -31,7 +33,14 @@ def root_options() -> list[tuple[str, str]]:
     """What can be given before a command."""
     from sandkeep.cli.root import sandkeep
 
-    return _options(sandkeep, click.Context(sandkeep, info_name="sandkeep"))
+    return _records(sandkeep.params, click.Context(sandkeep, info_name="sandkeep"))
+
+
+def common_options() -> list[tuple[str, str]]:
+    """What can be given to every command that answers."""
+    from sandkeep.cli.daemon import status
+
+    return _records((p for p in status.params if p.opts[0] in COMMON), click.Context(status))
 
 
 def _entries(group: click.Group, name: str, above: click.Context) -> Iterator[Entry]:
@@ -45,14 +54,13 @@ def _entries(group: click.Group, name: str, above: click.Context) -> Iterator[En
         return
     yield Entry(
         path=context.command_path,
-        summary=getattr(group, "table")[name][1],  # noqa: B009  # only our groups are in the tree
         usage=" ".join([context.command_path, *command.collect_usage_pieces(context)]),
         prose=[" ".join(part.split()) for part in inspect.cleandoc(command.help or "").split("\n\n")],
-        options=_options(command, context),
+        options=_records((p for p in command.params if p.opts[0] not in COMMON), context),
         examples=list(getattr(command, "examples", ())),
     )
 
 
-def _options(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
-    records = [p.get_help_record(context) for p in command.get_params(context) if isinstance(p, click.Option)]
-    return [record for record in records if record is not None]
+def _records(parameters: Iterable[click.Parameter], context: click.Context) -> list[tuple[str, str]]:
+    found = [parameter.get_help_record(context) for parameter in parameters if isinstance(parameter, click.Option)]
+    return [record for record in found if record is not None]

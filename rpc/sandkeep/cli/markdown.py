@@ -1,0 +1,40 @@
+"""The reference of the command, written from the tree of commands."""
+
+from collections.abc import Iterable, Iterator
+
+from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.tree import Entry, common_options, entries, root_options
+
+
+def cli_page() -> Iterator[str]:
+    """Every command with its options and examples, and the exit codes."""
+    yield from ("# The command", "")
+    yield "Ids and answers go to stdout, everything else to stderr. Progress and colours are for terminals: piped,"
+    yield "there is neither, and nothing is cut."
+    yield from ("", "Before a command:", "", *_options(root_options()))
+    yield from ("", "Every command that answers takes:", "", *_options(common_options()))
+    for subject, found in entries():
+        yield from ("", f"## {subject}")
+        for entry in found:
+            yield from _entry(entry)
+    yield from ("", "## Exit codes", "", "| code | meaning |", "|---|---|")
+    yield from (f"| {code} | {_cell(meaning)} |" for code, meaning in EXIT_CODES.items())
+
+
+def _entry(entry: Entry) -> Iterator[str]:
+    yield from ("", f"### {entry.path}", "", f"`{entry.usage}`")
+    for paragraph in entry.prose:
+        yield from ("", paragraph)
+    if entry.options:
+        yield from ("", *_options(entry.options))
+    if entry.examples:
+        yield from ("", "```sh", *entry.examples, "```")
+
+
+def _options(records: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield from ("| option | meaning |", "|---|---|")
+    yield from (f"| `{_cell(flags)}` | {_cell(meaning)} |" for flags, meaning in records)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
