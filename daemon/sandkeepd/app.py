@@ -13,7 +13,9 @@ The nursery tree, with what ends each task::
         ├── one task an image or sandbox being made or ended
         └── api
             ├── serve                 accepts; one task a connection, one a call that waits
-            └── signals               SIGTERM and SIGINT end the api, and so the daemon
+            ├── StreamServer.serve    one a listener; accepts; two tasks a websocket, one that reads and one that talks
+            ├── watchdog, keep_status tell the service manager, if there is one, how it goes
+            └── signals               SIGTERM and SIGINT end the api, and so the daemon; SIGHUP reloads
 
 Stopping: no connection is accepted any more, calls that change something get a moment to end, carriers are cancelled
 (what runs in sandboxes goes on), documents that are out of date are written, and ``daemon.stopped`` is the last event.
@@ -24,7 +26,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -42,18 +43,24 @@ from sandkeep_store.codec import UnknownEvent
 from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
-from sandkeepd import reaper, table
-from sandkeepd.api.listener import listening
+from sandkeepd import access, reaper, table
 from sandkeepd.api.server import serve
 from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
 from sandkeepd.images import Images
+from sandkeepd.listeners import Listeners, opened
+from sandkeepd.passed import address_of
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Provider
 from sandkeepd.providers.registry import open_providers
 from sandkeepd.reconcile import Reconciler
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.status import Software
+from sandkeepd.stream.access import Access
+from sandkeepd.stream.endpoints import endpoints
+from sandkeepd.stream.server import StreamServer
+from sandkeepd.stream.tokens import Tokens
+from sandkeepd.systemd import Manager
 
 logger = logging.getLogger("sandkeepd")
 
@@ -67,26 +74,32 @@ class Config(Struct, frozen=True, kw_only=True):
 
     state_dir: str
     socket: str
+    stream: tuple[str, ...] = ()
 
 
 def config_from_settings() -> Config:
     """What the environment says, or the defaults."""
-    return Config(state_dir=settings.STATE_DIR(), socket=settings.SOCKET())
+    return Config(state_dir=settings.STATE_DIR(), socket=settings.SOCKET(), stream=settings.STREAM())
 
 
-async def run(config: Config, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def run(
+    config: Config, manager: Manager | None = None, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     """Be the daemon until SIGTERM, SIGINT, ``daemon.shutdown``, or cancellation.
+
+    `manager` is the service manager that it was started by; the sockets that it passed are served instead of new ones.
 
     Error handling: what makes a start impossible is a SandkeepError with a sentence for the administrator. A log that
     holds something unknown or damaged does not stop the daemon: it answers reads and refuses to change anything.
     """
-    with listening(config.socket, *who_may_connect()) as listener:  # first, as it can fail and leaves nothing behind
+    manager = manager or Manager()
+    with opened(config.socket, config.stream, manager.passed) as listeners:  # first: it fails and leaves nothing behind
         prepare_state_dir(config.state_dir)
         log = EventLog.open(f"{config.state_dir}/{offline.LOG_NAME}")
         try:
-            state, problems = fold(log, config.state_dir)
+            state, problems = fold(log, config.state_dir, manager)
             async with running_log(log), open_providers(config.state_dir) as providers:
-                await _run_parts(config, log, state, problems, providers, listener, task_status)
+                await _run_parts(config, log, state, problems, providers, listeners, manager, task_status)
         finally:
             log.close()
 
@@ -97,7 +110,8 @@ async def _run_parts(
     state: State,
     problems: list[str],
     providers: dict[str, Provider],
-    listener: socket.socket,
+    listeners: Listeners,
+    manager: Manager,
     task_status: TaskStatus[None],
 ) -> None:
     files = MetadataFiles(f"{config.state_dir}/sandboxes", state, log.log_id)
@@ -109,8 +123,11 @@ async def _run_parts(
         processes = Processes(core, sandboxes)
         reconciler = Reconciler(core, images, sandboxes, processes)
         stopping = trio.Event()
-        software = Software(core, config.state_dir, config.socket, stopping)
-        dispatch = table.dispatch(core, images, sandboxes, processes, software)
+        software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
+        tokens = Tokens(config.state_dir)
+        stream_access = Access([address_of(listener) for listener in listeners.stream], tokens)
+        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access)
+        stream = StreamServer(endpoints(core, processes), tokens, settings.STREAM_ORIGINS())
         if not problems:
             reconciler.announce()
             await _record_start(core)
@@ -119,7 +136,7 @@ async def _run_parts(
             carriers.start_soon(reconciler.run)
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
-        reason = await _serve_until_stopped(listener, dispatch, software, stopping, task_status)
+        reason = await _serve_until_stopped(listeners, dispatch, stream, software, stopping, manager, task_status)
         carriers.cancel_scope.cancel()
     await _record_stop(core, reason)
     for runtime in sandboxes.runtimes.values():
@@ -127,33 +144,55 @@ async def _run_parts(
 
 
 async def _serve_until_stopped(
-    listener: socket.socket,
+    listeners: Listeners,
     dispatch: table.Dispatch,
+    stream: StreamServer,
     software: Software,
     stopping: trio.Event,
+    manager: Manager,
     task_status: TaskStatus[None],
 ) -> str:
     reason = "shutdown"
+    core = software.core
 
     async def watch_signals() -> None:
         nonlocal reason
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async for number in signals:
-                reason = signal.Signals(number).name
-                stopping.set()
+                if number == signal.SIGHUP and not os.isatty(2):  # a terminal that goes takes its daemon along
+                    _reload(software, manager)
+                else:
+                    reason = signal.Signals(number).name
+                    stopping.set()
 
     async with trio.open_nursery() as api:
         api.start_soon(watch_signals)
-        software.server = await api.start(partial(serve, listener, dispatch, grace_s=CALLS_PATIENCE_S))
+        software.server = await api.start(partial(serve, listeners.api, dispatch, grace_s=CALLS_PATIENCE_S))
+        for listener in listeners.stream:
+            await api.start(stream.serve, listener)
         logger.info(
             "ready",
-            extra={"socket": software.socket, "state_dir": software.state_dir, "position": software.core.log.head},
+            extra={"socket": software.socket, "state_dir": software.state_dir, "position": core.log.head},
         )
+        manager.ready(software.summary())
+        api.start_soon(manager.watchdog, core.log.answers)
+        api.start_soon(manager.keep_status, software.summary, core.log)
         task_status.started()
         await stopping.wait()
         logger.info("stopping", extra={"reason": reason})
+        manager.stopping(reason)
         api.cancel_scope.cancel()
     return reason
+
+
+def _reload(software: Software, manager: Manager) -> None:
+    """Look again at what was remembered of the machine: groups by name. Settings are read when used anyway, and those
+    of the environment need a restart, which costs no sandbox.
+    """
+    manager.reloading()
+    access.forget_groups()
+    logger.info("reloaded")
+    manager.ready(software.summary())
 
 
 @asynccontextmanager
@@ -185,13 +224,15 @@ async def _record_stop(core: Core, reason: str) -> None:
             logger.warning("the stop is not on record", extra={"why": error.message})
 
 
-def fold(log: EventLog, state_dir: str) -> tuple[State, list[str]]:
+def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple[State, list[str]]:
     """The state that the log tells, and what is wrong with the log, if anything: then nothing may be changed."""
     state = State()
+    manager = manager or Manager()
     problems = []
     gc.disable()  # the fold only makes what stays, so looking for garbage among it is time lost
     try:
-        offline.fold(log, state)
+        with manager.starting(lambda: state.position):
+            offline.fold(log, state)
     except UnknownEvent as unknown:
         problems.append(str(unknown))
     except DaemonError as damage:
@@ -226,15 +267,3 @@ def prepare_state_dir(path: str) -> None:
         raise SetupError(
             "not_configured", f"the state directory {path} cannot be used ({error.strerror}): {hint}"
         ) from None
-
-
-def who_may_connect() -> tuple[int, str | None]:
-    """The socket's mode and group.
-
-    A root daemon tells users apart by the credentials that the kernel gives, so all may connect unless a group is
-    named. A user's daemon runs everything as that user, so nobody else may.
-    """
-    if os.geteuid() != 0:
-        return 0o600, None
-    group = settings.SOCKET_GROUP()
-    return (0o660, group) if group else (0o666, None)

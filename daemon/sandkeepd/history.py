@@ -52,7 +52,7 @@ class History:
             request.require_sandbox(self._core.state, query.sandbox_id)
         if query.after == NOW:
             return RawEventPage([], log.token(log.head), caught_up=True)
-        after = self._start(query.after)
+        after = self.start(query.after)
         deadline = trio.current_time() + query.wait_s
         while True:
             page = await self._page(request, after, query.limit, query.sandbox_id, query.type)
@@ -66,11 +66,19 @@ class History:
         """The events of one sandbox and of its processes."""
         query = request.params
         decide.sandbox(self._core.state, query.sandbox_id)
-        return await self._page(request, self._start(query.after), query.limit, query.sandbox_id, None)
+        return await self._page(request, self.start(query.after), query.limit, query.sandbox_id, None)
 
-    def _start(self, token: str | None) -> int:
+    def start(self, token: str | None) -> int:
+        """The position that a token, or its absence, or ``now`` says to begin after. Raises as `parse_token` does."""
         log = self._core.log
+        if token == NOW:
+            return log.head
         return log.first_position - 1 if token is None else log.parse_token(token)
+
+    async def page(self, request: Request[EventQuery], after: int, max_bytes: int) -> RawEventPage:
+        """The next events of those asked for, for a reader that follows."""
+        query = request.params
+        return await self._page(request, after, query.limit, query.sandbox_id, query.type, max_bytes)
 
     async def _page(
         self,
@@ -79,6 +87,7 @@ class History:
         limit: int,
         sandbox_id: str | None,
         kind: str | None,
+        max_bytes: int = MAX_PAGE_BYTES,
     ) -> RawEventPage:
         """The next events that the caller may see. A page may be empty and yet not caught up; no append is split."""
         log, owner_of = self._core.log, self._core.state.owner_of
@@ -89,7 +98,7 @@ class History:
             if request.sees(owner_of(row.stream, row.sandbox_id)):
                 passed.append(raw_event(row))
                 size += len(row.data) + len(row.meta)
-            if size > MAX_PAGE_BYTES and row.more == 0:
+            if size > max_bytes and row.more == 0:
                 return RawEventPage(
                     passed, log.token(row.position), caught_up=row.position >= page.position and page.caught_up
                 )

@@ -118,7 +118,7 @@ class Processes:
         await self._core.settled(process.process_id, lambda: process.ended)
         if process.status == "failed":
             raise decide.failure_of(process)
-        out, err = (self._read(process, stream, 0, inline_bytes) for stream in ("stdout", "stderr"))
+        out, err = (self.read_journal(process, stream, 0, inline_bytes) for stream in ("stdout", "stderr"))
         return ExecResult(
             process_id=process.process_id,
             sandbox_id=process.sandbox_id,
@@ -303,14 +303,15 @@ class Processes:
         deadline = trio.current_time() + query.wait_s
         while True:
             ended = process.ended  # looked at before the journal: what is read after the end is all there is
-            out = self._read(process, "stdout", query.stdout_offset, query.max_bytes)
-            err = self._read(process, "stderr", query.stderr_offset, query.max_bytes)
+            out = self.read_journal(process, "stdout", query.stdout_offset, query.max_bytes)
+            err = self.read_journal(process, "stderr", query.stderr_offset, query.max_bytes)
             if out.data or err.data or ended or trio.current_time() >= deadline or query.max_bytes == 0:
                 return _output(process, out, err, ended=ended)
             with trio.move_on_at(deadline):
-                await self._wait_for_more(process, query)
+                await self.wait_for_more(process, query.stdout_offset, query.stderr_offset)
 
-    async def _wait_for_more(self, process: ProcessState, query: ProcessRead) -> None:
+    async def wait_for_more(self, process: ProcessState, stdout_offset: int, stderr_offset: int) -> None:
+        """Return when a journal holds more than that, or the process has ended; it may also return early."""
         if process.sandbox_id in self._sandboxes.adopting:
             await self._sandboxes.adopted(process.sandbox_id)
             return
@@ -319,9 +320,10 @@ class Processes:
             before = process.status
             await self._core.settled(process.process_id, lambda: process.status != before)
         else:
-            await runtime.instance.wait_output(process.process_id, query.stdout_offset, query.stderr_offset)
+            await runtime.instance.wait_output(process.process_id, stdout_offset, stderr_offset)
 
-    def _read(self, process: ProcessState, stream: str, offset: int, max_bytes: int) -> Chunk:
+    def read_journal(self, process: ProcessState, stream: str, offset: int, max_bytes: int) -> Chunk:
+        """Read a piece of a journal, also when the sandbox has ended. Never blocks."""
         runtime = self._sandboxes.runtimes.get(process.sandbox_id)
         if runtime is not None:
             return runtime.instance.read(process.process_id, stream, offset, max_bytes)

@@ -12,13 +12,16 @@ from sandkeepd.journals import Journals
 from sandkeepd.processes import Processes
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.status import Software
+from sandkeepd.stream.access import Access
 from sandkeepd.terminals import Terminals
 from sandkeepd.upkeep import Upkeep
 
 __all__ = ["Dispatch", "dispatch"]
 
 
-def dispatch(core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, software: Software) -> Dispatch:
+def dispatch(
+    core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, software: Software, access: Access
+) -> Dispatch:
     """The daemon's handler of calls."""
     history, upkeep, terminals = History(core), Upkeep(core), Terminals(processes)
     handlers: dict[str, Handle] = {
@@ -41,6 +44,7 @@ def dispatch(core: Core, images: Images, sandboxes: Sandboxes, processes: Proces
         "process.resize": terminals.resize,
         "process.open_output": Journals(core, processes).open_output,
         "event.list": history.list,
+        "stream.access": access.access,
         "store.verify": upkeep.verify,
         "store.rebuild": upkeep.rebuild,
     }

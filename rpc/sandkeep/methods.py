@@ -480,6 +480,13 @@ METHODS: Final[dict[str, Method]] = {
             **_OWNER_OF_SANDBOX,
             deadline_s=30.0,
         ),
+        _M(
+            "stream.access",
+            "Where the stream server listens, and the caller's token for it on TCP.",
+            model.StreamAccess,
+            StreamQuery,
+            deadline_s=30.0,
+        ),
         _M("event.list", "Events in the order they were committed.", model.EventPage, EventQuery),
         _M(
             "store.verify",

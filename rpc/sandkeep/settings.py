@@ -70,6 +70,36 @@ def _level(text: str) -> str:
     return text.lower()
 
 
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _stream(text: str) -> tuple[str, ...]:
+    """Addresses to listen on; `tcp_place` says the same of one of them."""
+    return () if text == "none" else tuple(_stream_address(address) for address in _list(text))
+
+
+def _stream_address(text: str) -> str:
+    kind, _, place = text.partition(":")
+    if kind == "unix":
+        return f"unix:{_absolute(place)}"
+    tcp_place(text)
+    return text
+
+
+def tcp_place(address: str) -> tuple[str, int]:
+    """The host and port of ``tcp://HOST:PORT``. Raises ValueError for others, and for hosts that are not loopback's."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or host not in LOOPBACK or not port.isdigit() or int(port) > 65535:
+        raise ValueError(
+            "give unix:/PATH, tcp://127.0.0.1:PORT or tcp://[::1]:PORT, several with commas between, or none"
+        )
+    return host.strip("[]"), int(port)
+
+
+LOOPBACK: Final = ("127.0.0.1", "[::1]")
+
+
 def _default_state_dir() -> str:
     if os.geteuid() == 0:
         return "/var/lib/sandkeep"
@@ -103,6 +133,21 @@ SOCKET = Setting(
     _default_socket,
     "/run/sandkeep/sandkeep.sock as root, else $XDG_RUNTIME_DIR/sandkeep/sandkeep.sock",
     "The Unix socket of the JSON-RPC API.",
+)
+STREAM = Setting(
+    "SANDKEEP_STREAM",
+    _stream,
+    lambda: (f"unix:{os.path.dirname(SOCKET())}/stream.sock",),
+    "unix:stream.sock beside SANDKEEP_SOCKET",
+    "Where the stream server listens: `unix:/PATH`, `tcp://127.0.0.1:PORT` or `tcp://[::1]:PORT`, several with commas "
+    "between; `none` for nowhere. Port 0 is any: `stream.access` tells which.",
+)
+STREAM_ORIGINS = Setting(
+    "SANDKEEP_STREAM_ORIGINS",
+    _list,
+    lambda: (),
+    "none",
+    "Web origins, such as `https://panel.example`, whose pages may connect to the stream server, with commas between.",
 )
 SOCKET_GROUP = Setting(
     "SANDKEEP_SOCKET_GROUP",

@@ -19,6 +19,8 @@ from sandkeepd.providers.fake import FakeProvider, open_fake
 from sandkeepd.reconcile import Reconciler
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.status import Software
+from sandkeepd.stream.access import Access
+from sandkeepd.stream.tokens import Tokens
 
 
 class Inside:
@@ -64,7 +66,8 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
             images = Images(core)
             sandboxes = Sandboxes(core, images)
             parts = (images, sandboxes, Processes(core, sandboxes))
-            dispatch = table.dispatch(core, *parts, Software(core, state_dir, "", trio.Event()))
+            software = Software(core, state_dir, "", trio.Event())
+            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)))
             made = Inside(core, fake, parts, dispatch)
             made.reconciler.announce()
             yield made

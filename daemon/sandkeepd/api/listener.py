@@ -10,16 +10,20 @@ from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.errors import SetupError, StateError
+from sandkeep.settings import SOCKET
 
 _BACKLOG: Final = 512
 _MOST_PATH_BYTES: Final = 107  # sockaddr_un of unix(7) holds 108, the last of them NUL
 
 
 @contextlib.contextmanager
-def listening(path: str, mode: int = 0o660, group: str | None = None) -> Iterator[socket.socket]:
+def listening(
+    path: str, mode: int = 0o660, group: str | None = None, setting: str = SOCKET.name
+) -> Iterator[socket.socket]:
     """A socket that listens on `path`, non-blocking; afterwards it is closed, and its file removed if it is still ours.
 
-    `mode` says who may connect and `group` is the file's group by name. A directory that is missing is made with 0755.
+    `mode` says who may connect and `group` is the file's group by name. `setting` is what errors name. A directory that
+    is missing is made with 0755.
 
     Error handling
         `conflict` when somebody listens there already; a socket file on which nobody does is replaced.
@@ -27,16 +31,16 @@ def listening(path: str, mode: int = 0o660, group: str | None = None) -> Iterato
         not exist.
     """
     gid = -1 if group is None else _group_id(group)
-    _check_length(path)
+    _check_length(path, setting)
     try:
         _make_directory(os.path.dirname(path))
-        _remove_stale(path)
+        _remove_stale(path, setting)
         listener = _bind(path, mode, gid)
     except OSError as error:
         raise SetupError(
             "not_configured",
-            f"{path} cannot be made to listen on: {error.strerror or error}; set SANDKEEP_SOCKET to a path that can",
-            setting="SANDKEEP_SOCKET",
+            f"{path} cannot be made to listen on: {error.strerror or error}; set {setting} to a path that can",
+            setting=setting,
         ) from error
     with listener:
         made = _identity(path)
@@ -58,11 +62,11 @@ def _group_id(group: str) -> int:
         ) from None
 
 
-def _check_length(path: str) -> None:
+def _check_length(path: str, setting: str) -> None:
     length = len(os.fsencode(path))
     if length > _MOST_PATH_BYTES:
-        words = f"set SANDKEEP_SOCKET to a shorter path: {path} has {length} bytes, of {_MOST_PATH_BYTES} possible"
-        raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
+        words = f"set {setting} to a shorter path: {path} has {length} bytes, of {_MOST_PATH_BYTES} possible"
+        raise SetupError("not_configured", words, setting=setting)
 
 
 def _make_directory(path: str) -> None:
@@ -71,7 +75,7 @@ def _make_directory(path: str) -> None:
         os.chmod(path, 0o755)  # whatever the umask is: who may connect is said by the socket's own mode  # noqa: S103  # others have to reach the socket in it
 
 
-def _remove_stale(path: str) -> None:
+def _remove_stale(path: str, setting: str) -> None:
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -79,13 +83,13 @@ def _remove_stale(path: str) -> None:
     if not stat.S_ISSOCK(found.st_mode):
         raise SetupError(
             "not_configured",
-            f"{path} is there and is no socket: set SANDKEEP_SOCKET to another path",
-            setting="SANDKEEP_SOCKET",
+            f"{path} is there and is no socket: set {setting} to another path",
+            setting=setting,
         )
     if _somebody_listens(path):
         raise StateError(
             "conflict",
-            f"a daemon is already listening on {path}: use that, stop it, or set SANDKEEP_SOCKET",
+            f"a daemon is already listening on {path}: use that, stop it, or set {setting}",
             socket=path,
         )
     os.unlink(path)

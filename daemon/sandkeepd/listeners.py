@@ -1,0 +1,81 @@
+"""Where the daemon listens: opened in one place, before anything else, as it can fail and leaves nothing behind."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from sandkeep import settings
+from sandkeep.errors import SetupError
+from sandkeepd.api.listener import listening
+from sandkeepd.passed import Passed, address_of, held
+
+_BACKLOG: Final = 128
+
+
+class Listeners(Struct, frozen=True, kw_only=True):
+    """Sockets that listen, non-blocking: the API's, and the stream server's."""
+
+    api: socket.socket
+    stream: tuple[socket.socket, ...] = ()
+
+
+@contextlib.contextmanager
+def opened(api_path: str, stream_addresses: Sequence[str], passed: Passed) -> Iterator[Listeners]:
+    """Listen on all of them but those that somebody opened before; closed afterwards.
+
+    Raises `not_configured` and `conflict`, naming the setting.
+    """
+    with contextlib.ExitStack() as stack:
+        access = who_may_connect()
+        given = [stack.enter_context(held(listener)) for listener in passed.stream]
+        if passed.rpc is not None:
+            api = stack.enter_context(held(passed.rpc))
+        else:
+            api = stack.enter_context(listening(api_path, *access))
+        missing = [address for address in stream_addresses if address not in map(address_of, given)]
+        made = [stack.enter_context(_stream_listener(address, *access)) for address in missing]
+        yield Listeners(api=api, stream=(*given, *made))
+
+
+def who_may_connect() -> tuple[int, str | None]:
+    """The Unix sockets' mode and group.
+
+    A root daemon tells users apart by the credentials that the kernel gives, so all may connect unless a group is
+    named. A user's daemon runs everything as that user, so nobody else may.
+    """
+    if os.geteuid() != 0:
+        return 0o600, None
+    group = settings.SOCKET_GROUP()
+    return (0o660, group) if group else (0o666, None)
+
+
+@contextlib.contextmanager
+def _stream_listener(address: str, mode: int, group: str | None) -> Iterator[socket.socket]:
+    kind, _, path = address.partition(":")
+    if kind == "unix":
+        with listening(path, mode, group, settings.STREAM.name) as listener:
+            yield listener
+    else:
+        with _tcp_listener(address) as listener:
+            yield listener
+
+
+def _tcp_listener(address: str) -> socket.socket:
+    host, port = settings.tcp_place(address)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        words = (
+            f"{address} cannot be listened on: {error.strerror or error}; set {settings.STREAM.name} to another port"
+        )
+        raise SetupError("not_configured", words, setting=settings.STREAM.name) from None
+    return listener

@@ -1,0 +1,20 @@
+"""``stream.access``: where the stream server listens, and the caller's token for it."""
+
+from sandkeep.methods import StreamQuery
+from sandkeep.model import StreamAccess
+from sandkeepd.access import Request
+from sandkeepd.stream.tokens import Tokens
+
+
+class Access:
+    """The handler. `addresses` are those on which the server really listens."""
+
+    def __init__(self, addresses: list[str], tokens: Tokens) -> None:
+        self._addresses = addresses
+        self._tokens = tokens
+
+    async def access(self, request: Request[StreamQuery]) -> StreamAccess:
+        """Tell the caller, whom the kernel vouches for, what it needs on TCP."""
+        uid = request.peer.uid
+        token = await self._tokens.renew(uid) if request.params.renew else self._tokens.token(uid)
+        return StreamAccess(addresses=self._addresses, token=token)

@@ -1,0 +1,85 @@
+"""Who comes in: from a websocket's opening request to the peer on whose behalf it is, or a refusal in words.
+
+On a Unix socket the kernel says who connected. On TCP anybody on the machine can connect, a web page in somebody's
+browser included; there a token says it, and the request must name the machine itself as its host, since a page that
+has its own name point here could otherwise pass for one of ours.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from trio_websocket import WebSocketRequest
+
+from sandkeep.errors import CallerError, SandkeepError
+from sandkeep.frames import PROTOCOL, TOKEN_PROTOCOL
+from sandkeepd.api.peer import Peer
+from sandkeepd.stream.tokens import Tokens
+
+_LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "localhost"})
+_NO_GROUP: Final = 2**32 - 1  # chown's "leave it", and so nobody's
+
+
+class RefusedError(Exception):
+    """A request that is answered with an HTTP status instead of a websocket."""
+
+    def __init__(self, status: int, error: SandkeepError) -> None:
+        super().__init__(error.message)
+        self.status = status
+        self.error = error
+
+
+def peer_by_token(request: WebSocketRequest, host: str, tokens: Tokens) -> Peer:
+    """Whom a request over TCP is from. Raises `RefusedError`.
+
+    A token stands for its user alone: what groups may do is for Unix sockets, where the kernel vouches for them.
+    """
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    if name.lower() not in _LOOPBACK:
+        raise _refused(
+            403, "the Host header must be that of this machine itself: connect to 127.0.0.1, [::1] or localhost"
+        )
+    given = [*_bearers(request), *_proposed_tokens(request)]
+    uid = tokens.uid_of(given[0]) if len(given) == 1 else None
+    if uid is None:
+        what = "a token that is worth something" if given else "a token"
+        raise _refused(401, f"give {what}: `stream.access` on the daemon's socket tells yours")
+    return Peer(uid=uid, gid=_NO_GROUP)
+
+
+def check_origin(request: WebSocketRequest, allowed: Sequence[str]) -> None:
+    """Refuse web pages, but for those of origins that the administrator allows. Raises `RefusedError`."""
+    for origin in _values(request, b"origin"):
+        if origin not in allowed:
+            raise _refused(
+                403, "pages of this origin may not connect: its administrator can set SANDKEEP_STREAM_ORIGINS"
+            )
+
+
+def subprotocol(request: WebSocketRequest) -> str | None:
+    """The subprotocol to select. Raises `RefusedError` when others are proposed, but not ours."""
+    proposed = request.proposed_subprotocols
+    if proposed and PROTOCOL not in proposed:
+        raise RefusedError(400, CallerError("invalid", f"propose the subprotocol {PROTOCOL}, or none"))
+    return PROTOCOL if proposed else None
+
+
+def _bearers(request: WebSocketRequest) -> list[str]:
+    """What is in `Authorization`, with what is not a bearer's token as one that is worth nothing."""
+    found = []
+    for value in _values(request, b"authorization"):
+        scheme, _, token = value.partition(" ")
+        found.append(token.strip() if scheme.lower() == "bearer" else "")
+    return found
+
+
+def _proposed_tokens(request: WebSocketRequest) -> list[str]:
+    proposed = request.proposed_subprotocols
+    return [word.removeprefix(TOKEN_PROTOCOL) for word in proposed if word.startswith(TOKEN_PROTOCOL)]
+
+
+def _values(request: WebSocketRequest, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for header, value in request.headers if header == name]
+
+
+def _refused(status: int, words: str) -> RefusedError:
+    return RefusedError(status, CallerError("permission_denied", words))

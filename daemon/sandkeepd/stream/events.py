@@ -1,0 +1,65 @@
+"""``/v1/events``: events from a token on, as they were committed; first those that there are, then as they come."""
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from sandkeep.frames import CaughtUp, EventsQuery
+from sandkeep.methods import EventQuery
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+from sandkeepd.history import History, RawEvent
+from sandkeepd.stream.session import Session, Talk, Visitor, checked
+
+PAGE_EVENTS: Final = 256
+PAGE_BYTES: Final = 256 * 1024
+STRIDE: Final = 4096
+"""After so many events that the reader may not or will not see it is told a newer token, so that its own does not grow
+too old."""
+
+
+class Batch(Struct, frozen=True, tag_field="kind", tag="events"):
+    """`frames.EventBatch` as it is sent: the bytes of the log are spliced in unchanged."""
+
+    events: list[RawEvent]
+    token: str
+
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Events:
+    """The endpoint."""
+
+    def __init__(self, core: Core, history: History) -> None:
+        self._core = core
+        self._history = history
+
+    async def __call__(self, visitor: Visitor) -> Talk:
+        """See that the reader may see what it asks for, and that there is something to go on from."""
+        query = visitor.query(EventsQuery)
+        wanted = checked(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
+        request = visitor.request(self._core, "event.list", wanted)
+        if query.sandbox is not None:
+            request.require_sandbox(self._core.state, query.sandbox)
+        after = self._history.start(query.after)
+
+        async def talk(session: Session) -> None:
+            await session.while_it_listens(lambda: self._send(session, request, after))
+
+        return talk
+
+    async def _send(self, session: Session, request: Request[EventQuery], after: int) -> None:
+        log, told = self._core.log, -1
+        while True:
+            await session.room()
+            page = await self._history.page(request, after, max_bytes=PAGE_BYTES)
+            after = log.parse_token(page.next)
+            if page.events:
+                await session.send_text(_encode(Batch(page.events, page.next)).decode())
+            if page.caught_up:
+                if page.events or told < 0 or after - told >= STRIDE:
+                    await session.send(CaughtUp(token=page.next))
+                    told = after
+                await log.wait(after)

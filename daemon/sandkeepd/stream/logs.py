@@ -1,0 +1,98 @@
+"""``/v1/logs``: what a process wrote, from byte offsets, and then how it ended.
+
+A reader is at two offsets, and that is all there is to it: nothing is kept for one that stalls, and one that was cut
+off comes back with the offsets that it has reached.
+"""
+
+from typing import Final
+
+from sandkeep import frames
+from sandkeep.frames import CaughtUp, Exit, LogsQuery, Note
+from sandkeep.methods import ProcessRead
+from sandkeep_store.views.processes import ProcessState
+from sandkeepd.core import Core
+from sandkeepd.processes import Processes
+from sandkeepd.stream.session import Session, Talk, Visitor, checked
+
+PIECE_BYTES: Final = 128 * 1024
+"""How much goes into a frame: what a Unix socket with room takes at once, so that nothing is held for a slow reader."""
+
+_STREAMS: Final = (("stdout", frames.STDOUT), ("stderr", frames.STDERR))
+
+
+class Logs:
+    """The endpoint."""
+
+    def __init__(self, core: Core, processes: Processes) -> None:
+        self._core = core
+        self._processes = processes
+
+    async def __call__(self, visitor: Visitor) -> Talk:
+        """Find the process."""
+        _, _, sandbox_id, name = visitor.target.parts
+        query = visitor.query(LogsQuery)
+        request = visitor.request(self._core, "process.read", checked(ProcessRead, sandbox_id=sandbox_id, name=name))
+        process = await self._processes.find(request.params.sandbox_id, request.params.name)
+        reader = JournalReader(self._processes, process, query.stdout, query.stderr)
+
+        async def talk(session: Session) -> None:
+            await session.while_it_listens(lambda: reader.send(session, follow=query.follow))
+
+        return talk
+
+
+class JournalReader:
+    """Sends a journal from two offsets on."""
+
+    def __init__(self, processes: Processes, process: ProcessState, stdout: int, stderr: int) -> None:
+        self._processes = processes
+        self._process = process
+        self._offsets = {"stdout": stdout, "stderr": stderr}
+        self._notes: dict[str, str | None] = {}
+
+    async def send(self, session: Session, *, follow: bool) -> None:
+        """Send what there is, and with `follow` what comes, until the process has ended."""
+        caught_up = False
+        while True:
+            ended = self._process.ended  # looked at before the journal: what is read after the end is all there is
+            if await self._send_pieces(session):
+                continue
+            if ended:
+                return await session.send(exit_of(self._process))
+            if not caught_up:
+                caught_up = True
+                await session.send(CaughtUp())
+            if not follow:
+                return None
+            await self._processes.wait_for_more(self._process, self._offsets["stdout"], self._offsets["stderr"])
+
+    async def _send_pieces(self, session: Session) -> bool:
+        """Send the next piece of each stream; whether there was any."""
+        sent = False
+        for name, number in _STREAMS:
+            await session.room()
+            chunk = self._processes.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
+            await self._tell(session, name, chunk.note)
+            if chunk.data:
+                await session.send_bytes(frames.pack_output(number, chunk.offset, chunk.data))
+                self._offsets[name] = chunk.offset + len(chunk.data)
+                sent = True
+        return sent
+
+    async def _tell(self, session: Session, name: str, note: str | None) -> None:
+        """Tell of something odd, once."""
+        if note is not None and note != self._notes.get(name):
+            await session.send(Note(stream=name, message=note))  # type: ignore[arg-type]  # it is one of the two
+        self._notes[name] = note
+
+
+def exit_of(process: ProcessState) -> Exit:
+    """How a process ended."""
+    return Exit(
+        status=process.status,
+        exit_code=process.exit_code,
+        timed_out=process.timed_out,
+        stdout_bytes=process.stdout_bytes,
+        stderr_bytes=process.stderr_bytes,
+        error=process.error[1] if process.error else None,
+    )

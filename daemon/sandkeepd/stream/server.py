@@ -1,0 +1,277 @@
+"""Serving websockets: accepting clients, letting them in or not, and ending in good order.
+
+What a client can make the daemon hold is bounded: a handshake of a few kilobytes for a few seconds, of which each user,
+and all of TCP together, have a limited number; then a message of at most `frames.MAX_MESSAGE_BYTES` that arrives, and
+one piece that is being sent. There are no queues.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import trio
+from msgspec import Struct
+from trio import TaskStatus
+from trio_websocket import ConnectionClosed, WebSocketRequest
+from wsproto import ConnectionType
+
+from sandkeep import frames
+from sandkeep.errors import CallerError, DaemonError, SandkeepError, StateError
+from sandkeep.frames import Failed, Refusal
+from sandkeep.wire import Connection, Wire
+from sandkeepd.api import defects
+from sandkeepd.api.peer import Peer, peer_of
+from sandkeepd.stream import door
+from sandkeepd.stream.door import RefusedError
+from sandkeepd.stream.session import Endpoint, Session, Talk, Visitor
+from sandkeepd.stream.tokens import Tokens
+
+log: Final = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 10.0
+HANDSHAKE_BYTES: Final = 32 * 1024
+"""How long an opening request may take to arrive and be answered, and how long it may be."""
+
+MAX_STRANGERS: Final = 64
+"""How many may be in the handshake at once, of one user or over TCP. For one more the oldest has to go."""
+
+MAX_CONNECTIONS: Final = 512
+"""How many websockets a user may have open; root may have as many as there are descriptors."""
+
+CLOSE_S: Final = 10.0
+STOP_S: Final = 1.0
+"""How long a client has for answering that its websocket is closed; when the daemon stops, it has less."""
+
+TCP_SEND_BYTES: Final = 256 * 1024
+"""How much the kernel may hold for a reader on TCP that stalls; otherwise it would be megabytes."""
+
+_STATUS: Final[dict[str, HTTPStatus]] = {
+    "not_found": HTTPStatus.NOT_FOUND,
+    "invalid": HTTPStatus.BAD_REQUEST,
+    "permission_denied": HTTPStatus.FORBIDDEN,
+    "compacted": HTTPStatus.GONE,
+    "not_supported": HTTPStatus.NOT_IMPLEMENTED,
+    "timeout": HTTPStatus.GATEWAY_TIMEOUT,
+    "provider_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "storage_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE_S: Final = 0.1
+_NORMAL, _GOING_AWAY, _REFUSED, _DEFECT = 1000, 1001, 1008, 1011
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What the server allows."""
+
+    handshake_s: float = HANDSHAKE_S
+    strangers: int = MAX_STRANGERS
+    connections: int = MAX_CONNECTIONS
+
+
+class StreamServer:
+    """Serves the endpoints to all who connect, on any number of listeners, each by a `serve` of its own.
+
+    `endpoints` are by the first part of the path after ``/v1/``. Without `tokens` nobody gets in over TCP.
+    """
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        tokens: Tokens,
+        origins: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        self._endpoints = endpoints
+        self._tokens = tokens
+        self._origins = origins
+        self._limits = limits or Limits()
+        self._of_uid: Counter[int] = Counter()
+        self._strangers: dict[int | None, dict[trio.CancelScope, None]] = {}
+
+    @property
+    def connections(self) -> int:
+        """How many websockets are open."""
+        return self._of_uid.total()
+
+    async def serve(self, listener: socket.socket, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve a listener until cancelled; then clients are told that the daemon goes away."""
+        async with trio.open_nursery() as clients:
+            task_status.started()
+            while True:
+                await trio.lowlevel.wait_readable(listener.fileno())
+                try:
+                    sock, _ = listener.accept()
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    if error.errno in _NO_DESCRIPTORS:
+                        log.error("cannot accept a client: %s; raise the limit of open files", os.strerror(error.errno))
+                        await trio.sleep(_PAUSE_S)
+                    continue
+                clients.start_soon(self._serve_client, sock)
+
+    async def _serve_client(self, sock: socket.socket) -> None:
+        try:
+            sock.setblocking(False)
+            peer = _prepare(sock)
+            connection = Connection(Wire(sock, HANDSHAKE_BYTES), ConnectionType.SERVER, frames.MAX_MESSAGE_BYTES)
+        except OSError:  # it has gone already
+            sock.close()
+            return
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.read)
+                try:
+                    await self._meet(connection, peer)
+                finally:
+                    connection.stop_reading()
+        except Exception:
+            log.exception("a websocket failed by a defect of the daemon")
+        finally:
+            with trio.CancelScope(shield=True):
+                await connection.wire.aclose()
+
+    async def _meet(self, connection: Connection, peer: Peer | None) -> None:
+        """Let a client in and serve it, or refuse it."""
+        with self._among_strangers(peer) as scope:
+            request = await connection.proposed()
+            try:
+                if request is None:
+                    return
+                visitor, talk = await self._let_in(request, connection.host, peer)
+                with self._counted(visitor.peer):
+                    await request.accept(subprotocol=door.subprotocol(request))
+                    connection.wire.trust()
+                    scope.deadline = float("inf")
+                    self._forget_stranger(peer, scope)
+                    await self._talk(connection, talk)
+            except RefusedError as refused:
+                await _refuse(request, refused)
+                await connection.aclose()
+            except ConnectionClosed:
+                return
+
+    @contextlib.contextmanager
+    def _among_strangers(self, peer: Peer | None) -> Iterator[trio.CancelScope]:
+        """Count a client among those in the handshake, which ends when its time is up or its place is needed."""
+        strangers = self._strangers.setdefault(_uid(peer), {})
+        if len(strangers) >= self._limits.strangers:
+            oldest = next(iter(strangers))
+            del strangers[oldest]
+            oldest.cancel()
+        with trio.move_on_after(self._limits.handshake_s) as scope:
+            strangers[scope] = None
+            try:
+                yield scope
+            finally:
+                self._forget_stranger(peer, scope)
+
+    def _forget_stranger(self, peer: Peer | None, scope: trio.CancelScope) -> None:
+        strangers = self._strangers.get(_uid(peer), {})
+        strangers.pop(scope, None)
+        if not strangers:
+            self._strangers.pop(_uid(peer), None)
+
+    @contextlib.contextmanager
+    def _counted(self, peer: Peer) -> Iterator[None]:
+        if peer.uid != 0 and self._of_uid[peer.uid] >= self._limits.connections:
+            words = f"you have {self._limits.connections} websockets open: close some"
+            raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, StateError("not_ready", words))
+        self._of_uid[peer.uid] += 1
+        try:
+            yield
+        finally:
+            self._of_uid -= Counter({peer.uid: 1})
+
+    async def _let_in(self, request: WebSocketRequest, host: str, peer: Peer | None) -> tuple[Visitor, Talk]:
+        """See who it is and what it wants. Raises `RefusedError`."""
+        try:
+            door.check_origin(request, self._origins)
+            target = frames.parse_target(request.path)
+            visitor = Visitor(peer or door.peer_by_token(request, host, self._tokens), target)
+            door.subprotocol(request)
+            return visitor, await self._endpoint(target)(visitor)
+        except SandkeepError as error:
+            raise RefusedError(_STATUS.get(error.code, HTTPStatus.CONFLICT), error) from None
+        except RefusedError:
+            raise
+        except Exception as defect:  # noqa: BLE001  # it is reported
+            failure = defects.report(defects.only_error(defect), "the stream server", None)
+            raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, failure) from None
+
+    def _endpoint(self, target: frames.Target) -> Endpoint:
+        version, name = (*target.parts, "", "")[:2]
+        found = self._endpoints.get(name) if version == "v1" else None
+        if found is None or len(target.parts) != _LENGTHS[name]:
+            raise CallerError("not_found", f"there is no such path here; there are {', '.join(frames.PATHS)}")
+        return found
+
+    async def _talk(self, connection: Connection, talk: Talk) -> None:
+        session = Session(connection)
+        code = _GOING_AWAY
+        try:
+            try:
+                await talk(session)
+                code = _NORMAL
+            except Exception as error:  # noqa: BLE001  # it is told, and reported
+                failure = _failure(error)
+                code = _DEFECT if isinstance(failure, DaemonError) else _REFUSED
+                await session.send(Failed(error=frames.wire_error(failure)))
+        finally:
+            with trio.move_on_after(STOP_S if code == _GOING_AWAY else CLOSE_S) as scope:
+                scope.shield = code == _GOING_AWAY
+                await connection.aclose(code)
+
+
+_LENGTHS: Final = {path.split("/")[2]: path.count("/") for path in frames.PATHS}
+
+
+def _uid(peer: Peer | None) -> int | None:
+    return None if peer is None else peer.uid
+
+
+def _prepare(sock: socket.socket) -> Peer | None:
+    """Who is at the other end, if the kernel says so. Over TCP it does not, and there the other end may have died."""
+    if sock.family == socket.AF_UNIX:
+        return peer_of(sock)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TCP_SEND_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return None
+
+
+async def _refuse(request: WebSocketRequest, refused: RefusedError) -> None:
+    body = frames.encode(Refusal(error=frames.wire_error(refused.error)))
+    headers = [(b"Content-Type", b"application/json"), (b"Connection", b"close")]
+    if refused.status == HTTPStatus.UNAUTHORIZED:
+        headers.append((b"WWW-Authenticate", b"Bearer"))
+    await request.reject(refused.status, extra_headers=headers, body=body)
+
+
+def _failure(error: Exception) -> SandkeepError:
+    """What ended a talk, out of the nurseries that it came through. Raises ConnectionClosed when the client went."""
+    leaves = list(_leaves(error))
+    for kind in (ConnectionClosed, SandkeepError):
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                if isinstance(leaf, SandkeepError):
+                    return leaf
+                raise leaf
+    return defects.report(error, "the stream server", None)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -1,0 +1,102 @@
+"""A websocket that was let in, as those see it who talk over it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from sandkeep import frames
+from sandkeep.errors import CallerError
+from sandkeep.frames import FromClient, Message
+from sandkeep.methods import METHODS, Params
+from sandkeep.wire import Connection
+from sandkeepd.access import Request, admit
+from sandkeepd.api import params
+from sandkeepd.api.call import Call
+from sandkeepd.api.peer import Peer
+from sandkeepd.core import Core
+
+P = TypeVar("P", bound=Params)
+
+
+class Session:
+    """Sends and receives. All of it raises ConnectionClosed once the client has gone.
+
+    Nothing is queued: what is sent is with the kernel when `send` returns, and what a client sends waits there until
+    it is asked for. So a client that stalls stops the one task that serves it, which holds one piece at most.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.send_bytes: Callable[[bytes], Awaitable[None]] = connection.send_message
+        self.room: Callable[[], Awaitable[None]] = connection.room
+
+    async def send(self, message: Message) -> None:
+        """Send a text message."""
+        await self._connection.send_message(frames.encode(message).decode())
+
+    async def send_text(self, text: str) -> None:
+        """Send a text message that was encoded already."""
+        await self._connection.send_message(text)
+
+    async def receive(self) -> bytes | FromClient:
+        """What the client sends next: bytes, or one of its messages. Raises `invalid` for anything else."""
+        got = await self._connection.get_message()
+        if isinstance(got, bytes):
+            return got
+        try:
+            message: FromClient = frames.decode_from_client(got)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise CallerError("invalid", f"this message makes no sense here: {str(error)[:200]}") from None
+        return message
+
+    async def while_it_listens(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work` until it is done or the client has gone; one that sends anything is told that nothing is wanted."""
+        async with trio.open_nursery() as nursery:
+
+            async def expect_nothing() -> None:
+                await self.receive()
+                raise CallerError("invalid", "nothing is to be sent here: only read")
+
+            nursery.start_soon(expect_nothing)
+            await work()
+            nursery.cancel_scope.cancel()
+
+
+class Visitor(Struct, frozen=True):
+    """Who opened a websocket, and what for."""
+
+    peer: Peer
+    target: frames.Target
+
+    def query(self, wanted: type[P]) -> P:
+        """The target's query. Raises `invalid`, naming the field."""
+        try:
+            return frames.parse_query(wanted, self.target.query)
+        except msgspec.ValidationError as error:
+            raise params.refusal(wanted, str(error)) from None
+
+    def request(self, core: Core, method: str, wanted: P) -> Request[P]:
+        """The same as if the visitor had called that method: let through, or refused as there."""
+        return admit(core.state, Call(METHODS[method], wanted, self.peer, client="stream"))  # type: ignore[return-value]
+
+
+Talk = Callable[[Session], Awaitable[None]]
+
+
+class Endpoint(Protocol):
+    """One path. What it raises, a `SandkeepError`, refuses the request before there is a websocket."""
+
+    async def __call__(self, visitor: Visitor) -> Talk:
+        """See that the request is right, and answer how it is served."""
+        ...
+
+
+def checked(wanted: type[P], **values: object) -> P:
+    """Parameters of a method from text of a target, held to the same rules. Raises `invalid`."""
+    try:
+        return msgspec.convert(values, wanted)
+    except msgspec.ValidationError as error:
+        raise params.refusal(wanted, str(error)) from None

@@ -1,0 +1,106 @@
+"""Tokens: by which the stream server on TCP tells owners apart, where the kernel does not say who connected.
+
+A token is a uid and a code that only this daemon can make of it. So none is stored: what is kept is one key, and how
+often each owner has renewed.
+"""
+
+import base64
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+from typing import Final
+
+import msgspec
+import trio
+from msgspec import Struct, field
+
+from sandkeep.errors import DaemonError
+
+logger = logging.getLogger("sandkeepd")
+
+FILE_NAME: Final = "stream.json"
+_TOKEN: Final = re.compile(r"skt_([0-9]{1,10})_([A-Za-z0-9_-]{43})")
+_KEY_BYTES: Final = 32
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """What the file holds: the key, and each uid's generation, which a renewal raises."""
+
+    key: bytes
+    generations: dict[str, int] = field(default_factory=dict)
+
+
+class Tokens:
+    """Makes and knows the owners' tokens. The file is in the state directory, for the daemon's eyes only."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._directory = state_dir
+        self._turn = trio.Lock()
+        self._kept = self._load() or self._begin()
+
+    def token(self, uid: int) -> str:
+        """The token that stands for a user until it is renewed."""
+        return f"skt_{uid}_{self._code(uid)}"
+
+    async def renew(self, uid: int) -> str:
+        """Make the user's earlier token worthless, and answer the new one. Raises `storage_unavailable`."""
+        async with self._turn:
+            count = self._kept.generations.get(str(uid), 0) + 1
+            kept = msgspec.structs.replace(self._kept, generations={**self._kept.generations, str(uid): count})
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._write, kept)
+            self._kept = kept
+        return self.token(uid)
+
+    def uid_of(self, token: str) -> int | None:
+        """Whom a token stands for; None when it is worth nothing."""
+        found = _TOKEN.fullmatch(token)
+        if found is None:
+            return None
+        uid = int(found[1])
+        return uid if hmac.compare_digest(found[2], self._code(uid)) else None
+
+    def _code(self, uid: int) -> str:
+        said = f"sandkeep.stream\0uid:{uid}\0{self._kept.generations.get(str(uid), 0)}".encode()
+        digest = hmac.new(self._kept.key, said, hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+    def _load(self) -> Kept | None:
+        path = f"{self._directory}/{FILE_NAME}"
+        try:
+            with open(path, "rb") as file:
+                kept = msgspec.json.decode(file.read(), type=Kept)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError):
+            logger.warning("the stream server's tokens cannot be read: all are worthless now", extra={"path": path})
+            return None
+        return kept if len(kept.key) == _KEY_BYTES else None
+
+    def _begin(self) -> Kept:
+        kept = Kept(key=secrets.token_bytes(_KEY_BYTES))
+        self._write(kept)
+        return kept
+
+    def _write(self, kept: Kept) -> None:
+        """Put the file in place, whole or not at all."""
+        path = f"{self._directory}/{FILE_NAME}"
+        try:
+            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(msgspec.json.encode(kept))
+                file.flush()
+                os.fsync(fd)
+            os.rename(f"{path}.new", path)
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except OSError as error:
+            raise DaemonError(
+                "storage_unavailable", f"{path} cannot be written ({error.strerror}): free space or mend the disk"
+            ) from None

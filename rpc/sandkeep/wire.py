@@ -1,0 +1,161 @@
+"""A websocket connection over any socket, for both ends: trio-websocket's, with what it leaves to chance made certain.
+
+What is added: one knows when the other end has gone, also before the handshake is through; nothing that arrives makes
+the reading task fail; a message in countless pieces costs no more than one in a few; and a sender can wait until the
+socket has room before it makes what it will send.
+"""
+
+import logging
+import select
+import socket
+from typing import Any, Final
+
+import trio
+from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import Request
+from wsproto.utilities import ProtocolError
+
+logger: Final = logging.getLogger(__name__)
+
+RECEIVE_BYTES: Final = 256 * 1024
+MAX_PIECES: Final = 1024
+"""In how many pieces a message may come. Each costs memory of its own, however little it holds."""
+
+
+class Wire(trio.abc.Stream):
+    """A connected socket, as trio-websocket wants it. `gone` is set when the other end is not there any more.
+
+    `patience_bytes` is how much it may receive before it is `trusted`: nobody needs more for a handshake.
+    """
+
+    def __init__(self, sock: socket.socket, patience_bytes: int | None = None) -> None:
+        self.gone = trio.Event()
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        self._patience = patience_bytes
+        self._sending = trio.Lock()
+        self._broken = False
+        self._room = select.poll()
+        self._room.register(sock.fileno(), select.POLLOUT)
+
+    def trust(self) -> None:
+        """The handshake is through: from now on the protocol's own limits hold."""
+        self._patience = None
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of it, as the other end makes room. After one that failed or was cancelled nothing can be sent: what
+        came next would be taken for its rest.
+        """
+        async with self._sending:
+            if self._broken:
+                raise trio.BrokenResourceError
+            try:
+                await self._stream.send_all(data)
+            except BaseException as error:
+                self._broken = True
+                if isinstance(error, Exception):
+                    self.gone.set()
+                raise
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until the socket has room."""
+        if self._room.poll(0):
+            return
+        async with self._sending:
+            await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """What has arrived; nothing at the end."""
+        try:
+            data = await self._stream.receive_some(max_bytes)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.gone.set()
+            raise
+        if data and self._patience is not None:
+            self._patience -= len(data)
+            if self._patience < 0:
+                data = b""
+        if not data:
+            self.gone.set()
+        return data
+
+    async def aclose(self) -> None:
+        """Let go of the socket."""
+        self.gone.set()
+        await self._stream.aclose()
+
+
+class Connection(WebSocketConnection):
+    """A websocket on a `Wire`. Its reading task is `read`; `rejection` is what a server answered instead of a yes."""
+
+    def __init__(self, wire: Wire, side: ConnectionType, max_message_bytes: int, **request: Any) -> None:
+        super().__init__(
+            wire, WSConnection(side), max_message_size=max_message_bytes, receive_buffer_size=RECEIVE_BYTES, **request
+        )
+        self.wire = wire
+        self.rejection: ConnectionRejected | None = None
+        self._reading = trio.CancelScope(shield=True)
+        self.host = ""
+        """What a client's request named as the host."""
+
+    async def read(self) -> None:
+        """Read until the end, whatever arrives, or until `stop_reading`; cancellation alone does not stop it, as there
+        is still a closing to be answered.
+        """
+        try:
+            with self._reading:
+                await self._reader_task()
+        except ConnectionRejected as rejection:
+            self.rejection = rejection
+        except (ConnectionClosed, ProtocolError, UnicodeError):
+            pass  # what made no sense is not worth more than an end
+        finally:
+            self.wire.gone.set()
+            with trio.CancelScope(shield=True):
+                await self._abort_web_socket()
+
+    def stop_reading(self) -> None:
+        """End `read`: nothing more is to come, or nobody waits for it."""
+        self._reading.cancel()
+
+    async def room(self) -> None:
+        """Wait until the socket takes a message of moderate size at once."""
+        await self.wire.wait_send_all_might_not_block()
+
+    async def opened(self) -> bool:
+        """Wait until the handshake is through, or cannot be any more."""
+        async with trio.open_nursery() as nursery:
+
+            async def give_up() -> None:
+                await self.wire.gone.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(give_up)
+            await self._open_handshake.wait()
+            nursery.cancel_scope.cancel()
+        return self._open_handshake.is_set()
+
+    async def proposed(self) -> Any:
+        """The client's request, as soon as it is here; None when it will not come."""
+        request = None
+        async with trio.open_nursery() as nursery:
+
+            async def give_up() -> None:
+                await self.wire.gone.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(give_up)
+            request = await self._get_request()
+            nursery.cancel_scope.cancel()
+        return request
+
+    async def _handle_request_event(self, event: Request) -> None:
+        self.host = event.host
+        await super()._handle_request_event(event)
+
+    async def _handle_message_event(self, event: Any) -> None:
+        if not event.data and not event.message_finished:
+            return
+        if len(self._message_parts) == MAX_PIECES:
+            self._message_parts = [type(event.data)().join(self._message_parts)]
+        await super()._handle_message_event(event)
