@@ -6,6 +6,7 @@ from sandkeep_store.log import Recorded
 from sandkeepd.access import Request
 from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
 from sandkeepd.core import Core
+from sandkeepd.files import Files
 from sandkeepd.history import History
 from sandkeepd.images import Images
 from sandkeepd.journals import Journals
@@ -23,7 +24,7 @@ def dispatch(
     core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, software: Software, access: Access
 ) -> Dispatch:
     """The daemon's handler of calls."""
-    history, upkeep, terminals = History(core), Upkeep(core), Terminals(processes)
+    history, upkeep, terminals, files = History(core), Upkeep(core), Terminals(processes), Files(core, sandboxes)
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
         "daemon.shutdown": software.shutdown,
@@ -32,6 +33,12 @@ def dispatch(
         "sandbox.create": sandboxes.create,
         "sandbox.exec": processes.exec,
         "sandbox.terminate": sandboxes.terminate,
+        "sandbox.read_file": files.read_file,
+        "sandbox.write_file": files.write_file,
+        "sandbox.list_dir": files.list_dir,
+        "sandbox.copy_out": files.copy_out,
+        "sandbox.copy_in": files.copy_in,
+        "sandbox.copy_commit": files.copy_commit,
         "sandbox.history": history.of_sandbox,
         "process.launch": processes.launch,
         "process.get": processes.get,
@@ -56,10 +63,10 @@ def dispatch(
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
     }
-    return Dispatch(core, handlers, at_once, _again(images, sandboxes, processes))
+    return Dispatch(core, handlers, at_once, _again(images, sandboxes, processes, files))
 
 
-def _again(images: Images, sandboxes: Sandboxes, processes: Processes) -> dict[str, Again]:
+def _again(images: Images, sandboxes: Sandboxes, processes: Processes, files: Files) -> dict[str, Again]:
     """How a command given again gets its first answer: from what the intent's stream has become."""
 
     async def exec_again(request: Request[Any], first: Recorded) -> Any:
@@ -78,6 +85,8 @@ def _again(images: Images, sandboxes: Sandboxes, processes: Processes) -> dict[s
         "sandbox.create": lambda request, first: sandboxes.answer_create(first.stream),
         "sandbox.terminate": lambda request, first: sandboxes.answer_terminate(first.stream),
         "sandbox.exec": exec_again,
+        "sandbox.write_file": files.written_before,
+        "sandbox.copy_commit": files.committed_before,
         "process.launch": launch_again,
         "process.signal": signal_again,
     }

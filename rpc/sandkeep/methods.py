@@ -232,6 +232,43 @@ class DirectoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limit: Limit = 1000
 
 
+class CopyOut(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file or tree, which comes as a tar archive with one entry at its top, under its name; with `contents` a
+    directory comes without itself, and what is in it is at the top. A link is copied as a link.
+
+    The descriptor is the reading end of a pipe. Only the answer says that nothing is missing in what was read.
+    """
+
+    sandbox_id: Name
+    path: Path | None = None
+    path_bytes: PathBytes | None = None
+    contents: bool = False
+
+
+class CopyIn(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A place for a file or tree, which comes as a tar archive with one entry at its top. Into a directory that is
+    there it goes under the name that it has in the archive; a tree is merged with one of that name. With `contents`
+    what is in the archive is merged into the directory `path`, which is made if it is not there.
+
+    The descriptor is the writing end of a pipe. The call lasts as long as the copy, and nothing is to be seen of it
+    until `sandbox.copy_commit` is called with its `transfer_id`, a new one for each copy, on another connection. A
+    caller who goes before that undoes it.
+    """
+
+    sandbox_id: Name
+    transfer_id: Name
+    path: Path | None = None
+    path_bytes: PathBytes | None = None
+    contents: bool = False
+
+
+class CopyCommit(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A copy under way whose whole archive was written."""
+
+    sandbox_id: Name
+    transfer_id: Name
+
+
 class StreamQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """With `renew` the caller's earlier token is worth nothing any more."""
 
@@ -322,7 +359,8 @@ class Method(Struct, frozen=True, kw_only=True):
 
     With `descriptors` the answer comes with open descriptors (SCM_RIGHTS), attached to a notification before it.
     `subject` is the parameter that names the object whose owner may call; `admin_if` are values that only an
-    administrator may give; `intent` is the event that is durable before a mutation acts.
+    administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
+    what writes files: to write one twice does no harm), and by which a repeated command is known.
     """
 
     name: str
@@ -410,6 +448,55 @@ METHODS: Final[dict[str, Method]] = {
             **_OWNER_OF_SANDBOX,
             intent="sandbox.terminate_requested",
             deadline_s=120.0,
+        ),
+        _M(
+            "sandbox.read_file",
+            "Read a piece of a file.",
+            model.FileContent,
+            FileRead,
+            **_OWNER_OF_SANDBOX,
+            deadline_s=60.0,
+        ),
+        _M(
+            "sandbox.write_file",
+            "Write a file, whole or not at all.",
+            model.FileWritten,
+            FileWrite,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.file_written",
+            deadline_s=120.0,
+        ),
+        _M(
+            "sandbox.list_dir",
+            "List the files of a directory.",
+            model.DirectoryList,
+            DirectoryQuery,
+            **_OWNER_OF_SANDBOX,
+            deadline_s=60.0,
+        ),
+        _M(
+            "sandbox.copy_out",
+            "Hand over a pipe from which a file or tree is read as a tar archive.",
+            model.Copied,
+            CopyOut,
+            **_OWNER_OF_SANDBOX,
+            descriptors=1,
+        ),
+        _M(
+            "sandbox.copy_in",
+            "Hand over a pipe to which a file or tree is written as a tar archive.",
+            model.Copied,
+            CopyIn,
+            **_OWNER_OF_SANDBOX,
+            descriptors=1,
+        ),
+        _M(
+            "sandbox.copy_commit",
+            "Make a copy into a sandbox effective, now that all of it was written.",
+            model.Copied,
+            CopyCommit,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.file_written",
         ),
         _M(
             "sandbox.history",

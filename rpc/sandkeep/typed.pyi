@@ -150,6 +150,50 @@ class TrioSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
         """End a sandbox and all that runs in it."""
+    async def read_file(
+        self,
+        sandbox_id: str,
+        *,
+        path: str | None = ...,
+        path_bytes: bytes | None = ...,
+        offset: int = ...,
+        max_bytes: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.FileContent:
+        """Read a piece of a file."""
+    async def write_file(
+        self,
+        sandbox_id: str,
+        data: bytes,
+        *,
+        path: str | None = ...,
+        path_bytes: bytes | None = ...,
+        mode: int | None = ...,
+        parents: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.FileWritten:
+        """Write a file, whole or not at all."""
+    async def list_dir(
+        self,
+        sandbox_id: str,
+        *,
+        path: str | None = ...,
+        path_bytes: bytes | None = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.DirectoryList:
+        """List the files of a directory."""
+    async def copy_commit(
+        self,
+        sandbox_id: str,
+        transfer_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Copied:
+        """Make a copy into a sandbox effective, now that all of it was written."""
     async def history(
         self,
         sandbox_id: str,
@@ -251,6 +295,15 @@ class TrioProcess:
     ) -> model.Process:
         """Resize the terminal of a process that nobody is attached to."""
 
+class TrioStream:
+    async def access(
+        self,
+        *,
+        renew: bool = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.StreamAccess:
+        """Where the stream server listens, and the caller's token for it on TCP."""
+
 class TrioEvent:
     async def list(
         self,
@@ -284,6 +337,7 @@ class TrioMethods:
     image: TrioImage
     sandbox: TrioSandbox
     process: TrioProcess
+    stream: TrioStream
     event: TrioEvent
     store: TrioStore
 
@@ -430,6 +484,50 @@ class BlockingSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
         """End a sandbox and all that runs in it."""
+    def read_file(
+        self,
+        sandbox_id: str,
+        *,
+        path: str | None = ...,
+        path_bytes: bytes | None = ...,
+        offset: int = ...,
+        max_bytes: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.FileContent:
+        """Read a piece of a file."""
+    def write_file(
+        self,
+        sandbox_id: str,
+        data: bytes,
+        *,
+        path: str | None = ...,
+        path_bytes: bytes | None = ...,
+        mode: int | None = ...,
+        parents: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.FileWritten:
+        """Write a file, whole or not at all."""
+    def list_dir(
+        self,
+        sandbox_id: str,
+        *,
+        path: str | None = ...,
+        path_bytes: bytes | None = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.DirectoryList:
+        """List the files of a directory."""
+    def copy_commit(
+        self,
+        sandbox_id: str,
+        transfer_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Copied:
+        """Make a copy into a sandbox effective, now that all of it was written."""
     def history(
         self,
         sandbox_id: str,
@@ -531,6 +629,15 @@ class BlockingProcess:
     ) -> model.Process:
         """Resize the terminal of a process that nobody is attached to."""
 
+class BlockingStream:
+    def access(
+        self,
+        *,
+        renew: bool = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.StreamAccess:
+        """Where the stream server listens, and the caller's token for it on TCP."""
+
 class BlockingEvent:
     def list(
         self,
@@ -564,5 +671,6 @@ class BlockingMethods:
     image: BlockingImage
     sandbox: BlockingSandbox
     process: BlockingProcess
+    stream: BlockingStream
     event: BlockingEvent
     store: BlockingStore

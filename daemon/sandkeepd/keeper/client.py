@@ -10,8 +10,8 @@ Nothing is awaited for a reader's sake: journals are files, and what a daemon mi
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from signal import Signals
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import trio
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
-from sandkeepd.keeper import fifo, files, journal, requests
+from sandkeepd.keeper import fifo, files, journal, pipes, requests
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
 from sandkeepd.keeper.processes import LOST_END, LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.watcher import Watcher, grown
@@ -28,6 +28,9 @@ from sandkeepd.providers.base import Chunk, Exit, Launch
 
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
+
+TIDY_UP_S: Final = 5.0
+"""How long a helper command that is not wanted any more has for removing what it began."""
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
@@ -75,8 +78,8 @@ class KeeperInstance:
 
     # Processes
 
-    async def launch(self, launch: Launch) -> int:
-        """See `Instance.launch`."""
+    async def launch(self, launch: Launch, opening: bytes = b"") -> int:
+        """See `Instance.launch`. `opening` are commands of a shell that open more descriptors for the process."""
         process_id = requests.check_process_id(launch.process_id)
         self._check_present()
         if process_id in self._processes or _exists(f"{self._out}/p/{process_id}.pid"):
@@ -84,7 +87,7 @@ class KeeperInstance:
                 "conflict", f"process {process_id} was started before: use another id", process_id=process_id
             )
         secrets = list(requests.secret_requests(process_id, launch.secrets))
-        await self._write_script(process_id, launch)
+        await self._write_script(process_id, launch, opening)
         process = self._processes[process_id] = Known()
         mode = {None: "none", False: "none", True: "pipe"}.get(launch.stdin, "file")  # type: ignore[arg-type]
         await self._send(*secrets, requests.request("run", process_id, mode))
@@ -95,9 +98,10 @@ class KeeperInstance:
             raise ProviderError("provider_unavailable", message, process_id=process_id)
         return process.pid
 
-    async def _write_script(self, process_id: str, launch: Launch) -> None:
+    async def _write_script(self, process_id: str, launch: Launch, opening: bytes) -> None:
         env = {name: value for name, value in {**self._env, **launch.env}.items() if name not in launch.secrets}
-        text = requests.script(self._leader, launch.command, env, launch.working_dir or self._working_dir)
+        where = launch.working_dir or self._working_dir
+        text = requests.script(self._leader, launch.command, env, where, opening)
         try:
             if launch.stdin is True:
                 self._make_fifo(f"{process_id}.stdin")
@@ -253,11 +257,14 @@ class KeeperInstance:
 
     # The sandbox as a whole
 
-    async def run_command(self, command: Sequence[str], stdin: bytes | None = None) -> tuple[int | None, bytes, bytes]:
+    async def run_command(
+        self, command: Sequence[str], stdin: bytes | None = None, *, working_dir: str | None = None
+    ) -> tuple[int | None, bytes, bytes]:
         """See `Instance.run_command`. Its journals are removed when it is done."""
-        process_id = new_id(PROCESS)
+        process_id = new_id(pipes.HELPER)
         try:
-            await self.launch(Launch(process_id=process_id, command=command, stdin=stdin))
+            launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
+            await self.launch(launch)
             how = await self.wait(process_id)
             stdout = await self._whole(process_id, "stdout")
             stderr = await self._whole(process_id, "stderr")
@@ -266,6 +273,29 @@ class KeeperInstance:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
                 await self._drop(process_id)
 
+    @asynccontextmanager
+    async def run_piped(
+        self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
+    ) -> AsyncIterator[pipes.Piped]:
+        """See `Piping.run_piped`."""
+        process_id = new_id(pipes.HELPER)
+        piped: pipes.Piped | None = None
+        try:
+            with pipes.Ends(self._in, process_id, self._input_owner) as ends:
+                launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
+                await self.launch(launch, ends.opening(incoming=incoming))
+                piped = pipes.Piped(self, process_id, ends.data(incoming=incoming), ends.control())
+                try:
+                    await piped.expect("ready")
+                    ends.let_go()
+                    yield piped
+                finally:
+                    piped.close()
+        finally:
+            if piped is None or not piped.left_alone or self.exit_of(process_id):
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
+                    await self._drop(process_id)
+
     async def _whole(self, process_id: str, stream: str) -> bytes:
         limit = files.MAX_FILE_BYTES + 1
         return (await trio.to_thread.run_sync(self.read, process_id, stream, 0, limit)).data
@@ -273,9 +303,18 @@ class KeeperInstance:
     async def _drop(self, process_id: str) -> None:
         process = self._processes.get(process_id)
         if process and process.exit is None and not self._gone.is_set():
+            await self._send(requests.request("kill", process_id, str(int(Signals.SIGTERM))))
+            with trio.move_on_after(TIDY_UP_S):  # a helper removes what it had not finished
+                await process.ended.wait()
+        if process and process.exit is None and not self._gone.is_set():
             await self._send(requests.request("kill", process_id, "9"))
             await process.ended.wait()
         self.forget(process_id)
+        self._remove(process_id)
+
+    def _remove(self, process_id: str) -> None:
+        """Remove every file of a helper command."""
+        self._unlink(process_id, *(process_id + end for end in (".stdin", *pipes.ENDS)))
         for part in ("stdout", "stderr", "pid"):
             _unlink(f"{self._out}/p/{process_id}.{part}")
 
@@ -318,6 +357,14 @@ class KeeperInstance:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
         self._adopted = True
         await self._catch_up()
+        await self._end_earlier_helpers()
+
+    async def _end_earlier_helpers(self) -> None:
+        """End the helper commands that an earlier daemon did not see to their end, and remove what is left of them."""
+        for process_id in pipes.left_behind(self._in):
+            with suppress(SandkeepError):  # it is ending
+                await self._send(requests.request("kill", process_id, str(int(Signals.SIGTERM))))
+            self._remove(process_id)
 
     async def _catch_up(self) -> None:
         """Read what `exits` holds by now, letting others go on: the code inside may have written any amount."""

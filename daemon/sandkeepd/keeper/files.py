@@ -1,60 +1,233 @@
-"""Files in a sandbox, read and written by commands that run inside it as its own user: a link goes nowhere else."""
+"""Files in a sandbox, read and written by commands that run inside it as its own user: a link goes nowhere else.
 
+What the commands answer was said inside the sandbox, and is checked for its form only.
+"""
+
+import os
+import re
+import stat
+from contextlib import suppress
 from typing import Final
 
-from sandkeep.errors import CallerError, ProviderError
-from sandkeep.ids import PROCESS, new_id
+import trio
+from msgspec import Struct
+
+from sandkeep.clock import rfc3339
+from sandkeep.errors import CallerError, ProviderError, SandkeepError
+from sandkeep.ids import new_id
+from sandkeep.model import FileContent, FileEntry, FileType
+from sandkeepd.keeper.failure import failure, shown
+from sandkeepd.keeper.pipes import HELPER
 from sandkeepd.providers.base import Instance
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-"""The largest file that is read whole."""
+"""The largest file that is read whole, and the most that the names in a directory may be together."""
 
-# The target's type is looked at first, so that a FIFO cannot hold the reader.
-READ_FILE: Final = """
-if [ -e "$1" ] && ! [ -f "$1" ]; then echo 'Is a directory' >&2; exit 1; fi
-LC_ALL=C exec head -c "$2" -- "$1"
-"""
+PASSING: Final = ".sandkeep-"
+"""What the names begin with that files have before they are complete."""
 
-# Written beside the target and renamed, so that nobody sees half of it. An existing file keeps its mode; a link is
-# followed.
-WRITE_FILE: Final = """
+_START: Final = """
 export LC_ALL=C
-target=$(readlink -f -- "$1" && echo x) && target=${target%??} || { echo 'No such file' >&2; exit 1; }
-if [ -e "$target" ] && ! [ -f "$target" ]; then echo 'Is a directory' >&2; exit 1; fi
-if [ -e "$target" ] && ! [ -w "$target" ]; then echo 'Permission denied' >&2; exit 1; fi
-new=${target%/*}/.$2
-trap 'rm -f -- "$new"' EXIT
-cat >"$new" || exit 1
-if [ -e "$target" ]; then chmod --reference="$target" -- "$new"; fi
-mv -fT -- "$new" "$target"
+case $1 in /*) path=$1 ;; *) path=./$1 ;; esac
+refuse() { printf '%s\\n' "$1" >&2; exit 1; }
 """
+
+# $2 the offset, $3 how many bytes. The type is looked at before the file is opened, so that a FIFO cannot hold the
+# reader, and once more when it is. What lies before the offset is not read.
+_READ: Final = f"""{_START}
+[ -e "$path" ] || refuse 'No such file or directory'
+[ -f "$path" ] || refuse 'Is not a regular file'
+exec 3<"$path" || exit 1
+stat -L -c '%f %s' /proc/self/fd/3 || exit 1
+exec dd bs=65536 iflag=skip_bytes,count_bytes,fullblock skip="$2" count="$3" <&3 2>/dev/null
+"""
+
+# $2 a name for the new file, $3 its mode or nothing, $4 whether to make directories. Written beside the target and
+# renamed, so that nobody sees half of it. An existing file keeps its mode; a link is followed.
+_WRITE: Final = f"""{_START}
+new='' made='' up=${{path%/*}}
+undo() {{
+	[ -z "$new" ] || rm -f -- "$new"
+	[ -z "$made" ] || find "$made" -depth -type d -exec rmdir {{}} + 2>/dev/null
+}}
+trap undo EXIT
+trap 'exit 1' INT TERM HUP
+case $path in */ | */. | */..) refuse 'Is not a regular file' ;; esac
+if [ -n "$4" ]; then
+	while ! [ -e "$up/" ]; do made=$up up=${{up%/*}}; done
+	mkdir -p -- "${{path%/*}}/" || exit 1
+fi
+target=$(readlink -f -- "$path" && echo x) && target=${{target%??}} || refuse 'No such file or directory'
+if [ -e "$target" ]; then
+	[ -f "$target" ] || refuse 'Is not a regular file'
+	[ -w "$target" ] || refuse 'Permission denied'
+	mode=$(stat -c %a -- "$target")
+fi
+mode=${{3:-$mode}}
+new=${{target%/*}}/$2
+cat >"$new" || {{ [ $? -ne 153 ] || echo 'File too large' >&2; exit 1; }}
+[ -z "$mode" ] || chmod "$mode" -- "$new" || exit 1
+mv -fT -- "$new" "$target" || exit 1
+new='' made=''
+"""
+
+_ENTER: Final = f"""{_START}
+[ -e "$path" ] || refuse 'No such file or directory'
+[ -d "$path" ] || refuse 'Not a directory'
+[ -r "$path" ] && cd -- "$path" || refuse 'Permission denied'
+"""
+
+# $2 how many bytes of names.
+_NAMES: Final = f"""{_ENTER}
+find . ! -name . -prune -print0 | head -c "$2"
+"""
+
+# $2 and further: names. Three pieces for each that is still there: its name, what it is, and where a link leads.
+_ENTRIES: Final = f"""{_ENTER}
+shift
+if find . -prune -printf '' 2>/dev/null; then
+	find "$@" -prune -printf '%p\\0%y%m %s %T@\\0%l\\0' 2>/dev/null
+	exit 0
+fi
+for name do
+	what=$(stat -c 'x%f %s %Y' -- "$name" 2>/dev/null) || continue
+	printf '%s\\0%s\\0' "$name" "$what"
+	if [ -L "$name" ]; then readlink -n -- "$name"; fi
+	printf '\\0'
+done
+"""
+
+_ENTRY: Final = re.compile(
+    rb"(?:([a-zA-Z])([0-7]{1,5})|x([0-9a-f]{1,8})) ([0-9]{1,19}) (-?[0-9]{1,19})(?:\.([0-9]{1,9}))?[0-9]*"
+)
+_TYPES: Final[dict[bytes, FileType]] = {
+    b"f": "file", b"d": "directory", b"l": "symlink", b"p": "fifo", b"s": "socket", b"b": "device", b"c": "device",
+}  # fmt: skip
+_FORMATS: Final = {
+    stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l", stat.S_IFIFO: b"p", stat.S_IFSOCK: b"s",
+    stat.S_IFBLK: b"b", stat.S_IFCHR: b"c",
+}  # fmt: skip
+
+
+class Directory(Struct, frozen=True, kw_only=True):
+    """Some files of a directory; `last` is the name after which there are more, None when there are none."""
+
+    entries: list[FileEntry]
+    last: bytes | None
 
 
 async def read_file(instance: Instance, path: str) -> bytes:
     """See `Instance.read_file`."""
-    code, stdout, stderr = await instance.run_command(["sh", "-c", READ_FILE, "sh", path, str(MAX_FILE_BYTES + 1)])
-    _check_file(code, stderr, path)
-    if len(stdout) > MAX_FILE_BYTES:
+    found = await read_piece(instance, path, 0, MAX_FILE_BYTES)
+    if not found.eof:
         raise CallerError(
             "invalid", f"path: {path!r} is larger than {MAX_FILE_BYTES} bytes: read it in pieces", field="path"
         )
-    return stdout
+    return found.data
 
 
 async def write_file(instance: Instance, path: str, data: bytes) -> None:
     """See `Instance.write_file`."""
-    code, _, stderr = await instance.run_command(["sh", "-c", WRITE_FILE, "sh", path, new_id(PROCESS)], data)
-    _check_file(code, stderr, path)
+    await write_whole(instance, path, data)
 
 
-def _check_file(code: int | None, stderr: bytes, path: str) -> None:
-    if code == 0:
-        return
-    said = stderr.decode(errors="replace")
-    if "No such file" in said or "Not a directory" in said or "nonexistent" in said:
-        raise CallerError("not_found", f"there is no file {path!r} in the sandbox", field="path")
-    if "Is a directory" in said:
-        raise CallerError("invalid", f"path: {path!r} is not a regular file", field="path")
-    if "ermission denied" in said or "Read-only" in said:
-        raise CallerError("permission_denied", f"the sandbox's user may not do that with {path!r}", field="path")
-    raise ProviderError("provider_unavailable", f"{path!r} could not be read or written: {said.strip()[:200] or code}")
+async def read_piece(instance: Instance, path: str, offset: int, max_bytes: int) -> FileContent:
+    """Up to `max_bytes` of a file from `offset`. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
+    said = await _run(instance, path, _READ, str(offset), str(max_bytes))
+    head, _, data = said.partition(b"\n")
+    match = re.fullmatch(rb"([0-9a-f]{1,8}) ([0-9]{1,19})", head)
+    if match is None or len(data) > max_bytes:
+        raise _nonsense(path)
+    mode = int(match[1], 16)
+    if not stat.S_ISREG(mode):
+        raise failure(b"Is not a regular file", 1, path)
+    end = offset + len(data)
+    size = max(int(match[2]), end if data else 0)
+    # What the kernel shows as files has no size, and ends where less came than was asked for.
+    eof = end >= size and (len(data) < max_bytes or int(match[2]) > 0 or max_bytes == 0)
+    return FileContent(offset=offset, data=data, size_bytes=size, mode=stat.S_IMODE(mode), eof=eof)
+
+
+async def write_whole(
+    instance: Instance, path: str, data: bytes, *, mode: int | None = None, parents: bool = False
+) -> None:
+    """Write a file whole or not at all. Raises as `read_piece` does, and `disk_limit`."""
+    octal = "" if mode is None else f"{mode:o}"
+    await _run(instance, path, _WRITE, PASSING + new_id(HELPER), octal, "parents" if parents else "", stdin=data)
+
+
+async def list_directory(instance: Instance, path: str, after: bytes, limit: int) -> Directory:
+    """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
+    said = await _run(instance, path, _NAMES, str(MAX_FILE_BYTES))
+    if len(said) >= MAX_FILE_BYTES:
+        raise CallerError("invalid", f"path: {path!r} holds too many files to be listed", field="path")
+    names, more = await trio.to_thread.run_sync(_page, said, after, limit)
+    if not names:
+        return Directory(entries=[], last=None)
+    said = await _run(instance, path, _ENTRIES, *(os.fsdecode(b"./" + name) for name in names))
+    return Directory(entries=_entries(said, path), last=names[-1] if more else None)
+
+
+def _page(said: bytes, after: bytes, limit: int) -> tuple[list[bytes], bool]:
+    names = sorted(name[2:] for name in said.split(b"\0") if name[2:] > after)
+    return names[:limit], len(names) > limit
+
+
+def _entries(said: bytes, path: str) -> list[FileEntry]:
+    pieces = said.split(b"\0")
+    return [_entry(path, *pieces[place : place + 3]) for place in range(0, len(pieces) - 2, 3)]
+
+
+def _entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
+    match = _ENTRY.fullmatch(what)
+    if match is None:
+        raise _nonsense(path)
+    letter, octal, raw, size, seconds, fraction = match.groups()
+    if raw:
+        letter, mode = _FORMATS.get(stat.S_IFMT(int(raw, 16)), b"?"), stat.S_IMODE(int(raw, 16))
+    else:
+        mode = int(octal, 8)
+    name = name[2:]
+    kind = _TYPES.get(letter, "unknown")
+    return FileEntry(
+        name=name.decode("utf-8", "replace"),
+        type=kind,
+        mode=mode,
+        size_bytes=int(size),
+        modified_at=_moment(int(seconds), fraction or b""),
+        target=target.decode("utf-8", "backslashreplace") if kind == "symlink" else None,
+        name_bytes=None if _is_utf8(name) else name,
+    )
+
+
+def _moment(seconds: int, fraction: bytes) -> str:
+    """A file can have any time; what no calendar reaches is shown as its end."""
+    micros = int(fraction[:6].ljust(6, b"0"))
+    first, last = -62_135_596_800, 253_402_300_799
+    return rfc3339(min(max(seconds, first), last) * 1_000_000 + micros)
+
+
+def _is_utf8(data: bytes) -> bool:
+    with suppress(UnicodeDecodeError):
+        data.decode()
+        return True
+    return False
+
+
+async def _run(instance: Instance, path: str, script: str, *arguments: str, stdin: bytes | None = None) -> bytes:
+    command = ["sh", "-c", script, "sh", path, *arguments]
+    code, stdout, stderr = await instance.run_command(command, stdin, working_dir=start_of(path))
+    if code != 0:
+        raise failure(stderr, code, path)
+    return stdout
+
+
+def start_of(path: str) -> str | None:
+    """Where a command starts that is given this path: the sandbox's own place may be gone, and is not always needed."""
+    return "/" if path.startswith("/") else None
+
+
+def _nonsense(path: str) -> SandkeepError:
+    return ProviderError(
+        "provider_unavailable", f"the sandbox answered nonsense about {shown(path)}: see what it does to its commands"
+    )

@@ -55,8 +55,15 @@ def variable(name: str, field: str) -> bytes:
     )
 
 
-def script(leader: Sequence[str], command: Sequence[str], env: Mapping[str, str], working_dir: str | None) -> bytes:
+def script(
+    leader: Sequence[str],
+    command: Sequence[str],
+    env: Mapping[str, str],
+    working_dir: str | None,
+    opening: bytes = b"",
+) -> bytes:
     """The script that becomes the process. `leader` are the words that make it the leader of a group of its own.
+    `opening` are commands that come first; the path of the script itself is ``$3`` to them.
 
     The environment is set by ``env``, the last of `leader`, and not by the shell, which has variables of its own that
     cannot be set to everything. A first word with ``=`` would be taken for a variable by it, so a shell stands
@@ -66,7 +73,7 @@ def script(leader: Sequence[str], command: Sequence[str], env: Mapping[str, str]
     if b"=" in words[0]:
         words = [b"sh", b"-c", b'exec "$0" "$@"', *words]
     settings = [variable(name, "env") + b"=" + to_bytes(value, "env") for name, value in env.items()]
-    lines = [b"umask 022"]
+    lines = [b"umask 022", *([opening] if opening else [])]
     if working_dir is not None:
         lines.append(b"cd -- " + quote(to_bytes(working_dir, "working_dir")) + b" || exit 126; unset OLDPWD")
     lines.append(b"exec " + b" ".join(quote(word) for word in [*(word.encode() for word in leader), *settings, *words]))

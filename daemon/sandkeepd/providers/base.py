@@ -18,6 +18,7 @@ Errors
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct, field
@@ -149,8 +150,13 @@ class Instance(Protocol):
         """Wait until the sandbox itself is gone, and say why in a sentence, as far as that is known."""
         ...
 
-    async def run_command(self, command: Sequence[str], stdin: bytes | None = None) -> tuple[int | None, bytes, bytes]:
-        """Run a helper command to its end outside the record; answer exit code, stdout and stderr."""
+    async def run_command(
+        self, command: Sequence[str], stdin: bytes | None = None, *, working_dir: str | None = None
+    ) -> tuple[int | None, bytes, bytes]:
+        """Run a helper command to its end outside the record; answer exit code, stdout and stderr.
+
+        Cancelled, it is ended: by SIGTERM first, so that it can remove what it began.
+        """
         ...
 
     async def is_alive(self) -> bool:
@@ -192,6 +198,61 @@ class Terminals(Protocol):
     async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
         """Type bytes into the process's terminal, exactly these; with `eof` also its end-of-file character. Answers
         how many bytes were typed.
+        """
+        ...
+
+
+class CommandFailedError(Exception):
+    """A helper command failed: with its exit code, None when nobody saw it, and what it said on stderr."""
+
+    def __init__(self, exit_code: int | None, stderr: bytes) -> None:
+        super().__init__(exit_code, stderr)
+        self.exit_code = exit_code
+        self.stderr = stderr
+
+
+class PipedCommand(Protocol):
+    """A helper command inside a sandbox that is connected by pipes: one for its data, one by which it is directed.
+
+    What it says, in lines, was said inside the sandbox.
+    """
+
+    def take_data(self) -> int:
+        """The daemon's end of the data pipe, blocking, which the caller closes. It is the only one on its side."""
+        ...
+
+    async def expect(self, word: str) -> str:
+        """Wait for the command's next line, which must begin with `word`; answer the rest of it.
+
+        Raises `CommandFailedError` when it ends instead, or says something else.
+        """
+        ...
+
+    def tell(self, word: str) -> None:
+        """Direct the command."""
+        ...
+
+    def leave_alone(self) -> None:
+        """From now on it runs to its end, also when the daemon stops."""
+        ...
+
+    async def end(self) -> str:
+        """Wait until the command has ended well; answer the rest of what it said. Raises `CommandFailedError`."""
+        ...
+
+
+@runtime_checkable
+class Piping(Protocol):
+    """What an instance can do beyond `Instance` when streams can be led into the sandbox and out of it."""
+
+    def run_piped(
+        self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
+    ) -> AbstractAsyncContextManager[PipedCommand]:
+        """Run a helper command outside the record for the length of a block.
+
+        Descriptor 3 is its end of the data pipe: read from when data is `incoming`, else written to. Descriptor 4 is
+        where it reads what it is told; that ends when the daemon dies. It says ``ready`` first, on its stdout.
+        At the block's end it is ended by SIGTERM, if it has not ended before; it then removes what it began.
         """
         ...
 

@@ -1,0 +1,334 @@
+"""Files of sandboxes: read, written and listed by RPC; copied, whole trees of them, through pipes.
+
+All of it happens inside, as the sandbox's own user (see `keeper.files` and `keeper.copies`). Of a copy the daemon holds
+only the ends: it gives the caller a pipe, or serves one itself to a websocket, and says when what came in counts.
+
+A copy into a sandbox has a carrier, a task in the nursery of its sandbox, because making it effective must go on when
+the caller has gone. Until then it is the caller who keeps it alive.
+"""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from hashlib import sha256
+from typing import Final, TypeVar
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import trio
+
+from sandkeep import events
+from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
+from sandkeep.events import Meta
+from sandkeep.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
+from sandkeep.model import Copied, DirectoryList, FileContent, FileWritten
+from sandkeep_store.codec import CODEC
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+from sandkeepd.keeper import copies, files
+from sandkeepd.keeper.copies import Copy, Extent, Form
+from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
+
+T = TypeVar("T")
+
+REASON_PATIENCE_S: Final = 1.0
+"""How long it may take until it is known why a sandbox ended in the middle of a call."""
+
+STREAM: Final = "files"
+"""What the streams of these events are called, after the sandbox: that one's own waits for what ends it."""
+
+
+class Incoming:
+    """A copy that is coming into a sandbox. It is undone unless it is committed.
+
+    `take_data` answers the end of the pipe that the archive is written to, blocking and with nobody else's hands on it:
+    the caller closes it, and that is the archive's end.
+    """
+
+    def __init__(self) -> None:
+        self._scope = trio.CancelScope()
+        self._opened = trio.Event()
+        self._confirmed = trio.Event()
+        self._finished = trio.Event()
+        self._meta = Meta()
+        self._sha256: str | None = None
+        self._data = -1
+        self._outcome: Copied | SandkeepError | None = None
+
+    def take_data(self) -> int:
+        """The writing end of the pipe, which is the caller's from now on."""
+        data, self._data = self._data, -1
+        return data
+
+    async def commit(self, meta: Meta, *, sha256: str | None = None) -> Copied:
+        """Make the copy effective as soon as all of it has arrived, and answer what it was. From now on that happens
+        whatever becomes of the caller. `sha256` is for the record.
+
+        Raises `conflict` (a file where a directory is, or the reverse; nothing was changed then), `disk_limit`,
+        `permission_denied`, `invalid` for what is no archive.
+        """
+        if not self._confirmed.is_set():
+            self._meta, self._sha256 = meta, sha256
+            self._confirmed.set()
+        return await self.result()
+
+    async def result(self) -> Copied:
+        """Wait until the copy was committed and is effective, or has failed."""
+        await self._finished.wait()
+        if isinstance(self._outcome, Copied):
+            return self._outcome
+        raise self._outcome or StateError("not_ready", "the sandbox ended, or the daemon stopped, during the copy")
+
+    async def opened(self) -> None:
+        """Wait until the sandbox takes data. Raises what it failed with."""
+        await self._opened.wait()
+        if self._finished.is_set():
+            await self.result()
+
+    async def leave(self) -> None:
+        """The caller does not stay. What was not committed is undone when this returns."""
+        if self._data >= 0:
+            os.close(self.take_data())
+        if not self._confirmed.is_set():
+            self._scope.cancel()
+            with trio.CancelScope(shield=True):
+                await self._finished.wait()
+
+    async def carry(self, copy: Copy, record: Callable[[Extent, Meta, str | None], Awaitable[Copied]]) -> None:
+        """Wait for the archive and for the caller's word, and make it effective."""
+        self._data = copy.take_data()
+        self._opened.set()
+        await copy.staged()
+        await self._confirmed.wait()
+        extent = await copy.commit()
+        self._outcome = await record(extent, self._meta, self._sha256)
+
+    async def run(self, carry: Callable[["Incoming"], Awaitable[None]]) -> None:
+        """Carry the copy to its end, whatever that is."""
+        try:
+            with self._scope:
+                await carry(self)
+        except SandkeepError as error:
+            self._outcome = error
+        finally:
+            self._finished.set()
+            self._opened.set()
+
+
+class Outgoing:
+    """A copy that is leaving a sandbox. `take_data` answers the end of the pipe that the archive is read from."""
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self.take_data = copy.take_data
+
+    async def result(self) -> Copied:
+        """Wait until the whole archive was written, and read. Only then it is certain that nothing is missing."""
+        return _copied(await self._copy.done())
+
+
+class Files:
+    """The handlers of ``sandbox.read_file``, ``write_file``, ``list_dir`` and ``copy_*``."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+        self._transfers: dict[tuple[str, str], Incoming] = {}
+
+    # -- single files -------------------------------------------------------------------------------------------------
+
+    async def read_file(self, request: Request[FileRead]) -> FileContent:
+        """Read a piece of a file."""
+        query = request.params
+        path = path_of(query)
+        runtime = await self._reach(query.sandbox_id)
+        piece = files.read_piece(runtime.instance, path, query.offset, query.max_bytes)
+        return await self._explained(runtime, piece)
+
+    async def list_dir(self, request: Request[DirectoryQuery]) -> DirectoryList:
+        """List the files of a directory."""
+        query = request.params
+        path = path_of(query)
+        after = unquote_to_bytes(query.after or "")
+        runtime = await self._reach(query.sandbox_id)
+        found = await self._explained(runtime, files.list_directory(runtime.instance, path, after, query.limit))
+        following = None if found.last is None else quote_from_bytes(found.last, safe=" ")
+        return DirectoryList(entries=found.entries, next=following)
+
+    async def write_file(self, request: Request[FileWrite]) -> FileWritten:
+        """Write a file whole."""
+        command = request.params
+        path = path_of(command)
+        runtime = await self._reach(command.sandbox_id)
+        self._require_record()
+        writing = files.write_whole(runtime.instance, path, command.data, mode=command.mode, parents=command.parents)
+        await self._explained(runtime, writing)
+        digest = await trio.to_thread.run_sync(lambda: sha256(command.data).hexdigest())
+        event = events.SandboxFileWritten(path=plain(path), kind="file", size_bytes=len(command.data), sha256=digest)
+        await self._record(command.sandbox_id, event, request.meta)
+        return FileWritten(path=event.path, size_bytes=event.size_bytes, sha256=digest)
+
+    async def written_before(self, request: Request[FileWrite], first: Recorded) -> FileWritten:
+        """The answer to a command that was given before."""
+        event = _event_of(first)
+        same = sha256(request.params.data).hexdigest() == event.sha256 and event.path == plain(path_of(request.params))
+        if not same:
+            words = f"command_id {request.command_id!r} was given with another file: use a new one"
+            raise StateError("conflict", words, command_id=request.command_id)
+        return FileWritten(path=event.path, size_bytes=event.size_bytes, sha256=event.sha256 or "")
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    async def copy_out(self, request: Request[CopyOut]) -> Copied:
+        """Give the caller the end of a pipe from which an archive is read, and wait until that has ended."""
+        query = request.params
+        form: Form = "contents" if query.contents else "whole"
+        async with self.send(query.sandbox_id, path_of(query), form=form) as outgoing:
+            await _give(request, outgoing.take_data())
+            return await outgoing.result()
+
+    async def copy_in(self, request: Request[CopyIn]) -> Copied:
+        """Give the caller the end of a pipe to which an archive is written, and wait for `copy_commit`."""
+        query = request.params
+        key = (query.sandbox_id, query.transfer_id)
+        form: Form = "contents" if query.contents else "whole"
+        async with self.receive(query.sandbox_id, path_of(query), form=form) as incoming:
+            if key in self._transfers:
+                words = f"transfer_id {query.transfer_id!r} is in use: give each copy a new one"
+                raise StateError("conflict", words, transfer_id=query.transfer_id)
+            self._transfers[key] = incoming
+            try:
+                await _give(request, incoming.take_data())
+                return await incoming.result()
+            finally:
+                del self._transfers[key]
+
+    async def copy_commit(self, request: Request[CopyCommit]) -> Copied:
+        """Make a copy effective that is complete, as only the caller can know."""
+        command = request.params
+        incoming = self._transfers.get((command.sandbox_id, command.transfer_id))
+        if incoming is None:
+            words = (
+                f"there is no copy {command.transfer_id!r} under way: it failed, or its caller went away; begin anew"
+            )
+            raise CallerError("not_found", words, transfer_id=command.transfer_id)
+        return await incoming.commit(request.meta)
+
+    async def committed_before(self, request: Request[CopyCommit], first: Recorded) -> Copied:  # noqa: ARG002
+        """The answer to a command that was given before."""
+        event = _event_of(first)
+        return Copied(path=event.path, files=event.files, size_bytes=event.size_bytes)
+
+    @asynccontextmanager
+    async def send(self, sandbox_id: str, path: str, *, form: Form) -> AsyncIterator[Outgoing]:
+        """Copy a file or tree out of a sandbox, for the length of a block. See `Outgoing`.
+
+        `path` begins at the sandbox's working directory unless it is absolute; bytes that are no UTF-8 are in it as
+        surrogates. Raises `not_found`, `permission_denied`, `invalid`, `not_ready`.
+        """
+        runtime = await self._reach(sandbox_id)
+        async with self._explaining(runtime), copies.copying(runtime.instance, path, incoming=False, form=form) as copy:
+            outgoing = Outgoing(copy)
+            try:
+                yield outgoing
+            finally:
+                left = outgoing.take_data()
+                if left >= 0:
+                    os.close(left)
+
+    @asynccontextmanager
+    async def receive(self, sandbox_id: str, path: str, *, form: Form) -> AsyncIterator[Incoming]:
+        """Copy a file or tree into a sandbox, for the length of a block. See `Incoming`, and `send` for `path`."""
+        runtime = await self._reach(sandbox_id)
+        self._require_record()
+        incoming = Incoming()
+        work = partial(incoming.run, partial(self._carry, runtime, path, form))
+        if not start_in(runtime, work, self._core, f"copy into {sandbox_id}"):
+            raise StateError("not_ready", f"sandbox {sandbox_id} is being ended", sandbox_id=sandbox_id)
+        async with self._explaining(runtime):
+            try:
+                await incoming.opened()
+                yield incoming
+            finally:
+                await incoming.leave()
+
+    async def _carry(self, runtime: Runtime, path: str, form: Form, incoming: Incoming) -> None:
+        record = partial(self._record_copy, runtime.instance.sandbox_id)
+        async with copies.copying(runtime.instance, path, incoming=True, form=form) as copy:
+            await incoming.carry(copy, record)
+
+    async def _record_copy(self, sandbox_id: str, extent: Extent, meta: Meta, digest: str | None) -> Copied:
+        event = events.SandboxFileWritten(
+            path=extent.path, kind=extent.kind, size_bytes=extent.size_bytes, files=extent.files, sha256=digest
+        )
+        await self._record(sandbox_id, event, meta)
+        return _copied(extent)
+
+    # -- what they share ----------------------------------------------------------------------------------------------
+
+    async def _reach(self, sandbox_id: str) -> Runtime:
+        return await self._sandboxes.runtime(decide.sandbox(self._core.state, sandbox_id))
+
+    def _require_record(self) -> None:
+        """Refuse, before anything happens, what could not be put on record."""
+        if self._core.problems:
+            raise DaemonError("storage_unavailable", self._core.problems[0])
+
+    async def _record(self, sandbox_id: str, event: events.SandboxFileWritten, meta: Meta) -> None:
+        await self._core.intend(NewEvent(f"{sandbox_id}/{STREAM}", event, sandbox_id), meta)
+
+    async def _explained(self, runtime: Runtime, work: Awaitable[T]) -> T:
+        async with self._explaining(runtime):
+            return await work
+
+    @asynccontextmanager
+    async def _explaining(self, runtime: Runtime) -> AsyncIterator[None]:
+        """A sandbox that ended in the middle may have done so because its disk was used up; that is told then."""
+        try:
+            yield
+        except StateError as error:
+            if error.code == "not_ready":
+                await self._raise_if_full(runtime)
+            raise
+
+    async def _raise_if_full(self, runtime: Runtime) -> None:
+        with trio.move_on_after(REASON_PATIENCE_S):
+            why = await runtime.instance.ended()
+            if why.startswith("disk_limit"):
+                words = "the sandbox used up its disk and was ended: create another, with a larger --disk"
+                raise ProviderError("disk_limit", words, sandbox_id=runtime.instance.sandbox_id)
+
+
+async def _give(request: Request[CopyIn] | Request[CopyOut], descriptor: int) -> None:
+    """Hand a descriptor over: the caller then has the only one."""
+    try:
+        await request.give([descriptor])
+    finally:
+        os.close(descriptor)
+
+
+def path_of(params: FileRead | FileWrite | DirectoryQuery | CopyIn | CopyOut) -> str:
+    """The path that was given in one of two ways; bytes that are no UTF-8 are in it as surrogates. Raises `invalid`."""
+    if (params.path is None) == (params.path_bytes is None):
+        raise CallerError("invalid", "path: give either path or path_bytes", field="path")
+    path = params.path if params.path is not None else (params.path_bytes or b"").decode("utf-8", "surrogateescape")
+    if "\0" in path:
+        raise CallerError("invalid", "path_bytes: no path has a NUL in it", field="path_bytes")
+    return path
+
+
+def plain(path: str) -> str:
+    """A path as it can be told in JSON."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _copied(extent: Extent) -> Copied:
+    return Copied(path=extent.path, files=extent.files, size_bytes=extent.size_bytes)
+
+
+def _event_of(first: Recorded) -> events.SandboxFileWritten:
+    event = CODEC.decode(first.position, first.type, first.version, first.data)
+    assert isinstance(event, events.SandboxFileWritten)
+    return event

@@ -1,0 +1,106 @@
+"""Copies into a sandbox and out of it, as tar streams between a caller and a script that runs inside.
+
+The daemon is not in the way of the bytes: it hands over a pipe's end, hears from the script what became of the copy,
+and tells it whether it counts. See `copy.sh` for what is said.
+"""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final, Literal
+
+from msgspec import Struct
+
+from sandkeep.errors import SetupError
+from sandkeep.ids import new_id
+from sandkeepd.keeper.failure import failure
+from sandkeepd.keeper.files import start_of
+from sandkeepd.keeper.pipes import HELPER
+from sandkeepd.providers.base import CommandFailedError, Instance, PipedCommand, Piping
+
+
+def _script() -> str:
+    with open(os.path.join(os.path.dirname(__file__), "copy.sh"), encoding="utf-8") as file:
+        return file.read()
+
+
+_SCRIPT: Final = _script()
+
+
+Form = Literal["whole", "contents", "bytes"]
+"""What the stream is: an archive of one file or tree under its name, an archive of what is in a directory, or no
+archive but one file's own bytes.
+"""
+
+
+class Extent(Struct, frozen=True, kw_only=True):
+    """What was copied: ``file`` or ``tree``, how many entries it has, and the bytes of the files among them.
+
+    `path` is where it lies in the sandbox.
+    """
+
+    kind: Literal["file", "tree"]
+    files: int
+    size_bytes: int
+    path: str = ""
+
+
+class Copy:
+    """A copy under way. `take_data` answers the daemon's end of the tar stream, which the caller closes."""
+
+    def __init__(self, command: PipedCommand, path: str) -> None:
+        self._command = command
+        self._path = path
+        self.take_data = command.take_data
+
+    async def staged(self) -> Extent:
+        """Wait until the whole stream is in the sandbox, beside its target. Raises what it failed with."""
+        with self._translated():
+            told = await self._command.expect("staged")
+        return self._extent(told)
+
+    async def commit(self) -> Extent:
+        """Make what is staged effective; from here on that happens, whoever waits for it."""
+        self._command.leave_alone()
+        self._command.tell("commit")
+        return await self.done()
+
+    async def done(self) -> Extent:
+        """Wait for the end of the copy. Raises what it failed with."""
+        with self._translated():
+            word, _, told = (await self._command.end()).partition(" ")
+        return self._extent(told if word == "done" else "")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except CommandFailedError as error:
+            raise failure(error.stderr, error.exit_code, self._path) from None
+
+    def _extent(self, told: str) -> Extent:
+        kind, files, size, path = (*told.split(" ", 3), "", "", "", "")[:4]
+        if kind not in ("file", "tree") or not _is_count(files) or not _is_count(size):
+            raise failure(b"the sandbox told nonsense about the copy", 1, self._path)
+        return Extent(kind="file" if kind == "file" else "tree", files=int(files), size_bytes=int(size), path=path)
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
+
+
+@asynccontextmanager
+async def copying(instance: Instance, path: str, *, incoming: bool, form: Form) -> AsyncIterator[Copy]:
+    """Begin a copy to or from `path`, for the length of a block.
+
+    Leaving the block without a commit undoes what came in.
+    """
+    if not isinstance(instance, Piping):
+        raise SetupError("not_supported", "this sandbox's provider cannot copy files yet")
+    command = ["sh", "-c", _SCRIPT, "sh", "receive" if incoming else "send", path]
+    command += [form, new_id(HELPER)]
+    try:
+        async with instance.run_piped(command, incoming=incoming, working_dir=start_of(path)) as piped:
+            yield Copy(piped, path)
+    except CommandFailedError as error:
+        raise failure(error.stderr, error.exit_code, path) from None

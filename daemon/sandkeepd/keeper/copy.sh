@@ -1,0 +1,174 @@
+# Copies between a sandbox and the world, as streams.   sh -c THIS sh send|receive PATH whole|contents|bytes TOKEN
+#
+# It runs inside, as the sandbox's own user. Descriptor 3 is the stream, 4 is where it is told what to do. What it says:
+#   ready                       both are open
+#   staged KIND FILES BYTES     receive: all has arrived beside its target. `commit` makes it effective, all else undoes it
+#   done KIND FILES BYTES PATH  the end; PATH is the rest, and has no newline after it
+# `whole` streams are archives of one file or tree, under its name; streams of `contents`, archives of what is in a
+# directory; streams of `bytes` are no archives, but one file's own content.
+export LC_ALL=C
+unset TAR_OPTIONS POSIXLY_CORRECT
+echo ready
+case $2 in /*) path=$2 ;; *) path=./$2 ;; esac
+what=$3 stage=''
+case $path in */ | */. | */..) directory=1 ;; *) directory='' ;; esac
+
+refuse() {
+	printf '%s\n' "$1" >&2
+	exit 1
+}
+
+exists() { [ -e "$1" ] || [ -L "$1" ]; }
+is_tree() { [ -d "$1" ] && ! [ -L "$1" ]; }
+gnu_tar() { case $(tar --version 2>&1) in *GNU*) ;; *) return 1 ;; esac; }
+
+# Counts the entries below a path, itself included, and the bytes of the regular files among them.
+measure() {
+	files=0 bytes=0 kind=file
+	is_tree "$1" && kind=tree
+	for entry in $(find "$1" -exec stat -c '%f:%s' -- {} + 2>/dev/null); do
+		files=$((files + 1))
+		case $entry in 8*) bytes=$((bytes + ${entry#*:})) ;; esac
+	done
+}
+
+send() {
+	exists "$path" || refuse 'No such file or directory'
+	if [ "$what" = bytes ]; then
+		[ -f "$path" ] || refuse 'Is not a regular file'
+		cat -- "$path" >&3 || exit 1
+		exec 3>&-
+		measure "$path"
+		printf 'done %s %s %s %s' "$kind" "$files" "$bytes" "$path"
+		return
+	fi
+	if [ "$what$directory" != whole ]; then
+		[ -d "$path" ] || refuse 'Not a directory'
+		cd -P -- "$path" || refuse 'Permission denied'
+		full=$PWD name=.
+		if [ "$what" = whole ]; then
+			[ "$full" != / ] || refuse 'Invalid argument: the root directory has no name: copy its contents'
+			name=./${full##*/}
+			cd .. || refuse 'Permission denied'
+		fi
+	else
+		name=./${path##*/} full=${path%/*}
+		cd -P -- "$full/" || refuse 'Permission denied'
+		full=${PWD%/}/${path##*/}
+	fi
+	if gnu_tar; then
+		tar --create --file=- --format=gnu --sparse --numeric-owner --blocking-factor=128 --no-unquote "$name" >&3
+	else
+		tar -cf - "$name" >&3
+	fi
+	case $? in 0 | 1) ;; *) exit 1 ;; esac # 1: a file changed while it was read
+	exec 3>&-
+	measure "$name"
+	printf 'done %s %s %s %s' "$kind" "$files" "$bytes" "$full"
+}
+
+undo() {
+	[ -z "$stage" ] || rm -rf -- "$stage" 2>&5 && return
+	find "$stage" -type d ! -perm -700 -exec chmod u+rwx {} \; 2>&5
+	rm -rf -- "$stage"
+}
+
+unpack() {
+	if [ "$what" = bytes ]; then
+		[ ! -d "$full" ] && [ -z "$directory" ] || refuse 'Is not a regular file'
+		cat <&3 >"$stage/tree/${full##*/}" || return
+		[ ! -e "$full" ] || chmod "$(stat -c %a -- "$full")" -- "$stage/tree/${full##*/}"
+	elif gnu_tar; then
+		tar --extract --file=- --preserve-permissions --no-same-owner --numeric-owner --warning=no-timestamp \
+			--blocking-factor=128 --directory="$stage/tree" <&3
+	else
+		tar -xof - -C "$stage/tree" <&3
+	fi
+}
+
+# The one entry of a whole: what arrived under any other number of names was not made by us.
+only_entry() {
+	top=''
+	for entry in "$stage"/tree/* "$stage"/tree/.[!.]* "$stage"/tree/..?*; do
+		exists "$entry" || continue
+		[ -z "$top" ] || refuse 'Invalid argument: the archive holds more than one file or tree at its top'
+		top=$entry
+	done
+	[ -n "$top" ] || refuse 'Invalid argument: the archive is empty'
+}
+
+# Says what is in the way of merging $top into $dest, if anything is.
+obstacle() {
+	cd -- "$top" && find . -exec sh -c '
+		for entry do
+			there=$0/$entry
+			if [ -d "$entry" ] && ! [ -L "$entry" ]; then
+				if [ -d "$there" ] && ! [ -L "$there" ]; then
+					[ -w "$there" ] || { echo "Permission denied: $there"; exit; }
+				elif [ -e "$there" ] || [ -L "$there" ]; then
+					echo "Conflict: ${there} is there, and is not a directory"
+					exit
+				fi
+			elif [ -d "$there" ] && ! [ -L "$there" ]; then
+				echo "Conflict: $there is there, and is a directory"
+				exit
+			fi
+		done' "$dest" {} +
+}
+
+# Each file is linked under a passing name and renamed over what is there, so nobody sees half of one.
+merge() {
+	found=$(obstacle) || exit 1
+	[ -z "$found" ] || refuse "$found"
+	mode=$(stat -c %a -- "$dest")
+	cp -alfT -- "$top" "$dest" || exit 1
+	chmod "$mode" -- "$dest"
+}
+
+# A directory is moved only by who may write to it.
+move_tree() {
+	mode=''
+	[ -w "$top" ] || { mode=$(stat -c %a -- "$top") && chmod u+w -- "$top"; }
+	mv -T -- "$top" "$dest" || return
+	[ -z "$mode" ] || chmod "$mode" -- "$dest"
+}
+
+make_effective() {
+	if [ "$what" = whole ] && [ -d "$full" ]; then dest=${full%/}/${top##*/}; else dest=$full; fi
+	if is_tree "$top"; then
+		exists "$dest" || move_tree || is_tree "$dest" || exit 1
+		is_tree "$top" || return 0 # it was moved
+		is_tree "$dest" || refuse "Conflict: $dest is there, and is not a directory"
+		merge
+	else
+		is_tree "$dest" && refuse "Conflict: $dest is there, and is a directory"
+		[ -z "$directory" ] || [ -d "$full" ] || refuse 'No such file or directory'
+		mv -fT -- "$top" "$dest" || exit 1
+	fi
+}
+
+receive() {
+	full=$(readlink -f -- "$path" && echo x) && full=${full%??} || refuse 'No such file or directory'
+	if [ -d "$full" ]; then beside=$full; else beside=${full%/*}; fi
+	[ -d "$beside/" ] || refuse 'No such file or directory'
+	[ "$what" = whole ] || [ -d "$full" ] || ! exists "$full" || refuse 'Not a directory'
+	stage=${beside%/}/.sandkeep-$1
+	mkdir -m 700 -- "$stage" || { stage='' && exit 1; }
+	mkdir -m 755 -- "$stage/tree" || exit 1
+	unpack || { [ $? -ne 153 ] || echo 'File too large' >&2; exit 1; }
+	cat <&3 >&5 # nothing is complete before the sender has closed its end
+	top=$stage/tree
+	[ "$what" = contents ] || only_entry
+	measure "$top"
+	echo "staged $kind $files $bytes"
+	IFS= read -r word <&4 && [ "$word" = commit ] || exit 1
+	trap '' INT TERM HUP
+	make_effective
+	printf 'done %s %s %s %s' "$kind" "$files" "$bytes" "$dest"
+}
+
+exec 5>/dev/null
+trap undo EXIT
+trap 'exit 1' INT TERM HUP
+command -v tar >&5 || refuse 'Not supported: there is no tar in the sandbox'
+"$1" "$4"

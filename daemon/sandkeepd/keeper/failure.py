@@ -1,0 +1,51 @@
+"""What the commands that run inside say when they fail, as errors for callers."""
+
+import os
+from typing import Final
+
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+
+
+def shown(path: str) -> str:
+    """A path as it is told in a sentence."""
+    return repr(os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
+_MEANINGS: Final = (
+    ("conflict:", "conflict", ""),
+    ("no space left", "disk_limit", "the sandbox's disk is full"),
+    ("disk quota", "disk_limit", "the sandbox's disk is full"),
+    ("file too large", "disk_limit", "it is larger than a file in the sandbox may be"),
+    ("is not a regular file", "invalid", "it is not a regular file"),
+    ("invalid argument:", "invalid", ""),
+    ("permission denied", "permission_denied", "the sandbox's user may not do that"),
+    ("operation not permitted", "permission_denied", "the sandbox's user may not do that"),
+    ("read-only", "permission_denied", "it cannot be written to there"),
+    ("not supported:", "not_supported", ""),
+    ("unknown typeflag", "not_supported", "the sandbox's tar cannot unpack sparse files: put GNU tar into its image"),
+    ("not a directory", "not_found", "there is no such directory in the sandbox"),
+    ("no such file", "not_found", "there is no such file in the sandbox"),
+    ("nonexistent", "not_found", "there is no such file in the sandbox"),
+    ("can't cd to", "not_found", "the sandbox's working directory is gone: give an absolute path"),
+    ("name too long", "invalid", "the path is too long"),
+    ("too many levels", "invalid", "its links lead in a circle"),
+)
+_CLASSES: Final[dict[str, type[SandkeepError]]] = {
+    "conflict": StateError, "disk_limit": ProviderError, "invalid": CallerError, "permission_denied": CallerError,
+    "not_supported": SetupError, "not_found": CallerError,
+}  # fmt: skip
+
+
+def failure(stderr: bytes, exit_code: int | None, path: str) -> SandkeepError:
+    """The error of a helper command that did not do what it should with `path`, from the first thing that it said."""
+    said = stderr.decode("utf-8", "backslashreplace").strip()
+    for line in said.splitlines():
+        for words, code, meaning in _MEANINGS:
+            if words in line.lower():
+                why = meaning or line[len(words) :].strip()
+                told = "" if line.lower().startswith(words) else f" ({line[:300]})"
+                return _CLASSES[code](code, f"{shown(path)}: {why}{told if meaning else ''}", field="path")
+    if exit_code is None:
+        return StateError("not_ready", f"{shown(path)}: the sandbox ended meanwhile, or its command was killed in it")
+    words = f"{shown(path)} could not be read or written: {said[:300] or f'exit code {exit_code}'}"
+    return ProviderError("provider_unavailable", words)

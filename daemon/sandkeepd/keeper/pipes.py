@@ -1,0 +1,178 @@
+"""Pipes into a sandbox and out of it, for helper commands that move more than fits into a journal.
+
+A pipe is a FIFO in `in/`, which both sides can open by name; the name goes as soon as they have. Neither side may take
+the other's being late for an end of file, or wait for one that has died. So each holds the FIFO open in both
+directions while it opens its own end: the daemon until the command has said that it is ready, the command for the
+moment of opening.
+"""
+
+import fcntl
+import os
+import re
+import stat
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from sandkeep.errors import DaemonError
+from sandkeepd.providers.base import CommandFailedError, Instance
+
+HELPER: Final = "hlp"
+"""The prefix of the ids of helper commands, by which a later daemon knows what was left behind."""
+
+DATA: Final = ".data"
+CONTROL: Final = ".control"
+ENDS: Final = (DATA, CONTROL)
+
+PIPE_BYTES: Final = 1024 * 1024
+MAX_LINE_BYTES: Final = 16 * 1024
+MAX_STDERR_BYTES: Final = 64 * 1024
+_NO_OFFSET: Final = 2**62
+
+_LEFT: Final = re.compile(rf"({HELPER}_[0-9a-z]+)(\.\w+)?")
+
+# The first opening of each waits for nobody, as it has both directions; the second is the one that stays. What is in
+# $3 is the path of the script that this stands in.
+_OPENING: Final = b"""\
+exec 5<>"$3.data" && exec 3%s"$3.data" 5>&- || exit 125
+exec 5<>"$3.control" && exec 4<"$3.control" 5>&- || exit 125"""
+
+
+class Ends:
+    """The FIFOs of one command, for the length of a block. What a command was given stays when the block ends."""
+
+    def __init__(self, in_dir: str, process_id: str, owner: tuple[int, int] | None) -> None:
+        self._path = f"{in_dir}/{process_id}"
+        self._owner = owner
+        self._held: list[int] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for end in ENDS:
+                self._make(self._path + end)
+        except OSError as error:
+            self.let_go()
+            raise DaemonError(
+                "storage_unavailable", f"the state directory cannot be written: {error.strerror}"
+            ) from None
+        return self
+
+    def _make(self, path: str) -> None:
+        os.mkfifo(path, 0o600)
+        if self._owner:
+            os.chown(path, *self._owner)
+        self._held.append(_open(path, os.O_RDWR | os.O_NONBLOCK))
+
+    def opening(self, *, incoming: bool) -> bytes:
+        """The commands by which the sandbox's side opens its ends."""
+        return _OPENING % (b"<" if incoming else b">")
+
+    def data(self, *, incoming: bool) -> int:
+        """The daemon's end of the data, with room for much at once. Blocking: whoever is given it expects that."""
+        fd = _open(self._path + DATA, os.O_WRONLY if incoming else os.O_RDONLY)
+        with suppress(OSError):  # a user may have only so much; what is smaller serves, too
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        return fd
+
+    def control(self) -> int:
+        """The daemon's end of what the command is told."""
+        return _open(self._path + CONTROL, os.O_WRONLY | os.O_NONBLOCK)
+
+    def let_go(self) -> None:
+        """Both sides have opened their ends, or never will."""
+        while self._held:
+            os.close(self._held.pop())
+        for end in ENDS:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path + end)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.let_go()
+
+
+class Piped:
+    """A helper command that runs. See `providers.base.PipedCommand`."""
+
+    def __init__(self, instance: Instance, process_id: str, data: int, control: int) -> None:
+        self._instance = instance
+        self._process_id = process_id
+        self._data = data
+        self._control = control
+        self._offset = 0
+        self.left_alone = False
+
+    def take_data(self) -> int:
+        """See `PipedCommand.take_data`."""
+        data, self._data = self._data, -1
+        return data
+
+    async def expect(self, word: str) -> str:
+        """See `PipedCommand.expect`."""
+        line = await self._hear()
+        if line is None:
+            await self.end()
+        first, _, rest = (line or "").partition(" ")
+        if first != word:
+            raise self._failure(None, f"the helper command did not say {word!r}")
+        return rest
+
+    async def _hear(self) -> str | None:
+        """The command's next line; None when it has ended without."""
+        instance, process_id = self._instance, self._process_id
+        while True:
+            ended = instance.exit_of(process_id)
+            said = instance.read(process_id, "stdout", self._offset, MAX_LINE_BYTES).data
+            line, newline, _ = said.partition(b"\n")
+            if newline:
+                self._offset += len(line) + 1
+                return line.decode("utf-8", "backslashreplace")
+            if ended:
+                return None
+            if len(said) == MAX_LINE_BYTES:
+                return ""
+            await instance.wait_output(process_id, self._offset + len(said), _NO_OFFSET)
+
+    def tell(self, word: str) -> None:
+        """See `PipedCommand.tell`. A command that is not there any more hears nothing."""
+        with suppress(BrokenPipeError, BlockingIOError):  # the code inside can have filled it
+            os.write(self._control, word.encode() + b"\n")
+
+    def leave_alone(self) -> None:
+        """See `PipedCommand.leave_alone`."""
+        self.left_alone = True
+
+    async def end(self) -> str:
+        """See `PipedCommand.end`."""
+        ended = await self._instance.wait(self._process_id)
+        if ended.exit_code != 0:
+            raise self._failure(ended.exit_code, ended.message)
+        rest = self._instance.read(self._process_id, "stdout", self._offset, MAX_LINE_BYTES).data
+        return rest.decode("utf-8", "backslashreplace")
+
+    def _failure(self, exit_code: int | None, message: str | None) -> CommandFailedError:
+        said = self._instance.read(self._process_id, "stderr", 0, MAX_STDERR_BYTES).data
+        return CommandFailedError(exit_code, said or (message or "").encode())
+
+    def close(self) -> None:
+        """Let go of the pipes."""
+        for fd in (self._data, self._control):
+            if fd >= 0:
+                os.close(fd)
+        self._data = self._control = -1
+
+
+def left_behind(in_dir: str) -> list[str]:
+    """The helper commands of which there is something in a directory that the code inside cannot write."""
+    found = (_LEFT.fullmatch(name) for name in os.listdir(in_dir))
+    return sorted({match[1] for match in found if match})
+
+
+def _open(path: str, mode: int) -> int:
+    """Open a FIFO of ours, which is there and held open, so that nothing is waited for."""
+    fd = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(f"{path} is not a FIFO")
