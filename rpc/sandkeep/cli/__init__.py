@@ -21,13 +21,13 @@ BROKEN_PIPE: Final = 141
 
 EXIT_CODES: Final[dict[int | str, str]] = {
     0: "It was done.",
-    REFUSED: "It was refused or failed, and stderr says why; or what was checked is not well.",
+    REFUSED: "It was refused or failed; or what was checked is not well.",
     WRONG_USAGE: "The command line makes no sense.",
-    TIMED_OUT: "From exec, run, shell and wait: the time was up.",
-    OWN_FAILURE: "From exec, run, shell, attach and wait: Sandkeep failed, not the command.",
+    TIMED_OUT: "The time was up (exec, run, shell, wait).",
+    OWN_FAILURE: "Sandkeep itself failed (exec, run, shell, attach, wait).",
     INTERRUPTED: "It was interrupted.",
     BROKEN_PIPE: "Whoever read the output has gone.",
-    "any": "From exec, run, shell, attach and wait: the process's own code; 128 + n when signal n ended it.",
+    "any": "The process's own; 128 + n of signal n (exec, run, shell, attach, wait).",
 }
 """What a code that the command exits with means, for the help and the manual."""
 

@@ -5,7 +5,7 @@ import os
 import click
 
 from sandkeep.cli.options import DIRECTORY, IMAGE, PROVIDER, Frontend, command, common, given, label_option
-from sandkeep.cli.output import Column, age, cut_middle, facts, json_line, note, size, status, table
+from sandkeep.cli.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.progress import progress
 from sandkeep.model import Image
 
@@ -68,7 +68,7 @@ def get(front: Frontend, image: str) -> None:
             ("status", found.status),
             ("provider", found.provider),
             ("source", found.source),
-            ("created", found.created_at),
+            ("created", when(found.created_at)),
             ("size", f"{size(found.size_bytes)} in {found.file_count} files"),
             ("digest", found.digest),
             ("labels", ", ".join(f"{key}={value}" for key, value in found.labels.items())),

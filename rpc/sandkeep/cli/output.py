@@ -16,7 +16,7 @@ from sandkeep.cli.layout import width as columns_of
 
 __all__ = [
     "Column", "age", "colour", "cut", "cut_middle", "facts", "has_colour", "identifier", "json_line", "moment", "note",
-    "paint", "plain", "size", "span", "status", "status_colour", "table", "terminal_width", "wrap",
+    "paint", "plain", "size", "span", "status", "status_colour", "table", "terminal_width", "when", "wrap",
 ]  # fmt: skip
 
 WIDTH: Final = 80
@@ -79,30 +79,51 @@ def json_line(value: Any) -> None:
 def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under titles, made to fit the terminal. A last column that is only a title may be cut anywhere.
 
-    Where there is not even room for what cannot be cut, the first cell of a row has a line of its own.
+    Where there is not even room for what cannot be cut, the first column becomes headings over the others.
     """
     *first, last = columns
     known = [column if isinstance(column, Column) else Column(column) for column in first]
-    known.append(last if isinstance(last, Column) else Column(last, least=8))
+    known.append(last if isinstance(last, Column) else Column(last, least=12))
     cells = [[plain(cell) for cell in row] for row in rows]
     room = terminal_width()
     shown = fit(known, cells, room)
-    folded = room is not None and taken(shown) > room
-    _print_row([paint(pad(column.title, wanted), "bold") for column, _, wanted in shown], folded)
-    for row in cells:
-        _print_row([_cell(column, row[index], wanted) for column, index, wanted in shown], folded)
+    if room is None or taken(shown) <= room:
+        return _print_rows(shown, cells)
+    return _print_groups(known, cells, room)
+
+
+def _print_rows(shown: list[tuple[Column, int, int]], rows: list[list[str]]) -> None:
+    print(_titles(shown))
+    for row in rows:
+        print(_line(shown, row))
+
+
+def _print_groups(columns: list[Column], rows: list[list[str]], room: int) -> None:
+    """Print the first cell of rows once for all that follow each other, and their other cells below it."""
+    rest = [row[1:] for row in rows]
+    *others, last = columns[1:]
+    shown = fit([*others, last if last.least is None else last._replace(least=1)], rest, room - GAP)
+    print(paint(columns[0].title, "bold"))
+    print(" " * GAP + _titles(shown))
+    above = None
+    for (first, *_), row in zip(rows, rest, strict=True):
+        if first != above:
+            print(first)
+        print(" " * GAP + _line(shown, row))
+        above = first
+
+
+def _titles(shown: list[tuple[Column, int, int]]) -> str:
+    return (" " * GAP).join(paint(pad(column.title, wanted), "bold") for column, _, wanted in shown).rstrip()
+
+
+def _line(shown: list[tuple[Column, int, int]], row: list[str]) -> str:
+    return (" " * GAP).join(_cell(column, row[index], wanted) for column, index, wanted in shown).rstrip()
 
 
 def _cell(column: Column, text: str, wanted: int) -> str:
     shown = (column.shorten or cut)(text, wanted)
     return paint(shown, column.colour and column.colour(text)) + " " * (wanted - columns_of(shown))
-
-
-def _print_row(cells: list[str], folded: bool) -> None:
-    if folded:
-        print(cells.pop(0).rstrip())
-        cells.insert(0, "")
-    print((" " * GAP).join(cells).rstrip())
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:
@@ -113,8 +134,9 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
     before = ""
     for name, value in shown:
         label = "" if name == before else name
+        colour = status_colour(value) if name == "status" else None
         for line in wrap(value, room and room - indent):
-            print(f"{paint(label, 'dim')}{' ' * (indent - len(label))}{line}")
+            print(f"{paint(label, 'dim')}{' ' * (indent - len(label))}{paint(line, colour)}")
             label = ""
         before = name
 
@@ -150,6 +172,11 @@ def age(timestamp: str) -> str:
     import time
 
     return span(time.time() - moment(timestamp))
+
+
+def when(timestamp: str | None) -> str:
+    """A time, and how long ago that was."""
+    return f"{timestamp}, {age(timestamp)} ago" if timestamp else ""
 
 
 def moment(timestamp: str) -> float:

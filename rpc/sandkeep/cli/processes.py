@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.attach import Descriptors, Reader, Sink
 from sandkeep.cli.journals import STREAMS
-from sandkeep.cli.options import SANDBOX, Frontend, common
+from sandkeep.cli.options import PROCESS, RUNNING, SANDBOX, SIGNAL, Frontend, command, common
 from sandkeep.cli.output import age, json_line, note, plain, table
 from sandkeep.model import Process, ProcessOutput
 
 
-@click.command()
+@command(examples=["sandkeep ps", "sandkeep ps $BOX --all"])
 @click.argument("sandbox", required=False, type=SANDBOX, metavar="[SANDBOX]")
 @click.option("--all", "-a", "everything", is_flag=True, help="Also those that ended.")
 @common()
@@ -55,9 +55,15 @@ class _JsonLines:
             json_line(output)
 
 
-@click.command()
+@command(
+    examples=[
+        "sandkeep logs $BOX server --tail 20 --follow",
+        "sandkeep logs $BOX build --stream stderr >errors",
+        "sandkeep logs $BOX build --since 1048576",
+    ]
+)
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=PROCESS, metavar="NAME")
 @click.option("--follow", "-f", is_flag=True, help="Go on as it writes, until it ends.")
 @click.option("--since", type=click.IntRange(0), metavar="OFFSET", help="From this byte of each stream on.")
 @click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="From the last N lines of each stream on.")
@@ -92,11 +98,18 @@ def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: boo
         reader.remark(*at)
 
 
-@click.command()
+@command(examples=["sandkeep kill $BOX server", "sandkeep kill $BOX server --signal HUP"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=RUNNING, metavar="NAME")
 @click.option(
-    "--signal", "-s", "signal_name", metavar="SIGNAL", default="TERM", show_default=True, help="Its name or number."
+    "--signal",
+    "-s",
+    "signal_name",
+    type=SIGNAL,
+    metavar="SIGNAL",
+    default="TERM",
+    show_default=True,
+    help="Its name or number.",
 )
 @common()
 def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
@@ -107,9 +120,9 @@ def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
         json_line(process)
 
 
-@click.command()
+@command(examples=["sandkeep wait $BOX build", "sandkeep wait $BOX build --timeout 60"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=PROCESS, metavar="NAME")
 @click.option("--timeout", type=float, metavar="SECONDS", help="How long to wait; the process goes on.")
 @common(OWN_FAILURE)
 def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int:

@@ -18,7 +18,7 @@ from sandkeep.cli.options import (
     label_option,
     secret_option,
 )
-from sandkeep.cli.output import Column, age, facts, identifier, json_line, size, status, table
+from sandkeep.cli.output import Column, age, facts, identifier, json_line, size, status, table, when
 from sandkeep.cli.progress import progress
 from sandkeep.model import Sandbox, SandboxSpec
 
@@ -94,8 +94,8 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("image", sandbox.image_id),
         ("provider", sandbox.provider),
         ("owner", sandbox.owner),
-        ("created", sandbox.created_at),
-        ("ended", sandbox.ended_at),
+        ("created", when(sandbox.created_at)),
+        ("ended", when(sandbox.ended_at)),
         ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
         *_describe_spec(sandbox.spec),
         ("secrets", ", ".join(sandbox.secrets)),
