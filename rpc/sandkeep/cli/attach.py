@@ -90,10 +90,10 @@ class Reader:
     What is far behind is copied from the journals' own descriptors, which outlive the daemon that opened them.
     """
 
-    def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
+    def __init__(self, front: Frontend, sandbox_id: str, name: str, *, patient: bool = False) -> None:
         self._front = front
         self._of = (sandbox_id, name)
-        self._client = front.connect()
+        self._client = connect_patiently(front) if patient else front.connect()
         self._journals: Journals | None = None
 
     def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
@@ -124,6 +124,13 @@ class Reader:
         """Tell what is odd about the journals at these offsets, if anything is."""
         _tell(self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0}))
 
+    def sizes(self) -> tuple[int, int]:
+        """How long both streams are now; as much as nothing when the code inside has replaced one."""
+        try:
+            return self._opened().sizes()
+        except StateError:
+            return 0, 0
+
     def last_lines(self, count: int) -> tuple[int, int]:
         """From where on each stream holds its last `count` lines."""
         return self._opened().last_lines(count)
@@ -148,17 +155,8 @@ class Reader:
             self._reconnect()
 
     def _reconnect(self) -> None:
-        patience = time.monotonic() + RECONNECT_S
         self._client.close()
-        while True:
-            try:
-                self._client = self._front.connect()
-            except SandkeepError:
-                if time.monotonic() > patience:
-                    raise
-                time.sleep(0.05)
-            else:
-                return
+        self._client = connect_patiently(self._front)
 
     def process(self) -> Process:
         """The process as it is now."""
@@ -175,6 +173,18 @@ class Reader:
 def _tell(piece: ProcessOutput) -> None:
     if piece.note:
         note(f"sandkeep: {plain(piece.note)}")
+
+
+def connect_patiently(front: Frontend) -> Client:
+    """Connect to a daemon that may just be starting again. Raises that it stays away too long."""
+    patience = time.monotonic() + RECONNECT_S
+    while True:
+        try:
+            return front.connect()
+        except SandkeepError:
+            if time.monotonic() > patience:
+                raise
+            time.sleep(0.05)
 
 
 def is_lost(error: SandkeepError) -> bool:
@@ -197,6 +207,11 @@ class Signals:
             signal.signal(signal.SIGHUP, lambda *_: self.send("HUP"))
         signal.signal(signal.SIGTERM, lambda *_: self.send("TERM"))
 
+    def install_for_visitor(self) -> None:
+        """From now on Ctrl-C goes to the process, but what ends us leaves it alone, and Ctrl-\\ does that politely."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        signal.signal(signal.SIGQUIT, _leave)
+
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += 1
         if self._interrupts > 2:
@@ -214,6 +229,14 @@ class Signals:
                 client.process.signal(self._process.sandbox_id, self._process.process_id, signal=name)
         except SandkeepError as error:
             note(f"sandkeep: the signal {name} was not sent: {plain(error.message)}")
+
+
+class LeftError(Exception):
+    """We were asked to leave the process alone."""
+
+
+def _leave(*_: Any) -> None:
+    raise LeftError
 
 
 def feed(front: Frontend, process: Process, source: int = 0) -> None:
@@ -243,6 +266,29 @@ def write_pieces(write: Callable[..., int], data: bytes) -> None:
         data = data[write(data) :]
 
 
+def visit(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:
+    """Be with a process that somebody else started, from now on or `from_start`; answer what to exit with.
+
+    Ctrl-C goes to it. When we are ended, or left by Ctrl-\\, it goes on.
+    """
+    Signals(front, process).install_for_visitor()
+    if interactive:
+        feed(front, process)
+    reader = Reader(front, process.sandbox_id, process.process_id)
+    try:
+        return _follow(front, reader, (0, 0) if from_start else reader.sizes())
+    except LeftError:
+        note(left(process))
+        return 0
+    finally:
+        reader.close()
+
+
+def left(process: Process) -> str:
+    """What to say when somebody leaves a process that goes on."""
+    return f"sandkeep: detached; it goes on: sandkeep attach {process.sandbox_id} {process.name}"
+
+
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
     """Be with the process to its end; answer what to exit with.
 
@@ -253,16 +299,20 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
     if interactive:
         feed(front, process)
     reader = Reader(front, process.sandbox_id, process.process_id)
-    sink: Any = Collector() if front.as_json else Descriptors()
     try:
-        last = reader.follow(sink)
-        ended = reader.process() if front.as_json or last.exit_code is None else None
+        return _follow(front, reader, (0, 0))
     except OSError:
         if kill_when_unread:
             signals.send_now("KILL")
         raise
     finally:
         reader.close()
+
+
+def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
+    sink: Any = Collector() if front.as_json else Descriptors()
+    last = reader.follow(sink, *at)
+    ended = reader.process() if front.as_json or last.exit_code is None else None
     if front.as_json and ended is not None:
         from sandkeep.cli.output import json_line
 

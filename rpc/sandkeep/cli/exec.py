@@ -10,7 +10,18 @@ import click
 
 from sandkeep.cli import OWN_FAILURE
 from sandkeep.cli.attach import attach
-from sandkeep.cli.options import SANDBOX, Frontend, common, cwd_option, env_option, given, secret_option, timeout_option
+from sandkeep.cli.options import (
+    PROCESS,
+    SANDBOX,
+    Frontend,
+    command,
+    common,
+    cwd_option,
+    env_option,
+    given,
+    secret_option,
+    timeout_option,
+)
 from sandkeep.cli.output import json_line
 from sandkeep.model import Process
 
@@ -22,7 +33,14 @@ def _launch(front: Frontend, sandbox: str, command: tuple[str, ...], **options: 
     return process
 
 
-@click.command("exec")
+@command(
+    "exec",
+    examples=[
+        "sandkeep exec $BOX -- make test",
+        "sandkeep exec $BOX --timeout 60 --env CI=1 --secret TOKEN -- ./deploy",
+        "tar c src | sandkeep exec $BOX --interactive --cwd /tmp -- tar x",
+    ],
+)
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option("--interactive", "-i", is_flag=True, help="Pass standard input on to it.")
@@ -59,10 +77,17 @@ def exec_(
     return attach(front, process, interactive=interactive, kill_when_unread=True)
 
 
-@click.command()
+@command(
+    examples=[
+        "sandkeep run $BOX server --detach -- python3 -m http.server",
+        "sandkeep run $BOX top --tty -- top",
+        "sandkeep run $BOX work --timeout 3600 -- ./work",
+    ]
+)
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=PROCESS, metavar="NAME")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option("--tty", "-t", is_flag=True, help="Give it a terminal, and be at that.")
 @click.option("--detach", "-d", is_flag=True, help="Start it and return.")
 @click.option("--interactive", "-i", is_flag=True, help="Pass standard input on to it.")
 @timeout_option
@@ -75,6 +100,7 @@ def run(
     sandbox: str,
     name: str,
     command: tuple[str, ...],
+    tty: bool,
     detach: bool,
     interactive: bool,
     timeout: float | None,
@@ -84,22 +110,23 @@ def run(
 ) -> int:
     """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does.
 
-    With --detach its process id is printed and it goes on by itself: see `ps`, `logs`, `kill` and `wait`.
+    With --tty it has a terminal, of the size of yours, which is shown as `attach` does; what it wrote is in `logs`.
+    With --detach its process id is printed and it goes on by itself: see `ps`, `attach`, `logs`, `kill` and `wait`.
     """
     if detach and interactive:
         raise click.UsageError("--detach and --interactive exclude each other: a detached process has no input")
-    process = _launch(
-        front,
-        sandbox,
-        command,
-        name=name,
-        env=dict(env),
-        secrets=dict(secret),
-        working_dir=cwd,
-        stdin=interactive or None,
-        timeout_s=timeout,
-    )
-    if not detach:
-        return attach(front, process, interactive=interactive)
+    options = {"env": dict(env), "secrets": dict(secret), "working_dir": cwd, "timeout_s": timeout, "name": name}
+    if tty:
+        from sandkeep.cli.shell import show_from_start
+        from sandkeep.cli.terminal import OwnTerminal
+
+        own = OwnTerminal()
+        process = _launch(front, sandbox, command, **options, **own.request())
+        return _tell(front, process) if detach else show_from_start(front, process, own)
+    process = _launch(front, sandbox, command, **options, stdin=interactive or None)
+    return _tell(front, process) if detach else attach(front, process, interactive=interactive)
+
+
+def _tell(front: Frontend, process: Process) -> int:
     json_line(process) if front.as_json else print(process.process_id)
     return 0

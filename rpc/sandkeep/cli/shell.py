@@ -1,0 +1,181 @@
+"""`attach` and `shell`: being at the terminal of a process.
+
+The daemon hands over the terminal and is not needed any more while it is shown: it may stop, and be started again.
+"""
+
+import os
+from typing import Any, Final
+
+import click
+
+from sandkeep.cli import OWN_FAILURE, TIMED_OUT
+from sandkeep.cli.attach import Descriptors, Reader, left, visit
+from sandkeep.cli.options import (
+    RUNNING,
+    SANDBOX,
+    Frontend,
+    command,
+    common,
+    cwd_option,
+    env_option,
+    given,
+    secret_option,
+)
+from sandkeep.cli.output import json_line, note, plain
+from sandkeep.cli.terminal import OwnTerminal, SignalledError
+from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.model import Process
+
+ENDING_S: Final = 5.0
+"""How long a process has for being known to have ended once its terminal has hung up."""
+
+AT_ONCE_S: Final = 0.01
+MAX_SHELLS: Final = 100
+_DETACHED: Final = b"[detached"
+_SHELL: Final = ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
+
+
+def show(front: Frontend, process: Process, own: OwnTerminal, *, read_only: bool = False) -> int:
+    """Show a process's terminal on our own until it ends, or we are detached; answer what to exit with."""
+    rows, cols = own.size
+    of = (process.sandbox_id, process.process_id)
+    options = {"rows": rows, "cols": cols, "term": own.term, "read_only": read_only}
+    with front.client() as client, client.with_descriptors("process.attach", *of, **options) as handed:
+        (master,) = handed.receive()
+    try:
+        last = own.show(master)
+    except SignalledError as told:
+        note(left(process))
+        return 128 + told.number
+    finally:
+        os.close(master)
+    # What tmux says at its end only decides how long we wait.
+    return _how_it_ended(front, process, AT_ONCE_S if _DETACHED in last else ENDING_S)
+
+
+def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
+    """Show the terminal of a process that was just launched; of one that has ended already, what it wrote."""
+    try:
+        return show(front, process, own)
+    except SandkeepError:
+        reader = Reader(front, process.sandbox_id, process.process_id, patient=True)
+        try:
+            if _wait(reader, process, ENDING_S) is None:
+                raise
+            reader.follow(Descriptors())
+        finally:
+            reader.close()
+    return _how_it_ended(front, process, AT_ONCE_S)
+
+
+def _how_it_ended(front: Frontend, process: Process, patience_s: float) -> int:
+    """What to exit with after the terminal has hung up. A daemon that is just being restarted is waited for."""
+    reader = Reader(front, process.sandbox_id, process.process_id, patient=True)
+    try:
+        ended = _wait(reader, process, patience_s)
+    finally:
+        reader.close()
+    if ended is None:
+        note(left(process))
+        return 0
+    if front.as_json:
+        json_line(ended)
+    if ended.timed_out:
+        note("sandkeep: its time was up")
+        return TIMED_OUT
+    if ended.exit_code is None:
+        note(f"sandkeep: {plain(ended.error or f'the process is {ended.status}')}")
+        return OWN_FAILURE
+    return ended.exit_code
+
+
+def _wait(reader: Reader, process: Process, patience_s: float) -> Process | None:
+    """The process once it has ended; None if it goes on."""
+    try:
+        ended: Process = reader.ask(
+            lambda client: client.process.wait(process.sandbox_id, process.process_id, timeout_s=patience_s)
+        )
+    except StateError as error:
+        if error.code != "timeout":
+            raise
+        return None
+    return ended
+
+
+@command(
+    examples=[
+        "sandkeep attach $BOX server",
+        "sandkeep attach $BOX server --read-only",
+        "echo status | sandkeep attach $BOX server --interactive --from-start",
+    ]
+)
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.argument("name", type=RUNNING, metavar="NAME")
+@click.option("--read-only", is_flag=True, help="Only look at its terminal; what is typed goes nowhere.")
+@click.option("--interactive", "-i", is_flag=True, help="Without a terminal: pass standard input on to it.")
+@click.option("--from-start", is_flag=True, help="Without a terminal: begin with what it wrote before.")
+@common(OWN_FAILURE)
+def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactive: bool, from_start: bool) -> int:
+    """Be at a process that runs, and exit with its code when it ends.
+
+    A process that has a terminal (see `run --tty`) is shown on yours, at its size. C-b d detaches, C-b [ scrolls back,
+    C-b C-b is a C-b for the process: these are tmux's keys, as a tmux inside the sandbox keeps the terminal. Any number
+    may be attached. Piped, it is a terminal of 24 rows and 80 columns.
+
+    One without a terminal is followed from now on, its stdout and stderr apart. Ctrl-C interrupts it, and pressed again
+    kills it; Ctrl-\\ detaches.
+
+    Whatever ends you ends only your view: the process goes on.
+    """
+    with front.client() as client:
+        process: Process = client.process.get(sandbox, name)
+    if process.tty:
+        return show(front, process, OwnTerminal(), read_only=read_only)
+    return visit(front, process, interactive=interactive, from_start=from_start)
+
+
+@command(
+    examples=[
+        "sandkeep shell $BOX",
+        "sandkeep shell $BOX --name build --cwd /src --env CI=1",
+        "sandkeep shell $BOX -- python3",
+    ]
+)
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+@click.option("--name", metavar="NAME", help="Its name; otherwise shell, shell-2 and so on.")
+@env_option
+@secret_option
+@cwd_option
+@common(OWN_FAILURE)
+def shell(
+    front: Frontend, sandbox: str, command: tuple[str, ...], name: str | None, env: Any, secret: Any, cwd: str | None
+) -> int:
+    """Start a shell in SANDBOX, on your terminal, and exit with its code.
+
+    It is bash if that is there, or COMMAND, and a process like any other: detached from with C-b d, or cut off, it goes
+    on, and `sandkeep attach` brings you back.
+    """
+    own = OwnTerminal()
+    if not own.is_interactive:
+        raise CallerError("invalid", "a shell needs a terminal: use `sandkeep exec` to run commands from a script")
+    options = given(env={"LANG": "C.UTF-8", **dict(env)}, secrets=dict(secret), working_dir=cwd)
+    process = _launch(front, sandbox, name, command or _SHELL, {**options, **own.request()})
+    return show_from_start(front, process, own)
+
+
+def _launch(
+    front: Frontend, sandbox: str, name: str | None, words: tuple[str, ...], options: dict[str, Any]
+) -> Process:
+    """Start it by the name, or by the first of ours that is free."""
+    names = [name] if name else ["shell", *(f"shell-{number}" for number in range(2, MAX_SHELLS + 1))]
+    with front.client() as client:
+        for tried in names:
+            try:
+                process: Process = client.process.launch(sandbox, list(words), name=tried, **options)
+            except StateError as error:
+                if error.code != "conflict" or tried == names[-1]:
+                    raise
+            else:
+                return process
+    raise AssertionError("the last name either served or raised")

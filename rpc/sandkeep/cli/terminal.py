@@ -1,0 +1,237 @@
+"""Our own terminal, while it shows another one: raw, in step with the other's size, and as it was afterwards.
+
+What is shown comes from inside a sandbox, from its own tmux. As with any remote shell, it can write what it likes on
+this terminal; what it can leave behind there is cleared away at the end.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import termios
+import tty
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+from sandkeep.cli.journals import write_all
+
+DEFAULT_TERM: Final = "xterm-256color"
+DEFAULT_SIZE: Final = (24, 80)
+
+_TERM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,63}")
+_CHUNK_BYTES: Final = 65536
+_MOST: Final = 1000
+_LEAVING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
+_TO_ALTERNATE, _FROM_ALTERNATE = b"\x1b[?1049h", b"\x1b[?1049l"
+
+# Mouse reports, focus reports and bracketed paste off; keypad and cursor keys as usual; cursor shown; colours and
+# character set as usual; the whole screen scrolls; back from the alternate screen.
+_CLEAR: Final = (
+    b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b>\x1b[?1l\x1b[?25h\x1b(B\x1b[m"
+    b"\x1b[r" + _FROM_ALTERNATE
+)
+
+
+class SignalledError(Exception):
+    """We were told to end while we showed a terminal. `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.strsignal(number))
+        self.number = number
+
+
+class OwnTerminal:
+    """What our standard input and output are. Without a terminal at either, they are a pipe to one of 24 by 80."""
+
+    def __init__(self, source: int = 0, sink: int = 1) -> None:
+        self.source = source
+        self.sink = sink
+        self.is_interactive = os.isatty(source) and os.isatty(sink)
+
+    @property
+    def term(self) -> str:
+        """What kind of terminal it is, for tmux."""
+        known = os.environ.get("TERM", "dumb")
+        usable = self.is_interactive and known not in ("dumb", "unknown") and _TERM.fullmatch(known)
+        return known if usable else DEFAULT_TERM
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Its rows and columns."""
+        if not self.is_interactive:
+            return DEFAULT_SIZE
+        cols, rows = os.get_terminal_size(self.sink)
+        return min(rows, _MOST) or DEFAULT_SIZE[0], min(cols, _MOST) or DEFAULT_SIZE[1]
+
+    def request(self) -> dict[str, Any]:
+        """What `process.launch` is asked for, so that a process gets such a terminal."""
+        rows, cols = self.size
+        return {"tty": True, "rows": rows, "cols": cols}
+
+    def show(self, master: int) -> bytes:
+        """Be connected to the terminal whose controlling side this is, until it hangs up; answer the last it showed.
+
+        Raises `SignalledError` when we are told to end. Whatever happens, our terminal is as it was before.
+        """
+        os.set_blocking(master, False)
+        view = _View(self, master)
+        with _signals(view), self._raw(view):
+            view.run()
+        return view.last
+
+    def make_raw(self) -> None:
+        """Have every byte passed on as it is, both ways."""
+        if self.is_interactive:
+            tty.setraw(self.source, termios.TCSADRAIN)
+
+    @contextlib.contextmanager
+    def _raw(self, view: "_View") -> Iterator[None]:
+        if not self.is_interactive:
+            yield
+            return
+        before = termios.tcgetattr(self.source)
+        try:
+            self.make_raw()
+            yield
+        finally:  # the terminal itself may be gone
+            with contextlib.suppress(OSError):
+                if view.is_alternate:
+                    write_all(self.sink, _CLEAR)
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self.source, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _signals(view: "_View") -> Iterator[None]:
+    """While this lasts, a new size goes on to the other terminal, and what ends us does so in good order."""
+    handlers: dict[int, Any] = {signal.SIGWINCH: view.resized, signal.SIGCONT: view.resumed}
+    for leaving in _LEAVING:
+        if signal.getsignal(leaving) is not signal.SIG_IGN:  # as `nohup` would have it
+            handlers[leaving] = view.told_to_leave
+    before = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
+    try:
+        yield
+    finally:
+        for number, earlier in before:
+            signal.signal(number, earlier)
+
+
+class _View:
+    """Bytes both ways between our terminal and another one."""
+
+    def __init__(self, own: OwnTerminal, master: int) -> None:
+        self.last = b""
+        self.is_alternate = False
+        self._own = own
+        self._master = master
+        self._unsent = b""
+        self._poll = select.poll()
+        self._poll.register(own.source, select.POLLIN)
+        self._poll.register(master, select.POLLIN)
+        self._source_open = True
+        self._running = False
+        self._told: int | None = None
+
+    def told_to_leave(self, number: int, frame: FrameType | None) -> None:
+        """A signal wants us to end. It breaks off the carrying of bytes, once, and never what is done after that."""
+        self._told = number
+        if self._running:
+            self._running = False
+            raise SignalledError(number)
+
+    def resized(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """Our terminal has another size."""
+        with contextlib.suppress(OSError):  # it may be gone
+            rows, cols = self._own.size
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def resumed(self, number: int, frame: FrameType | None) -> None:
+        """We were stopped, and somebody else has had the terminal: have all drawn again, which a new size does."""
+        with contextlib.suppress(OSError, termios.error):
+            if self._running:
+                self._own.make_raw()
+            rows, cols = self._own.size
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, max(1, cols - 1), 0, 0))
+        self.resized()
+
+    def run(self) -> None:
+        """Carry bytes until the other side hangs up."""
+        try:
+            self._running = True
+            if self._told is not None:
+                raise SignalledError(self._told)
+            if self._own.is_interactive:
+                self.resized()  # it may have changed while we were connecting
+            while self._carry():
+                pass
+        finally:
+            self._running = False
+
+    def _carry(self) -> bool:
+        """Carry what there is; False when the other side has hung up."""
+        for descriptor, _ in self._poll.poll():
+            if descriptor == self._own.source:
+                self._read_source()
+            elif not self._read_master():
+                return False
+        self._write_master()
+        return True
+
+    def _read_source(self) -> None:
+        try:
+            data = os.read(self._own.source, _CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.EIO:  # our own terminal hung up
+                raise
+            data = b""
+        self._unsent += data
+        if not data:
+            self._source_open = False
+            self._poll.unregister(self._own.source)
+            if self._own.is_interactive:
+                raise SignalledError(signal.SIGHUP)
+
+    def _write_master(self) -> None:
+        """Type what came in, as fast as the other side takes it; nothing more is read until it has."""
+        if self._unsent:
+            try:
+                self._unsent = self._unsent[os.write(self._master, self._unsent) :]
+            except BlockingIOError:
+                pass
+            except OSError:  # it hung up: reading will tell
+                self._unsent = b""
+        waits = bool(self._unsent)
+        self._poll.modify(self._master, select.POLLIN | (select.POLLOUT if waits else 0))
+        if self._source_open:
+            self._poll.modify(self._own.source, 0 if waits else select.POLLIN)
+
+    def _read_master(self) -> bool:
+        """Show what came; False when nothing more will."""
+        try:
+            data = os.read(self._master, _CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return False
+            raise
+        if not data:
+            return False
+        self._watch_screen(data)
+        write_all(self._own.sink, data)
+        return True
+
+    def _watch_screen(self, data: bytes) -> None:
+        """Know which screen is shown, also when the words for it come in two pieces."""
+        seen = self.last[-len(_TO_ALTERNATE) + 1 :] + data
+        to, back = seen.rfind(_TO_ALTERNATE), seen.rfind(_FROM_ALTERNATE)
+        if to != back:
+            self.is_alternate = to > back
+        self.last = seen[-256:]
