@@ -1,6 +1,7 @@
 """``sandkeepd``: the daemon in the foreground."""
 
 import argparse
+import faulthandler
 import os
 import sys
 
@@ -36,11 +37,14 @@ def main() -> None:
 def _run() -> None:
     import trio
 
-    from sandkeepd import app, logs
+    from sandkeepd import app, logs, placement, systemd
 
+    faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
     logs.set_up(settings.LOG_LEVEL())
+    manager = systemd.take_environment()
+    placement.settle()
     try:
-        trio.run(app.run, app.config_from_settings())
+        trio.run(app.run, app.config_from_settings(), manager)
     except BaseExceptionGroup as group:
         raise _first_of_ours(group) or group from None
 

@@ -53,7 +53,7 @@ def settle(root: str = ROOT, member_of: str | None = None, environ: Mapping[str,
     if environ.get("SYSTEMD_EXEC_PID") != str(os.getpid()):
         return
     groups = parse(membership() if member_of is None else member_of)
-    unit, in_leaf = _unit_of(groups.get("", groups.get("name=systemd", "/")))
+    unit, in_leaf = _unit_of(groups.get("name=systemd") or groups.get("", ""))
     if not _is_delegated(f"{top}{unit}" for top in (root, f"{root}/unified", f"{root}/systemd")):
         return
     for name in CONTROLLERS:

@@ -20,6 +20,7 @@ from typing import Final
 
 import trio
 
+from sandkeep_store.log import EventLog
 from sandkeepd.passed import Passed, take_passed
 
 logger: Final = logging.getLogger("sandkeepd")
@@ -123,11 +124,13 @@ class Manager:
             self.tell("WATCHDOG=1")
             await trio.sleep(self.watchdog_s / 2)
 
-    async def keep_status(self, text: Callable[[], str], changed: Callable[[], Awaitable[None]]) -> None:
-        """Keep the status line right: after each `changed`, and now and then. Runs until cancelled."""
+    async def keep_status(self, text: Callable[[], str], log: EventLog) -> None:
+        """Keep the status line right: after events, and now and then. Runs until cancelled."""
+        seen = log.head
         while self.listens:
             with trio.move_on_after(REFRESH_S):
-                await changed()
+                await log.wait(seen)
+            seen = log.head
             self.status(text())
             await trio.sleep(STATUS_PERIOD_S)
 

@@ -1,0 +1,214 @@
+"""Where the daemon and its sandboxes stand among control groups, under systemd and without it.
+
+Directories stand for version 2 where its rules do not matter; where they do, the kernel's own tree is used. The groups
+of version 1 are real as well.
+"""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandkeepd import placement
+from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.placement import PLACE_UNIT, settle
+
+LIMITS = Limits(pids=10, memory_bytes=1 << 20, cpus=0.5)
+UNIT = "/system.slice/sandkeepd.service"
+OURS = {"SYSTEMD_EXEC_PID": str(os.getpid())}
+
+
+def group(path: Path, *, delegated: bool = False, controllers: str = "cpu memory pids") -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "cgroup.controllers").write_text(controllers)
+    (path / "cgroup.subtree_control").touch()
+    if delegated:
+        os.setxattr(path, "user.delegate", b"1")
+    return path
+
+
+def base(root: Path, own: str) -> dict[str, str]:
+    """Where a sandbox's groups would be."""
+    return Hierarchies(str(root), f"0::{own}\n").plan("sbx_1", LIMITS)
+
+
+def test_started_by_hand_nothing_is_moved(tmp_path: Path) -> None:
+    unit = group(tmp_path / UNIT[1:], delegated=True)
+    for environ in ({}, {"SYSTEMD_EXEC_PID": "1"}):  # a variable that was inherited from somebody else's unit
+        settle(str(tmp_path), f"0::{UNIT}\n", environ)
+    assert sorted(path.name for path in unit.iterdir()) == ["cgroup.controllers", "cgroup.subtree_control"]
+    (unit / "cgroup.subtree_control").write_text("pids")
+    assert base(tmp_path, UNIT) == {"pids": f"{unit}/sandkeep/sbx_1"}
+
+
+def test_what_was_not_delegated_is_not_touched(tmp_path: Path) -> None:
+    unit = group(tmp_path / UNIT[1:])
+    settle(str(tmp_path), f"0::{UNIT}\n", OURS)
+    assert not (unit / "daemon").exists()
+    assert base(tmp_path, UNIT) == {}
+
+
+def test_with_a_unit_that_holds_the_place(tmp_path: Path) -> None:
+    unit = group(tmp_path / UNIT[1:], delegated=True)
+    place = group(unit.parent / PLACE_UNIT, delegated=True)
+    group(place / "sandboxes")
+    settle(str(tmp_path), f"0::{UNIT}\n", OURS)
+    assert (unit / "daemon" / "cgroup.procs").read_text() == str(os.getpid())
+    assert (unit / "cgroup.subtree_control").read_text() == ""  # so that systemd can start the unit in it again
+    assert (place / "cgroup.subtree_control").read_text() == "+cpu"  # the last word written; the kernel keeps all
+    assert base(tmp_path, f"{UNIT}/daemon") == dict.fromkeys(("pids", "memory", "cpu"), f"{place}/sandboxes/sbx_1")
+
+
+def test_started_in_a_leaf_by_systemd(tmp_path: Path) -> None:
+    unit = group(tmp_path / UNIT[1:], delegated=True)
+    group(unit / "daemon")
+    group(unit / "sandboxes", controllers="pids")
+    settle(str(tmp_path), f"0::{UNIT}/daemon\n", OURS)
+    assert (unit / "cgroup.subtree_control").read_text() == "+cpu"
+    assert base(tmp_path, f"{UNIT}/daemon") == {"pids": f"{unit}/sandboxes/sbx_1"}
+
+
+def test_without_a_place_the_unit_stays_startable(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    unit = group(tmp_path / UNIT[1:], delegated=True)
+    settle(str(tmp_path), f"0::{UNIT}\n", OURS)
+    assert (unit / "daemon" / "cgroup.procs").exists()
+    assert (unit / "cgroup.subtree_control").read_text() == ""
+    assert not Hierarchies(str(tmp_path), f"0::{UNIT}/daemon\n").has("pids")
+    assert "could not be restarted" in caplog.text
+
+
+def test_what_cannot_be_done_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    unit = group(tmp_path / UNIT[1:], delegated=True)
+    (unit / "daemon").write_text("in the way")
+    settle(str(tmp_path), f"0::{UNIT}\n", OURS)
+    assert "could not be taken" in caplog.text
+
+
+# -- the kernel's own trees -------------------------------------------------------------------------------------------
+
+# Become the main process of a unit in these groups, then settle and say where it is.
+BECOME = """
+import os, sys
+for directory in sys.argv[1:]:
+    open(f"{directory}/cgroup.procs", "w").write(str(os.getpid()))
+from sandkeepd import placement
+from sandkeepd.cgroups import Hierarchies, Limits
+os.environ["SYSTEMD_EXEC_PID"] = str(os.getpid())
+placement.settle()
+groups = placement.parse(placement.membership())
+limits = Limits(pids=10, memory_bytes=1 << 20, cpus=0.5)
+print(groups.get("pids"), Hierarchies().plan("sbx_1", limits).get("pids"))
+sys.stdin.read()
+"""
+
+
+def remove(top: Path) -> None:
+    """Remove a tree of groups that nobody is in any more."""
+    for directory, _, _ in os.walk(top, topdown=False):
+        os.rmdir(directory)
+
+
+@pytest.fixture
+def own_v1_groups() -> Iterator[dict[str, Path]]:
+    """A unit's groups in version 1, as systemd makes them: one in each hierarchy, and the mark in its own."""
+    root, name = Path(placement.ROOT), f"skt-{os.getpid()}.service"
+    if not (root / "systemd" / "cgroup.procs").exists() or not (root / "pids" / "tasks").exists():
+        pytest.skip("control groups of version 1 are not mounted here")
+    made = {hierarchy: root / hierarchy / name for hierarchy in ("systemd", *placement.CONTROLLERS)}
+    for directory in made.values():
+        directory.mkdir()
+    os.setxattr(made["systemd"], "trusted.delegate", b"1")
+    yield made
+    for directory in made.values():
+        remove(directory)
+
+
+@pytest.mark.needs("root")
+def test_a_real_unit_of_version_1_and_its_restart(own_v1_groups: dict[str, Path]) -> None:
+    groups = [str(directory) for directory in own_v1_groups.values()]
+    name = own_v1_groups["pids"].name
+    limits = Limits(pids=10)
+    for _ in range(2):  # started again, systemd puts it into the unit's group again
+        daemon = subprocess.Popen(
+            [sys.executable, "-c", BECOME, *groups], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        with daemon:
+            assert daemon.stdin is not None
+            assert daemon.stdout is not None
+            where, plan = daemon.stdout.readline().split()
+            assert where == f"/{name}/daemon"
+            assert plan == f"{own_v1_groups['pids']}/sandboxes/sbx_1"
+            daemon.stdin.close()
+    hierarchies = Hierarchies(membership=f"1:pids:/{name}/daemon\n")
+    made = hierarchies.plan("sbx_1", limits)
+    hierarchies.create(made, limits)
+    assert Path(made["pids"], "pids.max").read_text() == "10\n"
+
+
+@pytest.fixture
+def v2_top() -> Iterator[tuple[Path, str]]:
+    """A group of version 2 for this test, and a controller that it can hand on."""
+    for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")):
+        controllers = (
+            (root / "cgroup.controllers").read_text().split() if (root / "cgroup.controllers").exists() else []
+        )
+        usable = [name for name in controllers if name in (*placement.CONTROLLERS, "hugetlb", "misc", "rdma")]
+        if usable and os.access(root / "cgroup.subtree_control", os.W_OK):
+            break
+    else:
+        pytest.skip("no control groups of version 2 with a controller that can be handed on")
+    controller = "memory" if "memory" in usable else usable[0]
+    was = (root / "cgroup.subtree_control").read_text().split()
+    placement.write(str(root / "cgroup.subtree_control"), f"+{controller}")
+    top = root / f"skt-{os.getpid()}"
+    top.mkdir()
+    placement.write(str(top / "cgroup.subtree_control"), f"+{controller}")
+    yield top, controller
+    remove(top)
+    if controller not in was:
+        placement.write(str(root / "cgroup.subtree_control"), f"-{controller}")
+
+
+@pytest.mark.needs("root")
+def test_why_sandboxes_are_not_below_the_daemons_unit(
+    v2_top: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernel's rules: a unit that hands controllers on cannot be started again; with a place beside it, it can."""
+    top, controller = v2_top
+    monkeypatch.setattr(placement, "CONTROLLERS", (controller,))
+    unit, place = top / "sandkeepd.service", top / PLACE_UNIT
+    unit.mkdir()
+    place.mkdir()
+    placement._open_place(str(place))
+    placement._open_place(str(unit))
+    placement.write(str(unit / "sandboxes" / "cgroup.subtree_control"), f"+{controller}")
+    for parent in (unit, place):
+        (parent / "sandboxes" / "sbx_1").mkdir()
+    assert placement.sandboxes_of_v2(f"{unit}/daemon")[0] == f"{place}/sandboxes"
+    assert controller in placement.sandboxes_of_v2(f"{unit}/daemon")[1]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        placement.write(str(unit / "sandboxes" / "sbx_1" / "cgroup.procs"), str(process.pid))
+        assert why_not(unit / "cgroup.procs", str(os.getpid())) == errno.EBUSY  # what systemd meets at the restart
+        assert why_not(unit / "cgroup.subtree_control", f"-{controller}") == errno.EBUSY  # and cannot undo
+        placement.write(str(place / "sandboxes" / "sbx_1" / "cgroup.procs"), str(process.pid))
+        placement.write(str(unit / "sandboxes" / "cgroup.subtree_control"), f"-{controller}")
+        placement.write(str(unit / "cgroup.subtree_control"), f"-{controller}")
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as main:
+            assert why_not(unit / "cgroup.procs", str(main.pid)) == 0
+            assert main.stdin is not None
+            main.stdin.close()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def why_not(path: Path, text: str) -> int:
+    """The error of writing to one of the kernel's files; 0 when it takes it."""
+    try:
+        placement.write(str(path), text)
+    except OSError as error:
+        return error.errno or -1
+    return 0
