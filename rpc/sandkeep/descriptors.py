@@ -144,6 +144,15 @@ class Handed:
             self._read()
         return self._handover.result(answer)
 
+    @property
+    def answered(self) -> bool:
+        """Whether `answer` would wait for nothing."""
+        return self._handover.answer is not None
+
+    def fileno(self) -> int:
+        """What a selector can wait for while there is no answer."""
+        return self._sock.fileno()
+
     def close(self) -> None:
         """Let go of the connection, and of descriptors that were not received."""
         self._sock.close()

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "logs": ("processes:logs", "Show what a process wrote."),
     "kill": ("processes:kill", "Send a signal to a process and its group."),
     "wait": ("processes:wait", "Wait until a process has ended."),
+    "cp": ("cp:cp", "Copy files and trees into sandboxes and out of them."),
     "events": ("events:events", "What happened, in the order it was committed."),
     "history": ("events:history", "The life of one sandbox."),
     "store": ("root:store", "Check the event log, and what is computed from it."),

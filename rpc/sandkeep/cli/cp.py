@@ -1,0 +1,77 @@
+"""`cp`: files and trees between this machine and sandboxes."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Final
+
+import click
+
+from sandkeep.blocking import Client
+from sandkeep.cli.options import PLACE, Frontend, command, common
+from sandkeep.cli.output import json_line, size
+from sandkeep.cli.progress import progress
+from sandkeep.ids import NAME_PATTERN
+from sandkeep.model import Copied
+
+_IN_SANDBOX: Final = re.compile(NAME_PATTERN.partition("$")[0] + r":(?P<path>.*)\Z", re.DOTALL)
+_STREAM: Final = "-"
+
+
+@command(
+    examples=[
+        "sandkeep cp project $SANDBOX:/workspace",
+        "sandkeep cp $SANDBOX:results/. results",
+        "sandkeep cp $SANDBOX:core.1 - | tar -xO | gdb -c /dev/stdin",
+    ]
+)
+@click.argument("source", type=PLACE, metavar="SRC")
+@click.argument("target", type=PLACE, metavar="DST")
+@common()
+def cp(front: Frontend, source: str, target: str) -> None:
+    """Copy the file or tree SRC to DST. One of them, or both, are in a sandbox: SANDBOX:PATH.
+
+    It works as `cp -a` does, but for owners. Into a directory that is there a thing goes under its own name; a SRC
+    that ends in /. stands for what is in it. A PATH that is not absolute begins at the sandbox's working directory; a
+    local name with a colon is given as ./NAME. A single - is a tar archive on stdin or stdout.
+    """
+    there, here = place(source), place(target)
+    if there is None and here is None:
+        raise click.UsageError("neither SRC nor DST is in a sandbox: give one of them as SANDBOX:PATH")
+    if not source or not target:
+        raise click.UsageError("an empty path is no place: give . for the directory you are in")
+    with front.client() as client, ExitStack() as shown:
+        told = shown.enter_context(progress("copying"))
+        copied = _copy(client, (source, there), (target, here), lambda count: told(f"copying: {size(count)}"))
+    if front.as_json and target != _STREAM:
+        json_line(copied)
+
+
+def place(word: str) -> tuple[str, str] | None:
+    """The sandbox and the path in it that a word names; None when it is a place on this machine."""
+    match = _IN_SANDBOX.match(word)
+    return (word.partition(":")[0], match["path"] or ".") if match else None
+
+
+def _copy(
+    client: Client,
+    source: tuple[str, tuple[str, str] | None],
+    target: tuple[str, tuple[str, str] | None],
+    moved: Callable[[int], None],
+) -> Copied:
+    from sandkeep import transfer
+
+    (local_source, there), (local_target, here) = source, target
+    watched = moved if sys.stderr.isatty() else None
+    if there and here:
+        return transfer.copy_across(client, *there, *here, moved=watched)
+    if there and local_target == _STREAM:
+        return transfer.send_archive(client, *there, 1)
+    if there:
+        return transfer.copy_out(client, *there, local_target, moved=watched)
+    assert here is not None
+    if local_source == _STREAM:
+        return transfer.receive_archive(client, 0, *here)
+    return transfer.copy_in(client, os.fsencode(local_source), *here, moved=watched)

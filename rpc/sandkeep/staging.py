@@ -1,0 +1,154 @@
+"""A place beside a destination where something is made that is seen there whole or not at all.
+
+A program of its own waits for this one's end, however that comes, and removes what is left of the place.
+"""
+
+import errno
+import os
+import stat
+import subprocess
+import tempfile
+from types import TracebackType
+from typing import Final, Self
+
+from sandkeep.errors import CallerError, SandkeepError, StateError
+
+PREFIX: Final = b".sandkeep-"
+
+# It is told nothing: its input ends when its starter lets go, or dies. What still writes there then is about to end.
+_REMOVE: Final = """
+trap '' INT TERM HUP
+read -r _
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+	rm -rf -- "$1" 2>/dev/null && exit
+	find "$1" -type d ! -perm -700 -exec chmod u+rwx {} \\; 2>/dev/null
+	rm -rf -- "$1" 2>/dev/null && exit
+	sleep 0.3
+done
+"""
+
+
+class Stage:
+    """A private directory beside `target`, for the length of a block; `tree` in it is empty, and for the caller."""
+
+    def __init__(self, target: bytes) -> None:
+        self.target = target
+        self.into = os.path.isdir(target)
+        full = os.path.realpath(target)
+        beside = full if self.into else os.path.dirname(full)
+        if not os.path.isdir(beside):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), beside)
+        self.path = tempfile.mkdtemp(prefix=PREFIX, dir=beside)
+        self.tree = os.path.join(self.path, b"tree")
+        try:
+            os.mkdir(self.tree, 0o755)
+            self._remover = subprocess.Popen(
+                ["/bin/sh", "-c", _REMOVE, "sh", self.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+        except BaseException:
+            subprocess.run(["/bin/rm", "-rf", "--", self.path], check=False)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._remover.stdin is not None
+        self._remover.stdin.close()
+        self._remover.wait()
+
+    def only_entry(self) -> bytes:
+        """The path of the one thing that was made in `tree`. Raises `invalid` when there are none or several."""
+        names = os.listdir(self.tree)
+        if len(names) != 1:
+            raise CallerError(
+                "invalid", f"the archive holds {len(names)} files at its top, and not one: nothing was copied"
+            )
+        return os.path.join(self.tree, names[0])
+
+    def place(self, made: bytes) -> bytes:
+        """Make something effective, and answer where it is: at the target, or in it if that is a directory.
+
+        A tree is merged with one that is there; each file of it appears whole. Raises `conflict` before anything is
+        changed, for a file where a directory is and the reverse; and OSError.
+        """
+        there = os.path.join(self.target, os.path.basename(made)) if self.into else os.path.realpath(self.target)
+        self._place(made, there)
+        return there
+
+    def merge_into_target(self) -> bytes:
+        """Make what is in `tree` part of the target, a directory, which is made if it is not there. See `place`."""
+        self._place(self.tree, os.path.realpath(self.target))
+        return self.target
+
+    def _place(self, made: bytes, there: bytes) -> None:
+        parent = os.open(os.path.dirname(there) or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for act in (False, True):
+                _settle(made, os.path.basename(there), parent, there, act=act)
+        finally:
+            os.close(parent)
+
+
+def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -> None:
+    """Bring one thing to its place, a name in an open directory; or, without `act`, see that it could be.
+
+    Directories that are there are opened one by one and never through a link, so that nobody who may write there can
+    have it go elsewhere.
+    """
+    is_tree = stat.S_ISDIR(os.lstat(made).st_mode)
+    try:
+        is_there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        is_there = None
+    if is_there and is_tree != stat.S_ISDIR(is_there.st_mode):
+        kind = "a directory" if not is_tree else "not a directory"
+        raise conflict(shown, kind)
+    if is_tree and is_there:
+        _merge(made, name, parent, shown, act=act)
+    elif act:
+        try:
+            _move(made, name, parent, is_tree=is_tree)
+        except OSError as error:
+            if not is_tree or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            _merge(made, name, parent, shown, act=True)  # somebody made it at that moment
+    elif not os.access(b".", os.W_OK | os.X_OK, dir_fd=parent, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.path.dirname(shown))
+
+
+def _merge(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -> None:
+    there = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        for entry in sorted(os.listdir(made)):
+            _settle(os.path.join(made, entry), entry, there, os.path.join(shown, entry), act=act)
+    finally:
+        os.close(there)
+
+
+def _move(made: bytes, name: bytes, parent: int, *, is_tree: bool) -> None:
+    """Move by renaming. A directory can be moved only by who may write to it."""
+    mode = stat.S_IMODE(os.lstat(made).st_mode)
+    if not is_tree or mode & stat.S_IWUSR:
+        os.rename(made, name, dst_dir_fd=parent)
+        return
+    os.chmod(made, mode | stat.S_IRWXU)
+    opened = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.rename(made, name, dst_dir_fd=parent)
+    finally:
+        os.fchmod(opened, mode)
+        os.close(opened)
+
+
+def conflict(path: bytes, kind: str) -> SandkeepError:
+    """The error for something of another kind that is in the way."""
+    words = f"{os.fsdecode(path)!r} is there, and is {kind}: remove it, or choose another place; nothing was copied"
+    return StateError("conflict", words, field="target")

@@ -1,0 +1,338 @@
+"""Copying files and trees between this machine and sandboxes, and between sandboxes.
+
+    with sandkeep.blocking.connect() as client:
+        transfer.copy_in(client, "project", sandbox_id, "/workspace")
+        transfer.copy_out(client, sandbox_id, "results/.", "out")
+
+Names work as with ``cp -a``: into a directory that is there a thing goes under its own name, a tree is merged with one
+of that name, and a path that ends in ``/.`` stands for what is in the directory. Kept are modes (but for set-uid and
+set-gid bits), times in seconds, symbolic links as links, hard links, holes, empty directories and every byte of a name;
+owners are not: what is copied belongs to who copies. All is seen at its destination when it is complete, file by file
+where a tree is merged; what is interrupted before leaves nothing.
+
+The bytes go from one ``tar`` to another, through a pipe and past this process. What a sandbox sends can be anything:
+see `confined` for what holds the ``tar`` that unpacks it here.
+"""
+
+import os
+import select
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Final
+
+from sandkeep import confined
+from sandkeep.blocking import Client
+from sandkeep.descriptors import Handed
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
+from sandkeep.ids import new_id
+from sandkeep.model import Copied
+from sandkeep.staging import Stage
+
+Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Moved = Callable[[int], None]
+
+BEAT_S: Final = 0.1
+"""How often it is told how much was moved."""
+
+_CHANGED: Final = 1
+"""What tar exits with when a file changed, or went away, while it was read."""
+
+_CUT_SHORT: Final = ("Unexpected EOF", "does not look like a tar archive")
+"""What tar says of an archive whose sender failed: he has more to tell."""
+
+_CREATE: Final = (
+    "tar", "--create", "--file=-", "--format=gnu", "--sparse", "--numeric-owner", "--mode=ug-s",
+    "--blocking-factor=128", "--no-unquote", "--directory",
+)  # fmt: skip
+_EXTRACT: Final = (
+    "tar", "--extract", "--file=-", "--no-same-owner", "--no-same-permissions", "--numeric-owner",
+    "--warning=no-timestamp", "--blocking-factor=128", "--directory",
+)  # fmt: skip
+_SCALARS: Final = {"TAR_OPTIONS": None, "POSIXLY_CORRECT": None, "LC_ALL": "C"}
+
+
+def copy_in(client: Client, source: Path, sandbox_id: str, path: Path, *, moved: Moved | None = None) -> Copied:
+    """Copy a file or tree of this machine, as far as you may read it, to `path` in a sandbox.
+
+    `path` begins at the sandbox's working directory unless it is absolute. `moved` is told now and then how many bytes
+    are through. Raises `not_found`, `permission_denied`, `conflict`, `disk_limit` and what the daemon refuses.
+    """
+    directory, name, contents = _source(os.fsencode(source))
+    with _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor):
+        with _reader([*_CREATE, directory, name], descriptor) as tar:
+            _watch(call, tar, moved, "wchar")
+        if not call.answered and tar.returncode > _CHANGED:
+            raise _unreadable(tar)
+        return commit()
+
+
+def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved: Moved | None = None) -> Copied:
+    """Copy a file or tree of a sandbox to `target` on this machine. See `copy_in`.
+
+    The answer's `path` is where it is now. Directories that were there keep their modes.
+    """
+    place, given = os.fsencode(target), os.fsencode(path)
+    contents = _is_contents(given)
+    with _stage(place) as stage, _sending(client, sandbox_id, path, contents=contents) as (call, descriptor):
+        with _writer([*_EXTRACT, stage.tree], stage.tree, descriptor) as tar:
+            _watch(call, tar, moved, "rchar", until_exit=True)
+        copied = _complete(call, tar)
+        with _telling(place):
+            there = stage.merge_into_target() if contents else _place(stage, place)
+    return Copied(path=os.fsdecode(there), files=copied.files, size_bytes=copied.size_bytes)
+
+
+def copy_across(
+    client: Client, sandbox_id: str, path: Path, other_id: str, other: Path, *, moved: Moved | None = None
+) -> Copied:
+    """Copy a file or tree from one sandbox to another, or within one. See `copy_in`."""
+    contents = _is_contents(os.fsencode(path))
+    with (
+        _sending(client, sandbox_id, path, contents=contents) as (out, source),
+        _receiving(client, other_id, other, contents=contents) as (into, commit, descriptor),
+    ):
+        with _reader(["cat"], descriptor, source) as cat:
+            _watch(into, cat, moved, "wchar")
+        if not into.answered:
+            out.answer()  # raises what is missing
+        return commit()
+
+
+def send_archive(client: Client, sandbox_id: str, path: Path, descriptor: int) -> Copied:
+    """Write a file or tree of a sandbox to an open descriptor, as a tar archive with one entry at its top."""
+    contents = _is_contents(os.fsencode(path))
+    with _sending(client, sandbox_id, path, contents=contents) as (call, source):
+        with _reader(["cat"], os.dup(descriptor), source) as cat:
+            _watch(call, cat, None, "wchar", until_exit=True)
+        if cat.returncode:
+            raise BrokenPipeError
+        answer: Copied = call.answer()
+        return answer
+
+
+def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path) -> Copied:
+    """Unpack a tar archive, read from an open descriptor to its end, in the directory `path` of a sandbox."""
+    with _receiving(client, sandbox_id, path, contents=True) as (call, commit, pipe):
+        with _reader(["cat"], pipe, os.dup(descriptor)) as cat:
+            _watch(call, cat, None, "wchar")
+        if not call.answered and cat.returncode:
+            raise _unreadable(cat)
+        return commit()
+
+
+# -- the daemon's side ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _receiving(
+    client: Client, sandbox_id: str, path: Path, *, contents: bool
+) -> Iterator[tuple[Handed, Callable[[], Copied], int]]:
+    """A copy into a sandbox: the call, what makes it effective, and the descriptor to write to, to be closed."""
+    transfer_id = new_id("cpy")
+
+    def commit() -> Copied:
+        if not call.answered:
+            try:
+                client.sandbox.copy_commit(sandbox_id, transfer_id)
+            except CallerError as error:
+                if error.code != "not_found":  # it has failed just now, as the call itself tells
+                    raise
+        answer: Copied = call.answer()
+        return answer
+
+    given = {**_named(path), "transfer_id": transfer_id, "contents": contents}
+    with client.with_descriptors("sandbox.copy_in", sandbox_id, **given) as call:
+        [descriptor] = call.receive()
+        yield call, commit, descriptor
+
+
+@contextmanager
+def _sending(client: Client, sandbox_id: str, path: Path, *, contents: bool) -> Iterator[tuple[Handed, int]]:
+    """A copy out of a sandbox: the call, and the descriptor to read from, to be closed."""
+    with client.with_descriptors("sandbox.copy_out", sandbox_id, **_named(path), contents=contents) as call:
+        [descriptor] = call.receive()
+        yield call, descriptor
+
+
+def _named(path: Path) -> dict[str, Any]:
+    given = os.fsencode(path)
+    try:
+        return {"path": given.decode()}
+    except UnicodeDecodeError:
+        return {"path_bytes": given}
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _reader(argv: list[str | bytes], output: int, source: int | None = None) -> "Iterator[subprocess.Popen[bytes]]":
+    """A program that writes to a pipe, for the length of a block. The descriptors are closed here."""
+    try:
+        program = _start(subprocess.Popen, argv, stdin=subprocess.DEVNULL if source is None else source, stdout=output)
+    finally:
+        for descriptor in (output, source):
+            if descriptor is not None:
+                os.close(descriptor)
+    with _ending(program):
+        yield program
+
+
+@contextmanager
+def _writer(argv: list[str | bytes], directory: bytes, source: int) -> "Iterator[subprocess.Popen[bytes]]":
+    """A program that reads from a pipe and writes in one directory. The descriptor is closed here.
+
+    Its umask is none, so that modes are those of the archive.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        begin = confined.start
+        program = _start(begin, argv, directory, stdin=source, stdout=nothing, umask=0)
+    finally:
+        os.close(source)
+        os.close(nothing)
+    with _ending(program):
+        yield program
+
+
+def _start(begin: Callable[..., "subprocess.Popen[bytes]"], *args: Any, **settings: Any) -> "subprocess.Popen[bytes]":
+    environment = {name: value for name, value in os.environ.items() if name not in _SCALARS} | {"LC_ALL": "C"}
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - it is the program's
+    try:
+        program = begin(*args, stderr=said, env=environment, **settings)
+    except FileNotFoundError:
+        raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
+    program.stderr = said
+    return program
+
+
+@contextmanager
+def _ending(program: "subprocess.Popen[bytes]") -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if program.poll() is None:
+            program.kill()
+        program.wait()
+
+
+def _watch(
+    call: Handed, program: "subprocess.Popen[bytes]", moved: Moved | None, counter: str, *, until_exit: bool = False
+) -> None:
+    """Wait until the program has ended, or, unless `until_exit`, the call was answered: then it has failed."""
+    ended = os.pidfd_open(program.pid)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    if not until_exit:
+        poll.register(call.fileno(), select.POLLIN)
+    try:
+        while not poll.poll(BEAT_S * 1000 if moved else None):
+            if call.answered and not until_exit:
+                return
+            if moved:
+                moved(_count(program.pid, counter))
+        if moved:
+            moved(_count(program.pid, counter))
+    finally:
+        os.close(ended)
+    if program.poll() is None:  # what woke us was the call
+        with suppress(SandkeepError):
+            call.answer()
+        program.kill()
+    program.wait()
+
+
+def _count(pid: int, counter: str) -> int:
+    """How many bytes a program has read or written so far."""
+    with suppress(OSError), open(f"/proc/{pid}/io", encoding="ascii") as file:
+        return int(dict(line.split(": ") for line in file)[counter])
+    return 0
+
+
+def _said(program: "subprocess.Popen[bytes]") -> str:
+    """The first thing that a program said on stderr."""
+    stderr: IO[bytes] | None = program.stderr
+    if stderr is None:
+        return ""
+    stderr.seek(0)
+    lines = stderr.read(65536).decode("utf-8", "backslashreplace").strip().splitlines()
+    return lines[0][:500] if lines else f"exit code {program.returncode}"
+
+
+# -- this machine's side ----------------------------------------------------------------------------------------------
+
+
+def _is_contents(path: bytes) -> bool:
+    return path == b"." or path.endswith(b"/.")
+
+
+def _source(path: bytes) -> tuple[bytes, bytes, bool]:
+    """From where tar reads what: a directory, a name in it, and whether only what is in that name counts."""
+    with _telling(path):
+        status = os.stat(path) if path.endswith(b"/") else os.lstat(path)
+    if _is_contents(path):
+        return path, b".", True
+    if path.endswith(b"/") and not stat.S_ISDIR(status.st_mode):
+        raise CallerError("invalid", f"{os.fsdecode(path)!r} is not a directory", field="source")
+    full = os.path.realpath(path) if path.rstrip(b"/") != path or path.endswith(b"..") else path.rstrip(b"/")
+    directory, name = os.path.split(full)
+    if not name:
+        raise CallerError("invalid", "the root directory has no name to copy it under: give /.", field="source")
+    return directory or b".", b"./" + name, False
+
+
+def _stage(target: bytes) -> Stage:
+    with _telling(target):
+        return Stage(target)
+
+
+def _place(stage: Stage, target: bytes) -> bytes:
+    made = stage.only_entry()
+    is_tree = stat.S_ISDIR(os.lstat(made).st_mode)
+    if target.endswith(b"/") and not stage.into and not is_tree:
+        raise CallerError("not_found", f"there is no directory {os.fsdecode(target)!r}", field="target")
+    return stage.place(made)
+
+
+def _complete(call: Handed, tar: "subprocess.Popen[bytes]") -> Copied:
+    """What the sandbox says of a copy that was unpacked here. Raises what failed, there or here."""
+    if tar.returncode and not any(words in _said(tar) for words in _CUT_SHORT):
+        raise _unwritable(tar)
+    answer: Copied = call.answer()
+    if tar.returncode:
+        raise _unwritable(tar)
+    return answer
+
+
+def _unreadable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
+    said = _said(tar)
+    if "ermission denied" in said:
+        return CallerError("permission_denied", f"a file cannot be read: {said}; nothing was copied", field="source")
+    return ProviderError("provider_unavailable", f"the files cannot be read: {said}; nothing was copied")
+
+
+def _unwritable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
+    said = _said(tar)
+    if "No space left" in said or "quota" in said:
+        words = f"there is no room on this machine's disk: {said}; nothing was copied"
+        return CallerError("permission_denied", words, field="target")
+    return ProviderError(
+        "provider_unavailable", f"what the sandbox sent cannot be unpacked: {said}; nothing was copied"
+    )
+
+
+@contextmanager
+def _telling(path: bytes) -> Iterator[None]:
+    """What the operating system says about a path of this machine, as errors that say what to do."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        where = os.fsdecode(error.filename or path)
+        raise CallerError("not_found", f"there is no {where!r} on this machine", field="path") from None
+    except OSError as error:
+        where = os.fsdecode(error.filename or path)
+        code = "permission_denied" if error.errno in (1, 13, 30) else "invalid"
+        raise CallerError(code, f"{where!r} cannot be used: {error.strerror}", field="path") from None
