@@ -4,7 +4,13 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 
-.PHONY: help demo test bench check soak docs clean setup-demo setup-test
+# Where `make install-units` puts what systemd reads, and where the daemon is that the units start.
+DESTDIR ?=
+UNITDIR ?= /usr/local/lib/systemd
+CONFDIR ?= /usr/local/lib
+SANDKEEPD ?= /usr/bin/sandkeepd
+
+.PHONY: help demo test bench check soak docs clean setup-demo setup-test install-units
 
 help:
 	@echo "make demo    see Sandkeep do its job, in half a minute"
@@ -13,6 +19,7 @@ help:
 	@echo "make bench   measure against the floors; writes benches/README.md"
 	@echo "make soak    the deep and slow tests"
 	@echo "make docs    write docs/reference from the tables"
+	@echo "make install-units   put the systemd units in place; see docs/how-to/install-as-a-service.md"
 	@echo "make clean   remove what the others made"
 
 setup-demo:
@@ -46,3 +53,6 @@ docs: setup-test
 clean:
 	rm -rf $(VENV) .setup .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+install-units:
+	@systemd/install '$(DESTDIR)' '$(UNITDIR)' '$(CONFDIR)' '$(SANDKEEPD)'

@@ -36,6 +36,7 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "docker": _program("dockerd"),
     "runsc": _program("runsc"),
     "busybox": _program("busybox"),
+    "systemd": _program("systemd-analyze"),
     "root": lambda: None if os.geteuid() == 0 else "only root can become other users",
 }
 """Why an engine cannot be had here, or None when it can."""

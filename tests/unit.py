@@ -85,7 +85,9 @@ def apply(wanted: dict[str, list[str]], command: list[str]) -> list[str]:
     """Apply what this process can have applied to itself; answer the command with what a tool must do before it."""
     for name, value in wanted.items():
         if name == "LimitNOFILE":
-            resource.setrlimit(resource.RLIMIT_NOFILE, (int(value[0]), int(value[0])))
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # systemd may raise it, and a test may not
+            limit = int(value[0]) if most == resource.RLIM_INFINITY else min(int(value[0]), most)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         elif name == "UMask":
             os.umask(int(value[0], 8))
     if wanted.get("NoNewPrivileges") == ["yes"]:

@@ -39,6 +39,7 @@ def _run() -> None:
 
     from sandkeepd import app, logs, placement, systemd
 
+    os.umask(0o022)  # sandboxes have uids of their own and read what is made for them, in a directory that is 0700
     faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
     logs.set_up(settings.LOG_LEVEL())
     manager = systemd.take_environment()

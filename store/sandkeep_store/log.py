@@ -304,10 +304,6 @@ class EventLog:
         while self.head <= after:
             await self._arrival.park()
 
-    async def next_event(self) -> None:
-        """Return when an event is committed after this call."""
-        await self._arrival.park()
-
     async def find_command(self, command_id: str, owner: str) -> Recorded | None:
         """The first event that an owner's command caused, the last time it was given; None when it caused none."""
         return await trio.to_thread.run_sync(self._reader.of_command, command_id, owner, limiter=self._readers)

@@ -177,7 +177,7 @@ def v2_top() -> Iterator[tuple[Path, str]]:
 def test_why_sandboxes_are_not_below_the_daemons_unit(
     v2_top: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the kernel's rules: a unit that hands controllers on cannot be started again; with a place beside it, it can."""
+    """With the kernel's rules: a unit that hands controllers on cannot be started again, one beside a place can."""
     top, controller = v2_top
     monkeypatch.setattr(placement, "CONTROLLERS", (controller,))
     unit, place = top / "sandkeepd.service", top / PLACE_UNIT
