@@ -6,6 +6,7 @@ Which directories those are is decided by `plan`, which changes nothing, so that
 made.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -83,12 +84,13 @@ class Hierarchies:
                     _write(f"{directory}/{file}", value)
         except OSError as error:
             remove(groups)
-            message = f"a control group could not be made: {error.strerror}: look at the daemon's rights to {ROOT}"
+            message = f"a control group could not be made: {error.strerror}: restart the daemon, or look at its rights to {ROOT}"
             raise ProviderError("provider_unavailable", message) from None
 
     def _make(self, name: str, directory: str) -> None:
         parent = os.path.dirname(directory)
-        os.makedirs(parent, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent)  # and no more than that: what is above it is not ours to make
         if self._version[name] == 2:
             _write(f"{parent}/cgroup.subtree_control", f"+{name}")
         os.makedirs(directory, exist_ok=True)

@@ -60,6 +60,22 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path / "lib"
 
 
+def test_a_user_installs_for_oneself(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    subprocess.run([UNITS / "install", "--user", "/opt/sandkeep/bin/sandkeepd"], env=env, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == [".config"]
+    service = tmp_path / ".config" / "systemd" / "user" / "sandkeepd.service"
+    assert "\nExecStart=/opt/sandkeep/bin/sandkeepd\n" in service.read_text()
+
+
+@pytest.mark.parametrize("daemon", ["sandkeepd", "/a b", "/a|b", "/a\nExecStartPre=/bin/true"])
+def test_a_path_that_would_change_the_unit_is_refused(tmp_path: Path, daemon: str) -> None:
+    words = [UNITS / "install", str(tmp_path), "/lib/systemd", "/lib", daemon]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "absolute path" in done.stderr
+
+
 def analyze(place: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     env = {**os.environ, "XDG_RUNTIME_DIR": str(place), "SYSTEMD_COLORS": "0", "SYSTEMD_EMOJI": "0"}
     return subprocess.run(["systemd-analyze", *words], env=env, capture_output=True, text=True, check=False)

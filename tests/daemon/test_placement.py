@@ -6,6 +6,7 @@ of version 1 are real as well.
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sandkeep.errors import ProviderError
 from sandkeepd import placement
 from sandkeepd.cgroups import Hierarchies, Limits
 from sandkeepd.placement import PLACE_UNIT, settle
@@ -61,6 +63,19 @@ def test_with_a_unit_that_holds_the_place(tmp_path: Path) -> None:
     assert (unit / "cgroup.subtree_control").read_text() == ""  # so that systemd can start the unit in it again
     assert (place / "cgroup.subtree_control").read_text() == "+cpu"  # the last word written; the kernel keeps all
     assert base(tmp_path, f"{UNIT}/daemon") == dict.fromkeys(("pids", "memory", "cpu"), f"{place}/sandboxes/sbx_1")
+
+
+def test_a_place_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    """Its unit was stopped: the group would be systemd's to make."""
+    unit = group(tmp_path / UNIT[1:], delegated=True)
+    place = group(unit.parent / PLACE_UNIT, delegated=True)
+    made = group(place / "sandboxes")
+    settle(str(tmp_path), f"0::{UNIT}\n", OURS)
+    hierarchies = Hierarchies(str(tmp_path), f"0::{UNIT}/daemon\n")
+    shutil.rmtree(place)
+    with pytest.raises(ProviderError, match="restart the daemon"):
+        hierarchies.create({"pids": f"{made}/sbx_1"}, LIMITS)
+    assert not place.exists()
 
 
 def test_started_in_a_leaf_by_systemd(tmp_path: Path) -> None:
