@@ -15,22 +15,28 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from signal import Signals
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
-from sandkeepd.keeper import fifo, files, journal, pipes, requests
+from sandkeepd.hostprocess import Identity, identify
+from sandkeepd.keeper import fifo, files, journal, pipes, requests, terminal
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
 from sandkeepd.keeper.processes import LOST_END, LOST_WITH_SANDBOX, Earlier, Known
+from sandkeepd.keeper.pty import open_pty
 from sandkeepd.keeper.watcher import Watcher, grown
-from sandkeepd.providers.base import Chunk, Exit, Launch
+from sandkeepd.providers.base import Chunk, Exit, Launch, Terminal
 
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
 
 TIDY_UP_S: Final = 5.0
 """How long a helper command that is not wanted any more has for removing what it began."""
+
+ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
+"""What the names of a process's files in `in` end in."""
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
@@ -40,7 +46,8 @@ class KeeperInstance:
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
 
     `directory` holds `in` and `out`. `leader` are the words that put a process into a group of its own, with default
-    signals; `input_owner` is the uid and gid that must be able to open a process's input.
+    signals; `input_owner` is the uid and gid that must be able to open a process's input; `inside` is what the code
+    inside calls `directory`, when that is not the same.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class KeeperInstance:
         env: Mapping[str, str],
         working_dir: str,
         input_owner: tuple[int, int] | None = None,
+        inside: str | None = None,
     ) -> None:
         self.sandbox_id = sandbox_id
         self.isolation = isolation
@@ -66,6 +74,8 @@ class KeeperInstance:
         self._env = dict(env)
         self._working_dir = working_dir
         self._input_owner = input_owner
+        self._journals = f"{inside or directory}/out/p"
+        self._attaching: set[str] = set()
         self._processes: dict[str, Known] = {}
         self._earlier = Earlier()
         self._channel = Channel(sandbox_id, f"{self._in}/.control")
@@ -89,20 +99,29 @@ class KeeperInstance:
         secrets = list(requests.secret_requests(process_id, launch.secrets))
         await self._write_script(process_id, launch, opening)
         process = self._processes[process_id] = Known()
-        mode = {None: "none", False: "none", True: "pipe"}.get(launch.stdin, "file")  # type: ignore[arg-type]
-        await self._send(*secrets, requests.request("run", process_id, mode))
+        await self._send(*secrets, requests.request("run", process_id, _mode(launch)))
         await self._news(process, lambda: process.pid is not None or process.answer == "none")
         if process.pid is None:
-            del self._processes[process_id]
-            message = "the sandbox could not start another process: it is out of processes, memory or disk"
-            raise ProviderError("provider_unavailable", message, process_id=process_id)
+            raise self._not_started(process_id, launch)
         return process.pid
+
+    def _not_started(self, process_id: str, launch: Launch) -> SandkeepError:
+        said = self.read(process_id, "stderr", 0, 500).data if launch.terminal else b""
+        del self._processes[process_id]
+        self._unlink(*(process_id + end for end in ENDS))
+        if launch.terminal:
+            return terminal.not_started(said)
+        message = "the sandbox could not start another process: it is out of processes, memory or disk"
+        return ProviderError("provider_unavailable", message, process_id=process_id)
 
     async def _write_script(self, process_id: str, launch: Launch, opening: bytes) -> None:
         env = {name: value for name, value in {**self._env, **launch.env}.items() if name not in launch.secrets}
         where = launch.working_dir or self._working_dir
-        text = requests.script(self._leader, launch.command, env, where, opening)
         try:
+            if launch.terminal:
+                await self._write_terminal(process_id, launch.terminal, launch.command, env, where)
+                return
+            text = requests.script(self._leader, launch.command, env, where, opening)
             if launch.stdin is True:
                 self._make_fifo(f"{process_id}.stdin")
             elif isinstance(launch.stdin, bytes):
@@ -113,8 +132,19 @@ class KeeperInstance:
                 "conflict", f"process {process_id} was started before: use another id", process_id=process_id
             ) from None
         except OSError as error:
-            self._unlink(process_id, f"{process_id}.stdin")
+            self._unlink(*(process_id + end for end in ENDS))
             raise _no_room(error) from None
+
+    async def _write_terminal(
+        self, process_id: str, wanted: Terminal, command: Sequence[str], env: Mapping[str, str], working_dir: str
+    ) -> None:
+        """Write what starts a process in a terminal, which belongs to a session of its own already."""
+        text = terminal.script(self._journals, process_id, wanted)
+        program = requests.script(self._leader[1:], command, env, working_dir, terminal.BEGIN)
+        self._make_fifo(f"{process_id}.told")
+        await self._write(f"{process_id}.program", program)
+        await self._write(f"{process_id}.pane", terminal.PANE)
+        await self._write(process_id, text)
 
     async def _write(self, name: str, data: bytes) -> None:
         if len(data) > MAX_INLINE_INPUT_BYTES:
@@ -186,7 +216,8 @@ class KeeperInstance:
         process = self._processes.get(process_id)
         if process and process.exit:
             del self._processes[process_id]
-        self._unlink(process_id, f"{process_id}.stdin")
+        self._unlink(*(process_id + end for end in ENDS))
+        _unlink(f"{self._out}/p/{process_id}.tmux")
 
     # Input and output
 
@@ -214,6 +245,65 @@ class KeeperInstance:
                 process_id=process_id,
             )
         return process.input_fd
+
+    # Terminals
+
+    async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
+        """See `Terminals.open_terminal`."""
+        self._known(process_id)
+        fd, number = self._open_pty(rows, cols)
+        viewer = new_id(terminal.VIEWER)
+        self._attaching.add(viewer)
+        try:
+            command = terminal.viewer(self._journals, process_id, number, term, read_only=read_only)
+            await self.launch(Launch(process_id=viewer, command=command, working_dir=self._journals))
+            if not await terminal.shown(fd, self._processes[viewer].ended):
+                raise terminal.not_attached(self.read(viewer, "stderr", 0, 500).data)
+        except BaseException:
+            trio.lowlevel.notify_closing(fd)
+            os.close(fd)  # which ends the viewer
+            raise
+        finally:
+            self._attaching.discard(viewer)
+            if self.exit_of(viewer):
+                self._remove_viewer(viewer)
+        return fd
+
+    def _open_pty(self, rows: int, cols: int) -> tuple[int, int]:
+        """A new terminal in the sandbox. Its first process is looked at last, as its pid may become another's."""
+        pid = self.handle["first"]["pid"]
+        fd, number = open_pty(f"/proc/{pid}/root", self._input_owner, rows, cols)
+        if identify(pid) == msgspec.convert(self.handle["first"], Identity):
+            return fd, number
+        os.close(fd)
+        raise StateError("not_ready", f"sandbox {self.sandbox_id} has ended: create another")
+
+    def _remove_viewers(self) -> None:
+        with suppress(OSError):
+            for viewer in filter(terminal.is_viewer, os.listdir(self._in)):
+                self._remove_viewer(viewer)
+
+    def _remove_viewer(self, viewer: str) -> None:
+        """A viewer has gone: nothing shall stay of it, whichever daemon it came to."""
+        if viewer not in self._attaching:
+            self._processes.pop(viewer, None)
+            self._remove(viewer)
+
+    async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
+        """See `Terminals.resize_terminal`."""
+        await self._ask_tmux(terminal.resize(self._journals, process_id, rows, cols))
+
+    async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
+        """See `Terminals.type_into`."""
+        async with self._known(process_id).input_lock:
+            if typed := terminal.typed(data, eof=eof):
+                await self._ask_tmux(terminal.typing(self._journals, process_id, new_id(terminal.VIEWER)), typed)
+        return len(data)
+
+    async def _ask_tmux(self, command: Sequence[str], stdin: bytes | None = None) -> None:
+        code, _, stderr = await self.run_command(command, stdin, working_dir=self._journals)
+        if code != 0:
+            raise terminal.refused(stderr)
 
     def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Instance.read`."""
@@ -380,6 +470,7 @@ class KeeperInstance:
         await self._catch_up()
         self._reason = reason
         self._gone.set()
+        self._remove_viewers()
         for process in self._processes.values():
             if process.exit is None:
                 process.end(Exit(exit_code=None, message=LOST_WITH_SANDBOX))
@@ -408,7 +499,10 @@ class KeeperInstance:
             process = self._processes.get(answer.process_id)
             if process is not None:
                 process.learn(answer.word)
-            elif self._adopted:
+            if terminal.is_viewer(answer.process_id):
+                if answer.says_end:
+                    self._remove_viewer(answer.process_id)
+            elif process is None and self._adopted:
                 self._earlier.remember(answer)
         return more
 
@@ -446,6 +540,13 @@ class KeeperInstance:
     def _unlink(self, *names: str) -> None:
         for name in names:
             _unlink(f"{self._in}/{name}")
+
+
+def _mode(launch: Launch) -> str:
+    """What the keeper calls the kind of input that a process has."""
+    if launch.terminal:
+        return "tty"
+    return {None: "none", False: "none", True: "pipe"}.get(launch.stdin, "file")  # type: ignore[arg-type]
 
 
 def _no_room(error: OSError) -> SandkeepError:

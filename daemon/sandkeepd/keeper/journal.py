@@ -36,6 +36,11 @@ class Answer(NamedTuple):
     process_id: str
     word: str
 
+    @property
+    def says_end(self) -> bool:
+        """Whether nothing more can come of the process."""
+        return self.word.isdigit() or self.word in ("lost", "none")
+
 
 class NotAFileError(Exception):
     """Something else than a regular file lies where a file was expected."""

@@ -2,7 +2,8 @@
 # Sandkeep's keeper: the first process of a sandbox. It takes requests from standard input, a FIFO, one a line, and tells
 # in OUT/exits, one line each, what became of them.   sh keeper IN OUT [FILE_BLOCKS [PROCESSES [ADDRESS_KIB]]]
 #
-#   run ID MODE     start IN/ID (a script that ends in exec); MODE is the kind of its standard input: none, file, pipe
+#   run ID MODE     start IN/ID (a script that ends in exec); MODE is the kind of its standard input: none, file, pipe;
+#                   or tty: the script then is `terminal.sh`, and speaks for itself
 #   secret ID TEXT  a piece of the assignments that only the process ID will see; comes before its run
 #   share - TEXT    the same for every process that starts from now on
 #   kill ID SIGNAL  signal the process's group          eof ID     no more input will come
@@ -55,7 +56,21 @@ watch() {
 	echo "done $1" >&3 # wakes the keeper, which forgets this watcher and reaps
 }
 
-# `live` holds " ID=WATCHER:PID " for each, without a PID until it is known.
+# A terminal's script tells by itself how its process starts and ends. If it was killed, so is the process.
+watch_terminal() {
+	{
+		command eval '{ eval "$shared$mine" ". \"\$3\""; } </dev/null 5>&- & pid=$!'
+	} >>"$5.stdout" 2>>"$5.stderr"
+	if [ -z "$pid" ]; then
+		echo "$1 none" >&4
+	elif ! wait "$pid"; then
+		echo "kill $1 9" >&3
+		echo "$1 lost" >&4
+	fi
+	echo "done $1" >&3
+}
+
+# `live` holds " ID=WATCHER:PID " for each, without a PID until it is known; PID.GROUP for one in a terminal.
 watcher_of() {
 	case $live in *" $1="*) ;; *) return 1 ;; esac
 	entry=${live#*" $1="}
@@ -69,8 +84,11 @@ forget() {
 }
 
 signal() {
-	case $pid in '' | 0* | 1 | *[!0-9]*) return ;; esac
-	kill "-$1" "-$pid" || kill "-$1" "$pid" # it may not have become the leader of its group yet
+	case ${pid%.*} in '' | 0* | 1 | *[!0-9]*) return ;; esac
+	case $pid in
+	*.*) kill "-$1" "-${pid%.*}" || kill "-$1" "-${pid#*.}" ;; # in a terminal, with or without a group of its own
+	*) kill "-$1" "-$pid" || kill "-$1" "$pid" ;;                # it may not have become the leader of its group yet
+	esac
 }
 
 # A process whose watcher was killed cannot be told of any more, so it is ended.
@@ -91,8 +109,10 @@ while IFS= read -r line <&3; do
 	run)
 		mine=''
 		[ "$whose" = "$id" ] && mine=$secrets secrets='' whose=''
+		how=watch
+		[ "$argument" = tty ] && how=watch_terminal pid=''
 		# `command` keeps the keeper alive when it cannot fork
-		if command eval 'watch "$id" "$argument" "$in/$id" "$newline" &'; then
+		if command eval '$how "$id" "$argument" "$in/$id" "$newline" "$out/p/$id" &'; then
 			live="$live$id=$!: "
 		else
 			echo "$id none" >&4

@@ -39,7 +39,7 @@ from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import local_disk
 from sandkeepd.providers.base import Caller, Chunk, ImportedImage, Progress
-from sandkeepd.providers.local_bubblewrap import MARK, PATH, WORKSPACE, environment
+from sandkeepd.providers.local_bubblewrap import INSIDE, MARK, PATH, WORKSPACE, environment
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
 from sandkeepd.providers.local_probe import Abilities, probe
 from sandkeepd.providers.local_start import Handle, Job, Plan, Started, start
@@ -131,6 +131,7 @@ class LocalProvider:
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
             "no_nested_user_namespaces": found.no_nested_userns,
+            "terminals": _terminals(),
             "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip
@@ -309,6 +310,7 @@ class LocalProvider:
                 sandbox_id, self.layout.sandbox(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), leader=self._leader, env=env,
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
+                inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
         except (OSError, journal.NotAFileError):
             os.close(pidfd)
@@ -476,6 +478,13 @@ async def open_local(state_dir: str, *, uid_base: int, disk_limit: int) -> Async
                 with trio.CancelScope(shield=True):
                     await provider.aclose()
                 nursery.cancel_scope.cancel()
+
+
+def _terminals() -> Capability:
+    """Sandboxes see the programs of the host, so what is missing here is missing there."""
+    if shutil.which("tmux", path=PATH):
+        return Capability(works=True)
+    return Capability(works=False, why="tmux is missing: install the package tmux")
 
 
 def _scratch(memory_bytes: int | None, disk_bytes: int) -> int:

@@ -8,6 +8,9 @@ from msgspec import Struct
 
 HOME: Final = "/home/sandbox"
 WORKSPACE: Final = "/workspace"
+INSIDE: Final = "/run/sandkeep"
+"""Where a sandbox sees the directories that it shares with the daemon."""
+
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MARK: Final = "SANDKEEP_SANDBOX"
 """The variable by which the processes of a sandbox are found when nothing else is known of them."""
@@ -91,15 +94,15 @@ def _scratch(view: View) -> Iterator[str]:
 
 def _shared(view: View) -> Iterator[str]:
     yield from ("--ro-bind" if view.read_only else "--bind", view.workspace, WORKSPACE)
-    yield from ("--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/run/sandkeep")
-    yield from ("--ro-bind", view.in_dir, "/run/sandkeep/in")
+    yield from ("--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", INSIDE)
+    yield from ("--ro-bind", view.in_dir, f"{INSIDE}/in")
     if not view.guard_out:
-        yield from ("--bind", view.out_dir, "/run/sandkeep/out")
+        yield from ("--bind", view.out_dir, f"{INSIDE}/out")
         return
     # Where the code inside has the uid that owns `out`, mounts keep it from replacing what is in there.
-    yield from ("--ro-bind", view.out_dir, "/run/sandkeep/out")
+    yield from ("--ro-bind", view.out_dir, f"{INSIDE}/out")
     for name in ("p", "exits"):
-        yield from ("--bind", f"{view.out_dir}/{name}", f"/run/sandkeep/out/{name}")
+        yield from ("--bind", f"{view.out_dir}/{name}", f"{INSIDE}/out/{name}")
 
 
 def write_etc(directory: str, sandbox_id: str, uid: int, gid: int, *, host_network: bool) -> None:

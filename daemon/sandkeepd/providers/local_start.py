@@ -18,7 +18,7 @@ from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies, Limits
 from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
 from sandkeepd.keeper import KEEPER_SOURCE
-from sandkeepd.providers.local_bubblewrap import MARK, View, arguments, write_etc
+from sandkeepd.providers.local_bubblewrap import INSIDE, MARK, View, arguments, write_etc
 
 START_DEADLINE_S: Final = 30.0
 _INFO_FD: Final = 3
@@ -231,8 +231,7 @@ def _program(job: Job, view: View) -> list[str]:
     """The keeper, in bubblewrap or bare, with the limits that a shell can hold."""
     if job.plan.mechanism == "none":
         return ["sh", f"{view.in_dir}/.keeper", view.in_dir, view.out_dir, *_shell_limits(job.plan)]
-    inside = "/run/sandkeep"
-    keeper = ["sh", f"{inside}/in/.keeper", f"{inside}/in", f"{inside}/out", *_shell_limits(job.plan)]
+    keeper = ["sh", f"{INSIDE}/in/.keeper", f"{INSIDE}/in", f"{INSIDE}/out", *_shell_limits(job.plan)]
     return [*arguments(view, _INFO_FD), *keeper]
 
 

@@ -1,0 +1,64 @@
+"""A terminal for a viewer: a pseudo-terminal in the sandbox's own devpts, so that its name means the same inside."""
+
+import fcntl
+import os
+import stat
+import struct
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sandkeep.errors import ProviderError
+
+_PTMX: Final = os.makedev(5, 2)
+_UNLOCK: Final = 0x40045431  # TIOCSPTLCK
+_NUMBER: Final = 0x80045430  # TIOCGPTN
+
+
+def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> tuple[int, int]:
+    """Make a pseudo-terminal below `root`, the root directory of a process. Answers its controlling side, which does
+    not block, and its number.
+
+    The other side is given to `owner`, and opened by nobody: when that is closed again, the terminal is gone. Raises
+    `provider_unavailable` where there is no devpts, or no more terminals.
+    """
+    try:
+        with _places(root) as (pts, ptmx):
+            if not stat.S_ISCHR(os.fstat(ptmx).st_mode) or os.fstat(ptmx).st_rdev != _PTMX:
+                raise ProviderError("provider_unavailable", "the sandbox has no /dev/pts/ptmx: no viewer can attach")
+            flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(f"/proc/self/fd/{ptmx}", flags)
+            try:
+                return fd, _prepare(fd, pts, owner, rows, cols)
+            except BaseException:
+                os.close(fd)
+                raise
+    except OSError as error:
+        message = f"no terminal could be made in the sandbox: {error.strerror}"
+        raise ProviderError("provider_unavailable", message) from None
+
+
+@contextmanager
+def _places(root: str) -> Iterator[tuple[int, int]]:
+    """Descriptors of ``dev/pts`` and of ``ptmx`` in it, as places only, reached through no link."""
+    opened: list[int] = []
+    directory = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY
+    try:
+        opened.append(os.open(root, directory))  # a link of the kernel's own
+        for name in ("dev", "pts"):
+            opened.append(os.open(name, directory | os.O_NOFOLLOW, dir_fd=opened[-1]))
+        opened.append(os.open("ptmx", os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=opened[-1]))
+        yield opened[-2], opened[-1]
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _prepare(fd: int, pts: int, owner: tuple[int, int] | None, rows: int, cols: int) -> int:
+    fcntl.ioctl(fd, _UNLOCK, struct.pack("i", 0))
+    number: int = struct.unpack("I", fcntl.ioctl(fd, _NUMBER, b"\0" * 4))[0]
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+    if owner is not None:
+        os.chown(str(number), owner[0], -1, dir_fd=pts, follow_symlinks=False)
+    return number

@@ -1,0 +1,138 @@
+"""Terminals of processes, as files and scripts: what goes into `in` for one, and what is said to its tmux.
+
+Each is a tmux server of its own, inside the sandbox. Whoever looks at it does so by the sandbox's own tmux client: a
+server tells its client what to execute, so a client outside would be a way out.
+"""
+
+import os
+from typing import Final
+
+import trio
+
+from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
+from sandkeepd.keeper import requests
+from sandkeepd.providers.base import Terminal
+
+VIEWER: Final = "vwr"
+"""The prefix of the ids of viewers, which are helpers and not on record: what they leave is removed when they end."""
+
+MAX_SOCKET_BYTES: Final = 100
+"""A socket's address holds 107. A longer path is given from the directory of the journals, where all scripts begin."""
+
+ATTACH_DEADLINE_S: Final = 20.0
+"""How long a viewer has for showing something."""
+
+END_OF_FILE: Final = b"\x04"
+
+
+def _script(name: str) -> bytes:
+    with open(os.path.join(os.path.dirname(__file__), name), "rb") as file:
+        return file.read()
+
+
+PANE: Final = _script("pane.sh")
+BEGIN: Final = b'echo "run $$" >&9; exec 9>&-'
+"""How a process in a terminal begins: it tells its pid."""
+
+_TERMINFO: Final = _script("terminfo.sh")
+_TERMINAL: Final = _TERMINFO + _script("terminal.sh")
+_VIEWER: Final = (_TERMINFO + _script("viewer.sh")).decode()
+
+
+def is_viewer(process_id: str) -> bool:
+    """Whether this is the id of a viewer, or a file of one's in `in`."""
+    return process_id.startswith(VIEWER + "_")
+
+
+def script(journals: str, process_id: str, terminal: Terminal) -> bytes:
+    """The script that gives a process a terminal. `journals` is their directory as the sandbox sees it."""
+    sizes = f"{terminal.rows} {terminal.cols}".encode()
+    names = requests.quote(terminal.session.encode()) + b" " + requests.quote(os.fsencode(socket(journals, process_id)))
+    return b'set -- "$1" "$3" "$5" ' + sizes + b" " + names + b"\n" + _TERMINAL
+
+
+def socket(journals: str, process_id: str) -> str:
+    """Where a process's tmux server listens, as its clients name it once they are in `journals`."""
+    path = f"{journals}/{process_id}.tmux"
+    return path if len(os.fsencode(path)) <= MAX_SOCKET_BYTES else f"./{process_id}.tmux"
+
+
+def viewer(journals: str, process_id: str, number: int, term: str, *, read_only: bool) -> list[str]:
+    """The command, to be run in `journals`, that shows a process's terminal on the sandbox's terminal `number`."""
+    words = [socket(journals, process_id), f"/dev/pts/{number}", term, "-r" if read_only else ""]
+    return ["sh", "-c", _VIEWER, *words]
+
+
+def resize(journals: str, process_id: str, rows: int, cols: int) -> list[str]:
+    """The command, to be run in `journals`, that gives a terminal a size; the next viewer may change it."""
+    size = ["resize-window", "-t", "$0:", "-x", str(cols), "-y", str(rows)]
+    return _tmux(journals, process_id, *size, ";", "set-option", "-wq", "-t", "$0:", "window-size", "latest")
+
+
+def typing(journals: str, process_id: str, buffer: str) -> list[str]:
+    """The command, to be run in `journals`, that types its input into a terminal, every byte as it is."""
+    load = ["load-buffer", "-b", buffer, "-"]
+    return _tmux(journals, process_id, *load, ";", "paste-buffer", "-d", "-r", "-b", buffer, "-t", "%0")
+
+
+def typed(data: bytes, *, eof: bool) -> bytes:
+    """The bytes to type. In the middle of a line the first end-of-file character only hands over what is there."""
+    if not eof:
+        return data
+    return data + END_OF_FILE * (2 if data and not data.endswith(b"\n") else 1)
+
+
+def _tmux(journals: str, process_id: str, *words: str) -> list[str]:
+    return ["tmux", "-u", "-S", socket(journals, process_id), *words]
+
+
+async def shown(fd: int, ended: trio.Event) -> bool:
+    """Wait until there is something to see on a viewer's terminal; False when the viewer has ended instead.
+
+    tmux tells what is wrong on stderr, so that the first byte on the terminal means that it shows the process. Raises
+    `provider_unavailable` when nothing happens for too long.
+    """
+    found = False
+
+    async def look() -> None:
+        nonlocal found
+        await trio.lowlevel.wait_readable(fd)
+        found = not ended.is_set()
+        nursery.cancel_scope.cancel()
+
+    with trio.move_on_after(ATTACH_DEADLINE_S) as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await ended.wait()
+            nursery.cancel_scope.cancel()
+    if scope.cancelled_caught:
+        raise ProviderError("provider_unavailable", "the process's terminal shows nothing: its tmux does not answer")
+    return found
+
+
+def not_started(said: bytes) -> SandkeepError:
+    """The error for a process that got no terminal, from what was said on its stderr."""
+    sentence = _sentence(said)
+    if sentence == "tmux is missing":
+        message = (
+            "there is no tmux in the sandbox's image, which terminals need: install it there, or launch without tty"
+        )
+        return SetupError("not_supported", message)
+    message = f"the process's terminal could not be started: {sentence or 'the sandbox is out of processes or memory'}"
+    return ProviderError("provider_unavailable", message)
+
+
+def not_attached(said: bytes) -> SandkeepError:
+    """The error for a viewer that ended at once."""
+    message = f"the process's terminal cannot be attached to: {_sentence(said) or 'its tmux did not say why'}"
+    return ProviderError("provider_unavailable", message)
+
+
+def refused(said: bytes) -> SandkeepError:
+    """The error for something that tmux did not do."""
+    return StateError("not_ready", f"the process's terminal did not take that: {_sentence(said) or 'it has ended'}")
+
+
+def _sentence(said: bytes) -> str:
+    text = said.decode(errors="replace").strip()[:300]
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
