@@ -192,3 +192,21 @@ def shared_daemon(places: str) -> Iterator[RunningDaemon]:
     daemon.start()
     yield daemon
     daemon.clear()
+
+
+@pytest.fixture
+def new_service(places: str) -> Iterator[Callable[[], Any]]:
+    """Makes daemons as a service manager has them; see `tests.service`."""
+    from tests.service import Service
+
+    made: list[Service] = []
+
+    def make() -> Service:
+        root = tempfile.mkdtemp(dir=places)
+        os.chmod(root, 0o711)
+        made.append(Service(root))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()

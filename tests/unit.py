@@ -1,8 +1,9 @@
 """What systemd does to a service, as far as it can be done without systemd: run as a program, it becomes the service.
 
 ``python unit.py SETTINGS COMMAND…`` takes the place of the manager's child between fork and exec. SETTINGS is JSON:
-`sockets` descriptors that become 3, 4, …; `names` of these; `directives` of a unit's [Service] section, of which those
-that are understood are applied in systemd's order. The variables that hold the process's id are set last.
+`sockets`, descriptors that become 3, 4, …; `names` of these; `groups` to be in; `directives` of a unit's [Service]
+section, of which those that are understood are applied in systemd's order. The variables that hold the process's id are
+set last.
 """
 
 import ctypes
@@ -102,6 +103,8 @@ def apply(wanted: dict[str, list[str]], command: list[str]) -> list[str]:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
+    for group in settings.get("groups", []):
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
     command = apply(settings.get("directives", {}), sys.argv[2:])
     sockets = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in settings.get("sockets", [])]  # out of the way of 3, 4, …
     if sockets:

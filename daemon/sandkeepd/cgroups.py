@@ -84,8 +84,9 @@ class Hierarchies:
                     _write(f"{directory}/{file}", value)
         except OSError as error:
             remove(groups)
-            message = f"a control group could not be made: {error.strerror}: restart the daemon, or look at its rights to {ROOT}"
-            raise ProviderError("provider_unavailable", message) from None
+            what = f"a control group could not be made: {error.strerror}"
+            remedy = f"restart the daemon, or look at its rights to {ROOT}"
+            raise ProviderError("provider_unavailable", f"{what}: {remedy}") from None
 
     def _make(self, name: str, directory: str) -> None:
         parent = os.path.dirname(directory)

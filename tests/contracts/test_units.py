@@ -5,12 +5,11 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.service import LAUNCHER, Service
 from tests.unit import directives
 
 from sandkeep import settings
@@ -18,7 +17,6 @@ from sandkeep import settings
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "systemd"
 SERVICE = UNITS / "system" / "sandkeepd.service"
-LAUNCHER = ROOT / "tests" / "unit.py"
 
 EXPOSURE = {"system": 69, "user": 92}
 """The most that `systemd-analyze security` may find, in tenths. The reasons are in the units, line by line."""
@@ -167,30 +165,17 @@ def test_the_sockets_are_where_the_daemon_looks(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def hardened(places: str, request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
+def hardened(new_service: Callable[[], Service]) -> Service:
     """A real daemon under what the unit sets, as far as it can be set without systemd."""
     found = directives(SERVICE)
-    wanted = {name: found[name] for name in HARDENING} | {"UMask": ["0077"]}  # an administrator's own
-
-    class Hardened(RunningDaemon):
-        def start(self, **environment: str) -> None:
-            command = [sys.executable, str(LAUNCHER), json.dumps({"directives": wanted}), sys.executable, "-m"]
-            with open(self.log, "ab") as log:
-                self.process = subprocess.Popen(
-                    [*command, "sandkeepd.main"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env={**self.env, **environment}, start_new_session=True,
-                )  # fmt: skip
-            self._wait_until_it_answers(self.process)
-
-    daemon = Hardened(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
+    daemon = new_service()
+    daemon.directives = {name: found[name] for name in HARDENING} | {"UMask": ["0077"]}  # an administrator's own
     daemon.start()
-    yield daemon
-    daemon.clear()
+    return daemon
 
 
 @pytest.mark.needs("systemd", "bwrap", "root")
-def test_a_daemon_under_the_units_hardening_does_its_work(hardened: RunningDaemon, tmp_path: Path) -> None:
+def test_a_daemon_under_the_units_hardening_does_its_work(hardened: Service, tmp_path: Path) -> None:
     assert hardened.process is not None
     status = Path(f"/proc/{hardened.process.pid}/status").read_text()
     assert re.search(r"^NoNewPrivs:\t1$", status, re.MULTILINE)

@@ -9,10 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.service import Service
 
 from sandkeep.errors import ProviderError
 from sandkeepd import placement
@@ -162,6 +163,32 @@ def test_a_real_unit_of_version_1_and_its_restart(own_v1_groups: dict[str, Path]
     made = hierarchies.plan("sbx_1", limits)
     hierarchies.create(made, limits)
     assert Path(made["pids"], "pids.max").read_text() == "10\n"
+
+
+@pytest.mark.needs("root", "bwrap")
+def test_a_daemon_as_a_real_unit(
+    own_v1_groups: dict[str, Path], new_service: Callable[[], Service], tmp_path: Path
+) -> None:
+    """Started, used, started again in the unit's own group, and nothing of its sandboxes left in the end."""
+    service, unit = new_service(), own_v1_groups["pids"]
+    service.groups = [str(directory) for directory in own_v1_groups.values()]
+    service.start()
+    with service.connect() as client:
+        image = client.image.create(str(tmp_path)).image_id
+        sandbox = client.sandbox.create(image, memory_bytes=1 << 28).sandbox_id
+        assert client.sandbox.get(sandbox).isolation.limits["pids"] == "cgroup"
+        assert client.sandbox.exec(sandbox, ["true"]).exit_code == 0
+    service.stop()
+    service.start()
+    assert service.process is not None
+    assert (unit / "daemon" / "cgroup.procs").read_text().split()[0] == str(service.process.pid)
+    assert (unit / "cgroup.procs").read_text() == ""
+    assert (unit / "sandboxes" / sandbox / "cgroup.procs").read_text() != ""
+    with service.connect() as client:
+        assert client.sandbox.exec(sandbox, ["true"]).exit_code == 0
+        client.sandbox.terminate(sandbox)
+    service.stop()
+    assert [path for path in (unit / "sandboxes").iterdir() if path.is_dir()] == []
 
 
 @pytest.fixture

@@ -3,61 +3,27 @@
 The manager here is the test: it holds the notify socket and the listening sockets, as systemd does.
 """
 
-import json
+import grp
 import os
 import socket
 import stat
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
-from tests.conftest import RunningDaemon
+from tests.service import PATIENCE_S, Notices, Service
 from tests.users import NOBODY, command_as
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.events import Meta, SandboxAdopted
 from sandkeep_store.log import EventLog, NewEvent
-from sandkeepd import app, passed, systemd
+from sandkeepd import access, app, passed, systemd
+from sandkeepd.api.peer import Peer
 from sandkeepd.passed import take_passed
 from sandkeepd.systemd import Manager, take_environment
-
-LAUNCHER = Path(__file__).parents[1] / "unit.py"
-PATIENCE_S = 30.0
-
-
-class Notices:
-    """A notify socket, and what came to it."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.sock.bind("\0" + address[1:] if address.startswith("@") else address)
-        self.sock.settimeout(PATIENCE_S)
-
-    def next(self, line: str | tuple[str, ...]) -> list[str]:
-        """The lines of the next message that holds one which begins with `line`, or one of several."""
-        while True:
-            lines = self.sock.recv(4096).decode().splitlines()
-            if any(given.startswith(line) for given in lines):
-                return lines
-
-    def pending(self) -> list[str]:
-        """All lines that have come."""
-        found = []
-        self.sock.setblocking(False)
-        try:
-            while True:
-                found += self.sock.recv(4096).decode().splitlines()
-        except BlockingIOError:
-            return found
-        finally:
-            self.sock.settimeout(PATIENCE_S)
 
 
 @pytest.fixture
@@ -67,82 +33,13 @@ def notices(tmp_path: Path) -> Iterator[Notices]:
     made.sock.close()
 
 
-class Service(RunningDaemon):
-    """A daemon that is started as a unit's main process is: with sockets, variables, and perhaps a prefix."""
-
-    def __init__(self, root: str, prefix: list[str] | None = None) -> None:
-        super().__init__(root)
-        self.prefix = prefix or []
-        self.notices = Notices(f"{root}/notify")
-        os.chmod(self.notices.address, 0o666)
-        self.sockets: list[socket.socket] = []
-        self.names = ""
-
-    def listen(self, names: str, mode: int = 0o666) -> None:
-        """Make both sockets, as the socket unit does."""
-        self.names = names
-        for path in (self.socket, f"{self.root}/stream.sock"):
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.bind(path)
-            os.chmod(path, mode)
-            sock.listen(64)
-            self.sockets.append(sock)
-
-    def spawn(self, log: object, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-        descriptors = [sock.fileno() for sock in self.sockets]
-        settings = json.dumps({"sockets": descriptors, "names": self.names.split(":")})
-        daemon = [sys.executable, "-m", "sandkeepd.main"]
-        return subprocess.Popen(
-            [*self.prefix, sys.executable, str(LAUNCHER), settings, *daemon], stdin=subprocess.DEVNULL, stdout=log,  # type: ignore[call-overload, no-any-return]
-            stderr=log, env={**self.env, **environment}, start_new_session=True, pass_fds=descriptors,
-        )  # fmt: skip
-
-    def start(self, **environment: str) -> None:
-        """Start it and return when it says that it is ready, since what listens already takes connections anyway."""
-        with open(self.log, "ab") as log:
-            self.process = self.spawn(log, {"NOTIFY_SOCKET": self.notices.address, **environment})
-        threading.Thread(target=self._tell_of_the_end, args=(self.process,), daemon=True).start()
-        end = f"EXITED={self.process.pid}"
-        if end in self.notices.next(("READY=1", end)):
-            raise RuntimeError(f"the daemon did not start:\n{self.said()}")
-
-    def _tell_of_the_end(self, process: "subprocess.Popen[bytes]") -> None:
-        process.wait()
-        Manager(self.notices.address).tell(f"EXITED={process.pid}")
-
-    def close(self) -> None:
-        """End everything, and close what the manager holds."""
-        made = f"{self.state_dir}/sandboxes"
-        if self.process is not None or (os.path.isdir(made) and os.listdir(made)):
-            self.clear()
-        for sock in (*self.sockets, self.notices.sock):
-            sock.close()
-
-
-@pytest.fixture
-def new_service(places: str) -> Iterator[Callable[[list[str]], Service]]:
-    made: list[Service] = []
-
-    def make(prefix: list[str]) -> Service:
-        root = tempfile.mkdtemp(dir=places)
-        os.chmod(root, 0o711)
-        made.append(Service(root, prefix))
-        return made[-1]
-
-    yield make
-    for service in made:
-        service.close()
-
-
 # -- what the manager is told -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["path", "abstract"])
-def test_the_manager_hears_how_a_daemon_lives(
-    new_service: Callable[[list[str]], Service], tmp_path: Path, kind: str
-) -> None:
+def test_the_manager_hears_how_a_daemon_lives(new_service: Callable[[], Service], tmp_path: Path, kind: str) -> None:
     notices = Notices(str(tmp_path / "notify") if kind == "path" else f"@skt-{os.getpid()}")
-    service = new_service([])
+    service = new_service()
     with notices.sock, open(service.log, "wb") as log:
         heard = {"NOTIFY_SOCKET": notices.address, "WATCHDOG_USEC": "100000"}
         process = service.process = service.spawn(log, heard)
@@ -165,8 +62,8 @@ def test_the_manager_hears_how_a_daemon_lives(
 
 
 @pytest.mark.needs("bwrap")
-def test_the_status_counts(new_service: Callable[[list[str]], Service], tmp_path: Path) -> None:
-    service = new_service([])
+def test_the_status_counts(new_service: Callable[[], Service], tmp_path: Path) -> None:
+    service = new_service()
     service.start()
     with service.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
@@ -176,8 +73,8 @@ def test_the_status_counts(new_service: Callable[[list[str]], Service], tmp_path
         service.notices.next("STATUS=0 sandboxes")
 
 
-def test_a_manager_that_is_gone_harms_nobody(new_service: Callable[[list[str]], Service], tmp_path: Path) -> None:
-    service = new_service([])
+def test_a_manager_that_is_gone_harms_nobody(new_service: Callable[[], Service], tmp_path: Path) -> None:
+    service = new_service()
     with open(service.log, "wb") as log:
         service.process = service.spawn(log, {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "20000"})
     service._wait_until_it_answers(service.process)
@@ -238,6 +135,21 @@ def test_a_start_that_hangs_gets_no_more_time(notices: Notices, monkeypatch: pyt
         for _ in range(10):
             assert looked.acquire(timeout=PATIENCE_S)
     assert notices.pending() == []
+
+
+def test_a_reload_looks_groups_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDKEEP_ADMIN_GROUP", "skt-admins")
+    member = Peer(uid=NOBODY, gid=NOBODY, groups=(4711,))
+    assert not access.is_admin(member)
+
+    def made_meanwhile(name: str) -> grp.struct_group:
+        return grp.struct_group((name, "x", 4711, []))
+
+    monkeypatch.setattr(access.grp, "getgrnam", made_meanwhile)
+    assert not access.is_admin(member)  # it was remembered
+    access.forget_groups()
+    assert access.is_admin(member)
+    access.forget_groups()
 
 
 # -- the watchdog -----------------------------------------------------------------------------------------------------
@@ -410,8 +322,8 @@ def test_one_api_only(given: Callable[..., passed.Passed], tmp_path: Path) -> No
         given(a, b, names="rpc:rpc")
 
 
-def test_a_daemon_says_what_is_wrong_with_its_sockets(new_service: Callable[[list[str]], Service]) -> None:
-    service = new_service([])
+def test_a_daemon_says_what_is_wrong_with_its_sockets(new_service: Callable[[], Service]) -> None:
+    service = new_service()
     service.listen("rpc:rpc")
     with open(service.log, "wb") as log:
         assert service.spawn(log, {}).wait(PATIENCE_S) == 1
@@ -425,11 +337,10 @@ TALKER = f"i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); done; rea
 
 
 @pytest.mark.needs("bwrap", "root")
-def test_a_restart_loses_nothing_and_refuses_nobody(
-    new_service: Callable[[list[str]], Service], tmp_path: Path
-) -> None:
+def test_a_restart_loses_nothing_and_refuses_nobody(new_service: Callable[[], Service], tmp_path: Path) -> None:
     """SIGTERM to the main process alone; the successor in a mount namespace of its own; the sockets stay."""
-    service = new_service(["unshare", "--mount", "--propagation", "slave"])
+    service = new_service()
+    service.prefix = ["unshare", "--mount", "--propagation", "slave"]
     service.listen("sandkeepd.socket:sandkeepd.socket", mode=0o640)
     service.start()
     with service.connect() as client:
@@ -472,8 +383,8 @@ def ping(path: str) -> int:
 
 
 @pytest.mark.needs("root")
-def test_a_users_daemon_takes_sockets_too(new_service: Callable[[list[str]], Service]) -> None:
-    service = new_service([])
+def test_a_users_daemon_takes_sockets_too(new_service: Callable[[], Service]) -> None:
+    service = new_service()
     service.listen("rpc:stream", mode=0o666)
     os.mkdir(service.state_dir)
     os.chown(service.state_dir, NOBODY, NOBODY)
