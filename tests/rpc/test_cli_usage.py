@@ -1,24 +1,24 @@
-"""The command's words: what is refused before a daemon is asked, and with which exit code."""
+"""The command's words: help, what is refused before a daemon is asked, and with which exit code."""
 
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from sandkeep.cli.options import Pair, Size
-from sandkeep.cli.root import (
-    COMMANDS,
-    IMAGE_COMMANDS,
-    SANDBOX_COMMANDS,
-    STORE_COMMANDS,
-    image,
-    sandbox,
-    sandkeep,
-    store,
-)
+from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.options import Command, Pair, Size
+from sandkeep.cli.root import COMMANDS, SUBJECTS, LazyGroup, sandkeep
+from sandkeep.cli.tree import COMMON
+
+FOR_PEOPLE_AND_SHELLS = {"demo", "daemon", "completion", "manual", "help"}
+"""Commands without an answer that a program would read."""
 
 
 def cli(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -32,25 +32,122 @@ def cli(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def everything() -> list[tuple[click.Group, str]]:
-    tables = ((sandkeep, COMMANDS), (image, IMAGE_COMMANDS), (sandbox, SANDBOX_COMMANDS), (store, STORE_COMMANDS))
-    return [(group, name) for group, table in tables for name in table]
+def contexts(above: click.Context | None = None) -> Iterator[click.Context]:
+    """Every command of the tree, in its context."""
+    above = above or click.Context(sandkeep, info_name="sandkeep")
+    assert isinstance(above.command, LazyGroup)
+    for name in above.command.list_commands(above):
+        command = above.command.get_command(above, name)
+        assert command is not None
+        context = click.Context(command, info_name=name, parent=above)
+        yield context
+        if isinstance(command, click.Group):
+            yield from contexts(context)
 
 
-@pytest.mark.parametrize(("group", "name"), everything(), ids=lambda value: getattr(value, "name", value))
-def test_every_command_of_the_tables_is_there_and_explains_itself(group: click.Group, name: str) -> None:
-    command = group.get_command(click.Context(group), name)
-    assert command is not None
-    assert command.help
+EVERY = [pytest.param(context, id=context.command_path) for context in contexts()]
+LEAVES = [parameter for parameter in EVERY if not isinstance(parameter.values[0].command, click.Group)]
 
 
-@pytest.mark.parametrize(("group", "name"), everything(), ids=lambda value: getattr(value, "name", value))
-def test_every_command_answers_in_json(group: click.Group, name: str) -> None:
-    command = group.get_command(click.Context(group), name)
-    assert command is not None
-    if isinstance(command, click.Group) or name in ("demo", "daemon", "completion", "manual", "help"):
-        return  # their answers are for people and shells
-    assert "as_json" in {parameter.name for parameter in command.params}
+# -- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", EVERY)
+def test_every_command_explains_itself_in_80_columns(context: click.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert context.command.help
+    assert [line for line in context.get_help().splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("context", LEAVES)
+def test_every_option_is_documented(context: click.Context) -> None:
+    for parameter in context.command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, parameter.opts
+            assert parameter.is_flag or parameter.metavar or isinstance(parameter.type, click.Choice), parameter.opts
+
+
+@pytest.mark.parametrize("context", LEAVES)
+def test_every_command_answers_in_json(context: click.Context) -> None:
+    if context.info_name not in FOR_PEOPLE_AND_SHELLS:
+        assert {option for parameter in context.command.params for option in parameter.opts} >= set(COMMON)
+
+
+@pytest.mark.parametrize("context", LEAVES)
+def test_every_command_has_examples_which_are_shown_as_they_are_typed(context: click.Context) -> None:
+    assert isinstance(context.command, Command)
+    assert context.command.examples
+    shown = context.get_help().partition("\nExamples:\n")[2].splitlines()
+    assert shown == [f"  {line}" for line in context.command.examples]
+
+
+def simple_commands(line: str) -> Iterator[list[str]]:
+    """The words after `sandkeep` of every such command of a line of shell."""
+    line = re.sub(r"\$\(|<\(", " ; ", line).replace(")", " ; ")
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if word.strip(";|&<>"):
+            words.append(word)
+            continue
+        if "sandkeep" in words:
+            yield words[words.index("sandkeep") + 1 :]
+        words = [] if word.strip("<>") else [*words, "sandkeep-redirection"]
+
+
+@pytest.mark.parametrize("context", LEAVES)
+def test_every_example_is_a_command_that_would_run(context: click.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "s3cret")
+    assert isinstance(context.command, Command)
+    own = context.command_path.removeprefix("sandkeep ").removeprefix("sandbox ").split()  # the same under their noun
+    found = [words for line in context.command.examples for words in simple_commands(line)]
+    assert any(words[: len(own)] == own for words in found), "no example is of the command itself"
+    for words in found:
+        cut = words.index("sandkeep-redirection") if "sandkeep-redirection" in words else len(words)
+        parse(words[:cut])
+
+
+def parse(words: list[str]) -> None:
+    """Parse as the real command does, down to the last argument, and run nothing."""
+    context = sandkeep.make_context("sandkeep", list(words))
+    while isinstance(context.command, click.Group):
+        rest = [*context._protected_args, *context.args]
+        name, command, rest = context.command.resolve_command(context, rest)
+        assert command is not None
+        context = command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("words", ["lls", "ls --alll", "logs $BOX", "store verify --state-dirr x", "cp"])
+def test_an_example_that_would_not_run_is_noticed(words: str) -> None:
+    with pytest.raises(click.UsageError):
+        parse(shlex.split(words))
+
+
+def test_the_help_names_every_command_once_and_under_its_subject() -> None:
+    shown = cli("--help").stdout
+    listed = re.findall(r"^  ([a-z]+) +[A-Z]", shown.partition("Images:")[2].partition("Exit codes:")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
+    assert [name for names in SUBJECTS.values() for name in names if name not in COMMANDS] == []
+    assert [subject for subject in SUBJECTS if f"\n{subject}:\n" not in shown] == []
+
+
+def test_the_help_has_the_exit_codes() -> None:
+    shown = " ".join(cli("--help").stdout.partition("Exit codes:")[2].split())
+    assert shown == " ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+def test_help_may_be_typed_before_the_command() -> None:
+    assert cli("help", "image", "create").stdout == cli("image", "create", "--help").stdout
+    assert cli("help").stdout == cli("--help").stdout
+    assert cli("help", "nonsense").returncode == 2
+    assert cli("help", "ls", "ls").returncode == 2
+
+
+def test_without_a_command_the_help_is_shown_and_nothing_was_done() -> None:
+    done = cli()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Sandboxes:" in done.stderr
 
 
 def test_help_lists_the_commands_without_importing_them() -> None:
@@ -87,8 +184,20 @@ def test_wrong_usage_exits_with_2(words: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_word_that_is_nearly_a_command_is_guessed() -> None:
-    assert "Did you mean 'events'?" in cli("event").stderr
+@pytest.mark.parametrize(
+    ("words", "guess"), [(("event",), "'events'"), (("image", "creat"), "'create'"), (("ls", "--al"), "'--all'")]
+)
+def test_a_word_that_is_nearly_one_is_guessed(words: tuple[str, ...], guess: str) -> None:
+    done = cli(*words)
+    assert done.returncode == 2
+    assert re.search(f"Did you mean (one of: )?{guess}", done.stderr)
+
+
+def test_wrong_usage_is_a_document_for_programs() -> None:
+    done = cli("ls", "--nonsense", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == "invalid"
+    assert cli("exec", "box", "--nonsense", "--", "ls", "--json").stdout == ""
 
 
 @pytest.mark.parametrize(

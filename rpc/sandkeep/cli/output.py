@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from sandkeep.cli.layout import GAP, Column, cut, cut_middle, fit, pad, plain, taken, wrap
+from sandkeep.cli.layout import GAP, Column, cut, cut_middle, fit, plain, taken, wrap
 from sandkeep.cli.layout import width as columns_of
 
 __all__ = [
@@ -114,7 +114,7 @@ def _print_groups(columns: list[Column], rows: list[list[str]], room: int) -> No
 
 
 def _titles(shown: list[tuple[Column, int, int]]) -> str:
-    return (" " * GAP).join(paint(pad(column.title, wanted), "bold") for column, _, wanted in shown).rstrip()
+    return (" " * GAP).join(_padded(column.title, wanted, "bold") for column, _, wanted in shown).rstrip()
 
 
 def _line(shown: list[tuple[Column, int, int]], row: list[str]) -> str:
@@ -122,8 +122,11 @@ def _line(shown: list[tuple[Column, int, int]], row: list[str]) -> str:
 
 
 def _cell(column: Column, text: str, wanted: int) -> str:
-    shown = (column.shorten or cut)(text, wanted)
-    return paint(shown, column.colour and column.colour(text)) + " " * (wanted - columns_of(shown))
+    return _padded((column.shorten or cut)(text, wanted), wanted, column.colour and column.colour(text))
+
+
+def _padded(text: str, wanted: int, colour: str | None) -> str:
+    return paint(text, colour) + " " * (wanted - columns_of(text))
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:

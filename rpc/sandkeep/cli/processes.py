@@ -9,7 +9,7 @@ from sandkeep.cli import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.attach import Descriptors, Reader, Sink
 from sandkeep.cli.journals import STREAMS
 from sandkeep.cli.options import PROCESS, RUNNING, SANDBOX, SIGNAL, Frontend, command, common
-from sandkeep.cli.output import age, identifier, json_line, note, plain, status, table
+from sandkeep.cli.output import age, json_line, note, plain, status, table
 from sandkeep.model import Process, ProcessOutput
 
 
@@ -26,7 +26,7 @@ def ps(front: Frontend, sandbox: str | None, everything: bool) -> None:
     if front.as_json:
         return json_line(found)
     if sandbox is None:
-        columns = (identifier("SANDBOX"), "NAME", status(), "AGE", "COMMAND")
+        columns = ("SANDBOX", "NAME", status(), "AGE", "COMMAND")
         return table(columns, [(p.sandbox_id, *_row(p)) for p in found])
     return table(("NAME", status(), "AGE", "COMMAND"), [_row(p) for p in found])
 
