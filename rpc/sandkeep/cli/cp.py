@@ -22,9 +22,9 @@ _STREAM: Final = "-"
 
 @command(
     examples=[
-        "sandkeep cp project $SANDBOX:/workspace",
-        "sandkeep cp $SANDBOX:results/. results",
-        "sandkeep cp $SANDBOX:core.1 - | tar -xO | gdb -c /dev/stdin",
+        "sandkeep cp project $BOX:/workspace",
+        "sandkeep cp $BOX:results/. results",
+        "sandkeep cp $BOX:core.1 - | tar -xO | gdb -c /dev/stdin",
     ]
 )
 @click.argument("source", type=PLACE, metavar="SRC")
