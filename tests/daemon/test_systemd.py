@@ -198,6 +198,9 @@ async def test_pings_go_on_while_the_disk_is_full(
         nursery.start_soon(manager.watchdog, log.answers)
         with pytest.raises(SandkeepError, match="the disk is full"):
             await log.append([NewEvent("sbx_1", SandboxAdopted(), "sbx_1")], Meta())
+        for _ in range(3):
+            await trio.to_thread.run_sync(notices.next, "WATCHDOG=1")
+        monkeypatch.undo()
         notices.pending()
         for _ in range(3):
             await trio.to_thread.run_sync(notices.next, "WATCHDOG=1")
