@@ -272,11 +272,12 @@ def visit(front: Frontend, process: Process, *, interactive: bool = False, from_
     Ctrl-C goes to it. When we are ended, or left by Ctrl-\\, it goes on.
     """
     Signals(front, process).install_for_visitor()
-    if interactive:
-        feed(front, process)
     reader = Reader(front, process.sandbox_id, process.process_id)
     try:
-        return _follow(front, reader, (0, 0) if from_start else reader.sizes())
+        at = (0, 0) if from_start else reader.sizes()
+        if interactive:
+            feed(front, process)
+        return _follow(front, reader, at)
     except LeftError:
         note(left(process))
         return 0

@@ -1,0 +1,96 @@
+"""A terminal such as people have, played by a tmux server of the test's own: keys go in, and what is seen comes out.
+
+What is typed and shown passes a real pseudo-terminal. Nothing is slept for: a screen is looked at until it shows what
+it should, or a deadline is over.
+"""
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+DEADLINE_S = 30.0
+
+
+class Screen:
+    """One window with a plain shell in it. `env` is what that shell has, and nothing else."""
+
+    def __init__(self, place: Path, env: dict[str, str], *, rows: int = 24, cols: int = 80) -> None:
+        self._words = ["tmux", "-u", "-S", str(place / "tmux"), "-f", "/dev/null"]
+        given = [f"{name}={value}" for name, value in {"PS1": "$ ", "LANG": "C.UTF-8", **env}.items()]
+        self._tmux(
+            *("set-option", "-g", "default-terminal", "tmux-256color", ";", "set-option", "-g", "status", "off", ";"),
+            *("new-session", "-d", "-s", "screen", "-x", str(cols), "-y", str(rows)),
+            *("env", "-i", *given, "TERM=tmux-256color", "bash", "--norc", "--noprofile"),
+        )
+        self.until("$ ")
+
+    def _tmux(self, *words: str) -> str:
+        return subprocess.run([*self._words, *words], capture_output=True, check=True, timeout=30).stdout.decode()
+
+    def type(self, text: str) -> None:
+        """Type characters."""
+        self._tmux("send-keys", "-t", "screen", "-l", text)
+
+    def press(self, *keys: str) -> None:
+        """Press keys by tmux's names: Enter, C-c, PageUp."""
+        self._tmux("send-keys", "-t", "screen", *keys)
+
+    def enter(self, line: str) -> None:
+        """Type a line and press Enter."""
+        self.type(line)
+        self.press("Enter")
+
+    def paste(self, data: bytes) -> None:
+        """Have bytes come from the terminal as they are, as a mouse makes it send some."""
+        self._tmux("send-keys", "-t", "screen", "-H", *(f"{byte:02x}" for byte in data))
+
+    def shown(self, *, colours: bool = False) -> str:
+        """What is on the screen, without empty lines at its end; with `colours`, the sequences that make them."""
+        return self._tmux("capture-pane", "-p", "-t", "screen", *(["-e"] if colours else [])).rstrip()
+
+    def lines(self) -> list[str]:
+        """What is on the screen, by lines."""
+        return [line.rstrip() for line in self.shown().splitlines()]
+
+    def until(self, expected: str | Callable[[str], bool], *, colours: bool = False) -> str:
+        """Look until the screen holds a text, or something holds of it; answer it. Fails with what was seen instead."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            seen = self.shown(colours=colours)
+            if (expected.strip() in seen) if isinstance(expected, str) else expected(seen):
+                return seen
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited in vain for {expected!r}; the screen showed:\n{seen}")
+            time.sleep(0.02)
+
+    def until_prompt(self) -> str:
+        """Look until the shell of this screen waits for a line."""
+        return self.until(lambda seen: seen.splitlines()[-1:] == ["$"])
+
+    def until_gone(self, text: str) -> str:
+        """Look until the screen does not hold a text any more, but something else."""
+        return self.until(lambda seen: bool(seen.strip()) and text not in seen)
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Give the window another size."""
+        self._tmux("resize-window", "-t", "screen", "-x", str(cols), "-y", str(rows))
+
+    def modes(self) -> str:
+        """What the programs in this screen have switched on in it, beyond what a shell finds: for comparing."""
+        names = ("alternate_on", "mouse_any_flag", "mouse_sgr_flag", "keypad_flag", "keypad_cursor_flag", "cursor_flag",
+                 "insert_flag", "origin_flag", "scroll_region_upper", "scroll_region_lower")  # fmt: skip
+        return self._tmux("display-message", "-p", "-t", "screen", " ".join(f"{name}=#{{{name}}}" for name in names))
+
+    def child(self) -> int:
+        """The pid of the program that the shell of this screen runs."""
+        shell = self._tmux("display-message", "-p", "-t", "screen", "#{pane_pid}").strip()
+        found: list[str] = []
+        deadline = time.monotonic() + DEADLINE_S
+        while not found and time.monotonic() < deadline:
+            found = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
+        return int(found[0])
+
+    def close(self) -> None:
+        """End it, and what runs in it."""
+        subprocess.run([*self._words, "kill-server"], capture_output=True, check=False, timeout=30)
