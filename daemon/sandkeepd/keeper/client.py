@@ -225,8 +225,8 @@ class KeeperInstance:
         """See `Instance.write_stdin`."""
         process = self._known(process_id)
         async with process.input_lock:
-            fd = self._input(process_id, process)
-            taken = await fifo.write_all(fd, data)
+            self._open_input(process_id, process)
+            taken = await fifo.write_all(lambda: process.input_fd, data)
             if taken < len(data):
                 raise StateError("not_ready", f"process {process_id} ended after {taken} bytes of input", taken=taken)
             if eof:
@@ -235,7 +235,7 @@ class KeeperInstance:
                 self._unlink(f"{process_id}.stdin")
         return taken
 
-    def _input(self, process_id: str, process: Known) -> int:
+    def _open_input(self, process_id: str, process: Known) -> None:
         if process.exit is None and process.input_fd is None:
             process.input_fd = fifo.open_fifo(f"{self._in}/{process_id}.stdin")
         if process.input_fd is None:
@@ -244,7 +244,6 @@ class KeeperInstance:
                 f"process {process_id} takes no input: it has none, or it was closed",
                 process_id=process_id,
             )
-        return process.input_fd
 
     # Terminals
 

@@ -2,6 +2,8 @@
 
 import os
 import stat
+from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -29,18 +31,20 @@ async def write_line(fd: int, line: bytes) -> None:
             return
 
 
-async def write_all(fd: int, data: bytes) -> int:
-    """Write as the reader makes room. Answers how much was taken: less than all when `fd` was closed meanwhile."""
+async def write_all(current: Callable[[], int | None], data: bytes) -> int:
+    """Write as the reader makes room. Answers how much was taken: less than all when the FIFO was closed meanwhile.
+
+    `current` answers the descriptor, None once it is closed. It is asked each time, as its number may be another file's
+    by then.
+    """
     taken = 0
     view = memoryview(data)
-    while taken < len(data):
+    while taken < len(data) and (fd := current()) is not None:
         try:
             taken += os.write(fd, view[taken : taken + 65536])
         except BlockingIOError:
-            try:
+            with suppress(trio.ClosedResourceError):
                 await trio.lowlevel.wait_writable(fd)
-            except trio.ClosedResourceError:
-                return taken
         else:
             await trio.lowlevel.checkpoint()
     return taken
