@@ -127,7 +127,7 @@ async def _run_parts(
         tokens = Tokens(config.state_dir)
         stream_access = Access([address_of(listener) for listener in listeners.stream], tokens)
         dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access)
-        stream = StreamServer(endpoints(core, processes), tokens, settings.STREAM_ORIGINS())
+        stream = StreamServer(endpoints(core, sandboxes, processes), tokens, settings.STREAM_ORIGINS())
         if not problems:
             reconciler.announce()
             await _record_start(core)

@@ -3,8 +3,9 @@
     async with sandkeep.connect() as client:
         result = await client.sandbox.exec(sandbox_id, ["true"])
 
-The same without trio: `sandkeep.blocking.connect`. Everything here is imported on first use, so that importing the
-package costs next to nothing, and trio is loaded only by those who use it.
+The same without trio: `sandkeep.blocking.connect`. `StreamClient` follows output and events, attaches, and copies
+files, over websockets. Everything here is imported on first use, so that importing the package costs next to nothing,
+and trio is loaded only by those who use it.
 """
 
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sandkeep.errors import SandkeepError as SandkeepError
     from sandkeep.errors import SetupError as SetupError
     from sandkeep.errors import StateError as StateError
+    from sandkeep.stream import StreamClient as StreamClient
 
 _ERRORS: Final = (
     "CallerError",
@@ -33,7 +35,7 @@ _ERRORS: Final = (
     "SetupError",
     "StateError",
 )
-_HOMES: Final = {"connect": "client", "Client": "client", **dict.fromkeys(_ERRORS, "errors")}
+_HOMES: Final = {"connect": "client", "Client": "client", "StreamClient": "stream", **dict.fromkeys(_ERRORS, "errors")}
 _MODULES: Final = ("blocking", "model")
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "SandkeepError",
     "SetupError",
     "StateError",
+    "StreamClient",
     "blocking",
     "connect",
     "model",

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, field
 
 from sandkeep.errors import CallerError, SandkeepError, error_from
 from sandkeep.methods import EventType, Params, PathBytes, Signal, TerminalName, TerminalSide, Token
-from sandkeep.model import Name, Offset, ProcessStatus
+from sandkeep.model import Event, Name, Offset, ProcessStatus
 
 P = TypeVar("P", bound=Params)
 
@@ -60,13 +60,17 @@ class AttachQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class FilesQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file or a tree in a sandbox, got or put. `path` may hold any byte but NUL."""
+    """A file or a tree in a sandbox, got or put. `path` may hold any byte but NUL; it begins at the sandbox's working
+    directory unless it is absolute.
+
+    A file travels as its bytes. A tree travels as a tar archive: of one entry at its top, under its name, or with
+    `contents` of what is in the directory.
+    """
 
     path: PathBytes
     op: Literal["get", "put"] = "get"
     kind: Literal["file", "tree"] = "file"
-    mode: Annotated[int, Meta(ge=0, le=0o777)] | None = None
-    parents: bool = False
+    contents: bool = False
 
 
 class Target(NamedTuple):
@@ -202,7 +206,7 @@ class Note(Message, frozen=True, kw_only=True, tag="note"):
 class EventBatch(Message, frozen=True, kw_only=True, tag="events"):
     """Events in order; an append is never split. `token` is where to go on after them."""
 
-    events: list[Any]
+    events: list[Event]
     token: str
 
 
@@ -211,19 +215,18 @@ class Detached(Message, frozen=True, kw_only=True, tag="detached"):
 
 
 class End(Message, frozen=True, kw_only=True, tag="end"):
-    """All the bytes of a file or tree were sent; this is their digest, in hexadecimal digits."""
+    """All the bytes were sent; this is their digest, in hexadecimal digits, and how many they were."""
 
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
     size_bytes: int | None = None
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """What was put is in place."""
+    """What was put is in place: at `path`, so many `files`, and the bytes in them."""
 
     path: str
+    files: int
     size_bytes: int
-    sha256: str
-    files: int = 1
 
 
 class WireError(Struct, frozen=True, kw_only=True):

@@ -5,11 +5,13 @@ the reading task fail; a message in countless pieces costs no more than one in a
 socket has room before it makes what it will send.
 """
 
+import contextlib
 import logging
 import select
 import socket
 from typing import Any, Final
 
+import h11
 import trio
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
 from wsproto import ConnectionType, WSConnection
@@ -43,19 +45,26 @@ class Wire(trio.abc.Stream):
         self._patience = None
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of it, as the other end makes room. After one that failed or was cancelled nothing can be sent: what
-        came next would be taken for its rest.
+        """Send all of it, as the other end makes room. After one that was broken off nothing can be sent: what came
+        next would be taken for its rest.
         """
         async with self._sending:
-            if self._broken:
+            rest = memoryview(data)
+            while rest and not self._broken:
+                rest = rest[await self._send(rest, begun=len(rest) < len(data)) :]
+            if rest:
                 raise trio.BrokenResourceError
-            try:
-                await self._stream.send_all(data)
-            except BaseException as error:
-                self._broken = True
-                if isinstance(error, Exception):
-                    self.gone.set()
-                raise
+
+    async def _send(self, rest: memoryview, *, begun: bool) -> int:
+        try:
+            return await self._stream.socket.send(rest)
+        except (OSError, trio.ClosedResourceError):
+            self._broken = True
+            self.gone.set()
+            raise trio.BrokenResourceError from None
+        except BaseException:
+            self._broken = begun
+            raise
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until the socket has room."""
@@ -78,6 +87,11 @@ class Wire(trio.abc.Stream):
         if not data:
             self.gone.set()
         return data
+
+    def cut(self) -> None:
+        """Let go of the other end at once, in the middle of whatever is being said."""
+        with contextlib.suppress(OSError):
+            self._stream.socket.shutdown(socket.SHUT_RDWR)
 
     async def aclose(self) -> None:
         """Let go of the socket."""
@@ -107,7 +121,7 @@ class Connection(WebSocketConnection):
                 await self._reader_task()
         except ConnectionRejected as rejection:
             self.rejection = rejection
-        except (ConnectionClosed, ProtocolError, UnicodeError):
+        except (ConnectionClosed, ProtocolError, h11.ProtocolError, UnicodeError):
             pass  # what made no sense is not worth more than an end
         finally:
             self.wire.gone.set()

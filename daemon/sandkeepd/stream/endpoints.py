@@ -1,13 +1,22 @@
 """Which endpoint serves which path: the table of `frames.PATHS`, from the daemon's side."""
 
 from sandkeepd.core import Core
+from sandkeepd.files import Files
 from sandkeepd.history import History
 from sandkeepd.processes import Processes
+from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.stream.attach import Attach
 from sandkeepd.stream.events import Events
+from sandkeepd.stream.files import FileStreams
 from sandkeepd.stream.logs import Logs
 from sandkeepd.stream.session import Endpoint
 
 
-def endpoints(core: Core, processes: Processes) -> dict[str, Endpoint]:
+def endpoints(core: Core, sandboxes: Sandboxes, processes: Processes) -> dict[str, Endpoint]:
     """The endpoints by the first part of their path."""
-    return {"logs": Logs(core, processes), "events": Events(core, History(core))}
+    return {
+        "logs": Logs(core, processes),
+        "events": Events(core, History(core)),
+        "attach": Attach(core, processes),
+        "files": FileStreams(core, Files(core, sandboxes)),
+    }

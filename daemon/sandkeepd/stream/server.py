@@ -148,8 +148,8 @@ class StreamServer:
                     return
                 visitor, talk = await self._let_in(request, connection.host, peer)
                 with self._counted(visitor.peer):
+                    connection.wire.trust()  # beforehand, as the client may send at once
                     await request.accept(subprotocol=door.subprotocol(request))
-                    connection.wire.trust()
                     scope.deadline = float("inf")
                     self._forget_stranger(peer, scope)
                     await self._talk(connection, talk)

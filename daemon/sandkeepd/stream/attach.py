@@ -1,0 +1,151 @@
+"""``/v1/attach``: a process, both ways. One with a terminal is seen through it; of another its journal is followed and
+its input written.
+"""
+
+import fcntl
+import struct
+import termios
+from typing import Final
+
+import trio
+
+from sandkeep import frames
+from sandkeep.errors import CallerError, StateError
+from sandkeep.frames import AttachQuery, Detached, Eof, FromClient, Resize, SendSignal
+from sandkeep.methods import ProcessAttach, ProcessSignal, ProcessWriteStdin
+from sandkeep_store.views.processes import ProcessState
+from sandkeepd.core import Core
+from sandkeepd.processes import Processes
+from sandkeepd.stream.logs import JournalReader, exit_of
+from sandkeepd.stream.session import Session, Talk, Visitor, checked
+
+PIECE_BYTES: Final = 64 * 1024
+ENDING_S: Final = 2.0
+"""How long it may take from a terminal's going, or an input's, until the process's end is on record."""
+
+
+class Attach:
+    """The endpoint."""
+
+    def __init__(self, core: Core, processes: Processes) -> None:
+        self._core = core
+        self._processes = processes
+
+    async def __call__(self, visitor: Visitor) -> Talk:
+        """Find the process, and see which kind it is."""
+        _, _, sandbox_id, name = visitor.target.parts
+        query = visitor.query(AttachQuery)
+        wanted = checked(ProcessAttach, sandbox_id=sandbox_id, name=name)
+        visitor.request(self._core, "process.attach", wanted)
+        process = await self._processes.find(sandbox_id, name)
+        attached = Attached(self._core, self._processes, process, visitor, query)
+        return attached.terminal if process.requested.tty else attached.journal
+
+
+class Attached:
+    """One client's view of a process."""
+
+    def __init__(
+        self, core: Core, processes: Processes, process: ProcessState, visitor: Visitor, query: AttachQuery
+    ) -> None:
+        self._core = core
+        self._processes = processes
+        self._process = process
+        self._visitor = visitor
+        self._query = query
+
+    # -- a process with a terminal ------------------------------------------------------------------------------------
+
+    async def terminal(self, session: Session) -> None:
+        """Show the terminal and type into it, until either side lets go."""
+        if not self._process.ended:
+            await self._view(session)
+        await session.send(exit_of(self._process) if await self._ends() else Detached())
+
+    async def _view(self, session: Session) -> None:
+        query = self._query
+        fd = await self._processes.open_terminal(
+            self._process, query.rows, query.cols, query.term, read_only=query.read_only
+        )
+        async with trio.lowlevel.FdStream(fd) as pty, trio.open_nursery() as nursery:
+            nursery.start_soon(self._type, session, pty)
+            await _show(session, pty)
+            nursery.cancel_scope.cancel()
+
+    async def _type(self, session: Session, pty: trio.lowlevel.FdStream) -> None:
+        while True:
+            message = await session.receive()
+            if isinstance(message, bytes):
+                await _type_into(pty, b"" if self._query.read_only else message)
+            elif isinstance(message, Resize):
+                size = struct.pack("HHHH", message.rows, message.cols, 0, 0)
+                fcntl.ioctl(pty.fileno(), termios.TIOCSWINSZ, size)
+            else:
+                await self._act(message)
+
+    # -- a process without one ----------------------------------------------------------------------------------------
+
+    async def journal(self, session: Session) -> None:
+        """Send what the process writes, from the offsets asked for or from now, and write what it reads."""
+        query, read = self._query, self._processes.read_journal
+        stdout = read(self._process, "stdout", 0, 0).size if query.stdout is None else query.stdout
+        stderr = read(self._process, "stderr", 0, 0).size if query.stderr is None else query.stderr
+        reader = JournalReader(self._processes, self._process, stdout, stderr)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write, session)
+            await reader.send(session, follow=True)
+            nursery.cancel_scope.cancel()
+
+    async def _write(self, session: Session) -> None:
+        while True:
+            message = await session.receive()
+            try:
+                await self._act(message)
+            except StateError as error:
+                if error.code != "not_ready" or not await self._ends():
+                    raise
+
+    async def _act(self, message: bytes | FromClient) -> None:
+        """Do what a client asks, the way that calls go: so it is checked as they are, and on record where they are."""
+        where = {"sandbox_id": self._process.sandbox_id, "name": self._process.process_id}
+        if self._query.read_only:
+            raise CallerError(
+                "permission_denied", "this view is read-only: attach without read_only", field="read_only"
+            )
+        if isinstance(message, bytes | Eof):
+            data = message if isinstance(message, bytes) else b""
+            written = checked(ProcessWriteStdin, **where, data=data, eof=isinstance(message, Eof))
+            await self._processes.write_stdin(self._visitor.request(self._core, "process.write_stdin", written))
+        elif isinstance(message, SendSignal):
+            signalled = checked(ProcessSignal, **where, signal=message.signal)
+            await self._processes.signal(self._visitor.request(self._core, "process.signal", signalled))
+        elif not isinstance(message, Resize):
+            raise CallerError("invalid", "send bytes, or a resize, eof or signal")
+
+    async def _ends(self) -> bool:
+        """Whether the process has ended, or is about to."""
+        with trio.move_on_after(ENDING_S):
+            await self._core.settled(self._process.process_id, lambda: self._process.ended)
+        return self._process.ended
+
+
+async def _show(session: Session, pty: trio.lowlevel.FdStream) -> None:
+    """Send what the terminal shows until it is gone."""
+    offset = 0
+    while True:
+        await session.room()
+        try:
+            data = await pty.receive_some(PIECE_BYTES)
+        except trio.BrokenResourceError:  # what a terminal says whose other side was closed
+            return
+        if not data:
+            return
+        await session.send_bytes(frames.pack_output(frames.TERMINAL, offset, bytes(data)))
+        offset += len(data)
+
+
+async def _type_into(pty: trio.lowlevel.FdStream, data: bytes) -> None:
+    try:
+        await pty.send_all(data)
+    except trio.BrokenResourceError:  # it is gone, as the other task sees, too
+        await trio.sleep_forever()

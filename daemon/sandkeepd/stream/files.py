@@ -1,0 +1,96 @@
+"""``/v1/files``: files and trees of a sandbox, in both directions and of any size.
+
+Between the websocket and the command that reads or writes inside there is a pipe, and the daemon carries one message
+after the other: whichever end is slower sets the pace. What comes in lies beside its target until its digest is right,
+and is then put in place as a whole; a client that goes away before that leaves nothing behind.
+"""
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from sandkeep.errors import CallerError
+from sandkeep.frames import Done, End, FilesQuery
+from sandkeep.methods import CopyIn, CopyOut
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+from sandkeepd.files import Files, Incoming, path_of
+from sandkeepd.keeper.copies import Form
+from sandkeepd.stream.session import Session, Talk, Visitor, checked
+
+PIECE_BYTES: Final = 128 * 1024
+_TRANSFER: Final = "stream"  # names a copy for `sandbox.copy_commit`, which has no part in this
+
+
+class FileStreams:
+    """The endpoint."""
+
+    def __init__(self, core: Core, files: Files) -> None:
+        self._core = core
+        self._files = files
+
+    async def __call__(self, visitor: Visitor) -> Talk:
+        """See that the visitor may; what the path leads to is found out when the copy begins."""
+        query = visitor.query(FilesQuery)
+        sandbox_id = visitor.target.parts[2]
+        form: Form = "bytes" if query.kind == "file" else "contents" if query.contents else "whole"
+        if query.op == "get":
+            asked = checked(CopyOut, sandbox_id=sandbox_id, path_bytes=query.path)
+            visitor.request(self._core, "sandbox.copy_out", asked)
+            path = path_of(asked)
+            return lambda session: session.while_it_listens(lambda: self._get(session, sandbox_id, path, form))
+        given = checked(CopyIn, sandbox_id=sandbox_id, transfer_id=_TRANSFER, path_bytes=query.path)
+        request = visitor.request(self._core, "sandbox.copy_in", given)
+        return lambda session: self._put(session, request, path_of(given), form)
+
+    async def _get(self, session: Session, sandbox_id: str, path: str, form: Form) -> None:
+        digest, size = hashlib.sha256(), 0
+        async with self._files.send(sandbox_id, path, form=form) as outgoing:
+            async with _pipe(outgoing.take_data()) as pipe:
+                await session.room()
+                while data := await pipe.receive_some(PIECE_BYTES):
+                    digest.update(data)
+                    size += len(data)
+                    await session.send_bytes(bytes(data))
+                    await session.room()
+            await outgoing.result()
+        await session.send(End(sha256=digest.hexdigest(), size_bytes=size))
+
+    async def _put(self, session: Session, request: Request[CopyIn], path: str, form: Form) -> None:
+        async with self._files.receive(request.params.sandbox_id, path, form=form) as incoming:
+            digest = await self._take(session, incoming)
+            copied = await incoming.commit(request.meta, sha256=digest)
+        await session.send(Done(path=copied.path, files=copied.files, size_bytes=copied.size_bytes))
+
+    async def _take(self, session: Session, incoming: Incoming) -> str:
+        """Take all that the client sends; answer its digest, which is what the client says it is."""
+        digest = hashlib.sha256()
+        async with _pipe(incoming.take_data()) as pipe:
+            while isinstance(message := await session.receive(), bytes):
+                digest.update(message)
+                try:
+                    await pipe.send_all(message)
+                except trio.BrokenResourceError:
+                    await incoming.result()  # says why nothing more is taken
+                    raise
+        if not isinstance(message, End):
+            raise CallerError("invalid", "send the bytes, and then their end, with their digest")
+        if message.sha256 != digest.hexdigest():
+            raise CallerError("invalid", "sha256: the bytes that arrived have another digest: nothing was changed")
+        return digest.hexdigest()
+
+
+@asynccontextmanager
+async def _pipe(fd: int) -> AsyncIterator[trio.lowlevel.FdStream]:
+    """One end of a pipe, which is closed afterwards. What is closed must not wait: it is the other end's sign."""
+    os.set_blocking(fd, False)
+    pipe = trio.lowlevel.FdStream(fd)
+    try:
+        yield pipe
+    finally:
+        with trio.CancelScope(shield=True):
+            await pipe.aclose()

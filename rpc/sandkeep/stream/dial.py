@@ -1,0 +1,180 @@
+"""Reaching the stream server: sockets, websockets, and what it says when there is none to be had."""
+
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+import msgspec
+import trio
+from trio_websocket import ConnectionClosed
+from wsproto import ConnectionType
+
+from sandkeep import dialing, frames, settings
+from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError, StateError
+from sandkeep.frames import Failed, FromServer, Output
+from sandkeep.wire import Connection, Wire
+
+CONNECT_S: Final = 10.0
+CLOSE_S: Final = 5.0
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""How large a message of the server's may be: an append of events is never split."""
+
+_FIRST_PAUSE_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 1.0
+
+
+class Dialer:
+    """Opens websockets at one address, with one token."""
+
+    def __init__(self, address: str | None, token: str | None, patience_s: float) -> None:
+        self._address = address if address is not None else _default_address()
+        self._token = token
+        self._patience_s = patience_s
+
+    async def open(self, nursery: trio.Nursery, target: str) -> Connection:
+        """Open a websocket, whose reading task is in `nursery`; `close` it. Raises SandkeepError."""
+        connection = Connection(
+            Wire(await _connect(self._address)),
+            ConnectionType.CLIENT,
+            MAX_MESSAGE_BYTES,
+            host=_host(self._address),
+            path=target,
+            client_subprotocols=[frames.PROTOCOL],
+            client_extra_headers=[(b"Authorization", b"Bearer " + self._token.encode())] if self._token else [],
+        )
+        nursery.start_soon(connection.read)
+        opened = False
+        try:
+            with trio.move_on_after(CONNECT_S):
+                opened = await connection.opened()
+        finally:
+            if not opened:
+                await close(connection)
+        if not opened:
+            raise _refusal(connection, self._address)
+        return connection
+
+    async def open_again(self, nursery: trio.Nursery, target: str) -> Connection:
+        """Open a websocket in place of one that was lost, as soon as the daemon is there again."""
+        give_up, pause = trio.current_time() + self._patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self.open(nursery, target)
+            except StateError as error:
+                if error.code != "not_ready" or trio.current_time() + pause >= give_up:
+                    raise
+            await trio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+async def close(connection: Connection) -> None:
+    """Close a websocket, whoever is at its other end, and end its reading task."""
+    with trio.CancelScope(shield=True):
+        with trio.move_on_after(CLOSE_S if not connection.wire.gone.is_set() else 0):
+            await connection.aclose()
+        connection.stop_reading()
+        await connection.wire.aclose()
+
+
+def _default_address() -> str:
+    addresses = settings.STREAM()
+    if not addresses:
+        raise SetupError("not_configured", "SANDKEEP_STREAM is none: set it to where the stream server listens")
+    return addresses[0]
+
+
+async def _connect(address: str) -> socket.socket:
+    """A socket that is connected. Raises what `dialing` makes of it when it cannot be."""
+    kind, _, path = address.partition(":")
+    try:
+        if kind == "unix":
+            family, place = socket.AF_UNIX, path
+        else:
+            host, port = settings.tcp_place(address)
+            family, place = (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)  # type: ignore[assignment]
+    except ValueError as error:
+        raise CallerError("invalid", f"{address!r} is no address of a stream server: {error}") from None
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        with trio.fail_after(CONNECT_S):
+            await sock.connect(place)
+    except (OSError, trio.TooSlowError) as error:
+        sock.close()
+        failure = error if isinstance(error, OSError) else TimeoutError(errno.ETIMEDOUT, "it does not answer")
+        raise dialing.cannot_connect(path if kind == "unix" else address, failure) from None
+    except BaseException:
+        sock.close()
+        raise
+    family, number = sock.family, sock.detach()
+    plain = socket.socket(family, socket.SOCK_STREAM, fileno=number)
+    plain.setblocking(False)
+    return plain
+
+
+def _host(address: str) -> str:
+    return "localhost" if address.startswith("unix:") else address.removeprefix("tcp://")
+
+
+def _refusal(connection: Connection, address: str) -> SandkeepError:
+    """Why there is no websocket."""
+    if connection.rejection is not None:
+        error = frames.refusal_of(connection.rejection.body or b"")
+        if error is not None:
+            return error
+    return StateError("not_ready", f"who listens on {address} does not answer as a stream server does", address=address)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Lets an exception out of the nursery around a caller's code as what it was."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        sole: BaseException = group
+        while isinstance(sole, BaseExceptionGroup) and len(sole.exceptions) == 1:
+            sole = sole.exceptions[0]
+        cause, context = sole.__cause__, sole.__context__
+        try:
+            raise sole
+        finally:
+            sole.__cause__, sole.__context__ = cause, context
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def decoded(message: str | bytes) -> bytes | FromServer:
+    """A message of the server's; one that tells of an error is raised."""
+    if isinstance(message, bytes):
+        return message
+    try:
+        said: FromServer = frames.decode_from_server(message)
+    except msgspec.DecodeError:
+        raise DaemonError("internal", "the stream server said something that this client does not know") from None
+    if isinstance(said, Failed):
+        raise frames.as_exception(said.error)
+    return said
+
+
+def output_of(message: bytes) -> Output:
+    """A piece of output."""
+    try:
+        return frames.parse_output(message)
+    except ValueError as error:
+        raise DaemonError("internal", f"the stream server sent what makes no sense: {error}") from None
+
+
+async def next_message(connection: Connection) -> bytes | FromServer:
+    """The next message of a connection that cannot be had again."""
+    try:
+        return decoded(await connection.get_message())
+    except ConnectionClosed as closed:
+        lost(closed)
+
+
+def lost(closed: ConnectionClosed) -> NoReturn:
+    """Say that a connection was lost, and with it what it was for."""
+    why = closed.reason.reason if closed.reason is not None and closed.reason.reason else "it went away"
+    raise StateError("not_ready", f"the stream server closed the connection: {why}") from None

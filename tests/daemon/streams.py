@@ -1,0 +1,132 @@
+"""What tests of the stream server share: a daemon that listens on a Unix socket and on TCP, and bare websockets."""
+
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import msgspec
+import trio
+from tests.conftest import RunningDaemon
+from trio_websocket import ConnectionClosed
+from wsproto import ConnectionType
+
+from sandkeep import frames
+from sandkeep.stream import StreamClient
+from sandkeep.stream.dial import close
+from sandkeep.wire import Connection, Wire
+
+
+class House:
+    """A daemon with a sandbox, and the ways to its stream server."""
+
+    def __init__(self, daemon: RunningDaemon) -> None:
+        self.daemon = daemon
+        with daemon.connect() as client:
+            os.makedirs(f"{daemon.root}/image", exist_ok=True)
+            image_id = client.image.create(f"{daemon.root}/image").image_id
+            self.sandbox_id = client.sandbox.create(image_id).sandbox_id
+            access = client.stream.access()
+        self.unix, self.tcp = access.addresses
+        self.token = access.token
+
+    @property
+    def port(self) -> int:
+        return int(self.tcp.rpartition(":")[2])
+
+    def streams(self, way: str = "unix", **options: Any) -> StreamClient:
+        return StreamClient(self.unix, **options) if way == "unix" else StreamClient(self.tcp, self.token, **options)
+
+    def launch(self, command: Any, name: str, **options: Any) -> None:
+        with self.daemon.connect() as client:
+            client.process.launch(self.sandbox_id, command, name=name, **options)
+
+    def wait(self, name: str) -> Any:
+        with self.daemon.connect() as client:
+            return client.process.wait(self.sandbox_id, name)
+
+    def run(self, command: Any, name: str) -> Any:
+        self.launch(command, name)
+        return self.wait(name)
+
+    def plain(self, way: str = "unix") -> socket.socket:
+        """A socket, for what no client of ours would send."""
+        if way == "unix":
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.connect(self.unix.removeprefix("unix:"))
+        else:
+            sock = socket.create_connection(("127.0.0.1", self.port))
+        sock.settimeout(30)
+        return sock
+
+
+@contextmanager
+def house_in(places: str, **environment: str) -> Iterator[House]:
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    daemon.env["SANDKEEP_STREAM"] = f"unix:{daemon.root}/stream.sock,tcp://127.0.0.1:0"
+    daemon.env.update(environment)
+    daemon.start()
+    try:
+        yield House(daemon)
+    finally:
+        daemon.clear()
+
+
+@asynccontextmanager
+async def websocket(
+    sock: socket.socket,
+    target: str,
+    *,
+    host: str = "localhost",
+    headers: list[tuple[bytes, bytes]] | None = None,
+    subprotocols: tuple[str, ...] = (),
+) -> AsyncIterator[Connection]:
+    """A websocket as it is; `rejection` is set when there is none."""
+    sock.setblocking(False)
+    connection = Connection(
+        Wire(sock), ConnectionType.CLIENT, 1 << 26,
+        host=host, path=target, client_extra_headers=headers or [], client_subprotocols=subprotocols,
+    )  # fmt: skip
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.read)
+        try:
+            await connection.opened()
+            yield connection
+        finally:
+            await close(connection)
+
+
+async def message(connection: Connection) -> Any:
+    """The next text message, as plain objects."""
+    got = await connection.get_message()
+    return got if isinstance(got, bytes) else msgspec.json.decode(got)
+
+
+async def everything(connection: Connection) -> tuple[list[Any], int]:
+    """All messages up to the end, and the code of the closing."""
+    got: list[Any] = []
+    while True:
+        try:
+            got.append(await message(connection))
+        except ConnectionClosed as closed:
+            return got, closed.reason.code if closed.reason else 0
+
+
+def refusal(connection: Connection) -> tuple[int, str]:
+    """With which status and code a request was refused."""
+    assert connection.rejection is not None
+    error = frames.refusal_of(connection.rejection.body or b"")
+    assert error is not None
+    return connection.rejection.status_code, error.code
+
+
+def block(number: int, size: int = 1 << 20) -> bytes:
+    """What `WRITER` writes as its block of that number."""
+    return (b"%015d\n" % number) * (size // 16)
+
+
+WRITER = "i=0; while [ $i -lt %d ]; do yes \"$(printf '%%015d' $i)\" | head -c 1048576; i=$((i+1)); done"
+"""Writes so many blocks of a mebibyte, each of which tells its number."""
