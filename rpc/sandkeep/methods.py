@@ -13,6 +13,9 @@ from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Sec
 
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
+MAX_WRITE_BYTES: Final = 8 * 1024 * 1024
+"""How much one `sandbox.write_file` takes. More goes by `sandbox.copy_in`, or the stream server."""
+
 TerminalSide = Annotated[int, Meta(ge=1, le=1000)]
 TerminalName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)")]
 PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
@@ -217,7 +220,7 @@ class FileWrite(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sandbox_id: Name
     path: Path | None = None
     path_bytes: PathBytes | None = None
-    data: Annotated[bytes, Meta(max_length=8 * 1024 * 1024)]
+    data: Annotated[bytes, Meta(max_length=MAX_WRITE_BYTES)]
     mode: Annotated[int, Meta(ge=0, le=0o777)] | None = None
     parents: bool = False
 

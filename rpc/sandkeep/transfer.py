@@ -14,6 +14,7 @@ The bytes go from one ``tar`` to another, through a pipe and past this process. 
 see `confined` for what holds the ``tar`` that unpacks it here.
 """
 
+import io
 import os
 import select
 import stat
@@ -36,6 +37,9 @@ Moved = Callable[[int], None]
 
 BEAT_S: Final = 0.1
 """How often it is told how much was moved."""
+
+MAX_SAID_BYTES: Final = 65536
+"""How much of what a program says on stderr is of interest."""
 
 _CHANGED: Final = 1
 """What tar exits with when a file changed, or went away, while it was read."""
@@ -217,6 +221,9 @@ def _ending(program: "subprocess.Popen[bytes]") -> Iterator[None]:
         if program.poll() is None:
             program.kill()
         program.wait()
+        if program.stderr is not None:
+            with program.stderr as said:
+                program.stderr = io.BytesIO(os.pread(said.fileno(), MAX_SAID_BYTES, 0))
 
 
 def _watch(
@@ -258,7 +265,7 @@ def _said(program: "subprocess.Popen[bytes]") -> str:
     if stderr is None:
         return ""
     stderr.seek(0)
-    lines = stderr.read(65536).decode("utf-8", "backslashreplace").strip().splitlines()
+    lines = stderr.read(MAX_SAID_BYTES).decode("utf-8", "backslashreplace").strip().splitlines()
     return lines[0][:500] if lines else f"exit code {program.returncode}"
 
 

@@ -1,0 +1,191 @@
+"""The call shapes of *crafty*: its own flow, word for word, over a real daemon."""
+
+import inspect
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from sandkeep.compat import crafty
+from sandkeep.compat.crafty import Provider
+from sandkeep.errors import SandkeepError
+
+pytestmark = pytest.mark.needs("bwrap")
+
+
+@pytest.fixture(autouse=True)
+def daemon(shared_daemon: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("SANDKEEP_SOCKET", shared_daemon.socket)
+    return shared_daemon
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> str:
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "tool").write_text("#!/bin/sh\necho the tool ran\n")
+    (tmp_path / "venv" / "bin" / "tool").chmod(0o755)
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "main.txt").write_text("first\n")
+    return str(tmp_path)
+
+
+@pytest.fixture
+def sandbox_id(project: str) -> str:
+    return crafty.create_sandbox(crafty.create_image(project, False, Provider.LOCAL), Provider.LOCAL)
+
+
+SIGNATURES: dict[str, tuple[dict[str, type], dict[str, Any]]] = {
+    "create_image": ({"file_path": str, "clean": bool, "provider": Provider, "return": str}, {}),
+    "list_images": ({"return": tuple[str, ...]}, {}),
+    "create_sandbox": ({"image_id": str, "provider": Provider, "return": str}, {}),
+    "list_sandboxes": ({"list_all": bool, "return": tuple[crafty.SandboxRecord, ...]}, {"list_all": False}),
+    "connect_to_sandbox": ({"sandbox_id": str, "return": type(None)}, {}),
+    "terminate_sandbox": ({"sandbox_id": str, "return": type(None)}, {}),
+    "launch_background_process": ({"name": str, "sandbox_id": str, "command": str, "return": type(None)}, {}),
+    "launch_and_stream_process": (
+        {"name": str, "sandbox_id": str, "command": str, "return": Generator[str, None, None]},
+        {},
+    ),
+    "list_processes": ({"list_all": bool, "return": tuple[crafty.ProcessRecord, ...]}, {"list_all": False}),
+    "attach_to_process": ({"name": str, "sandbox_id": str, "return": type(None)}, {}),
+    "kill_process": ({"name": str, "sandbox_id": str, "return": type(None)}, {}),
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_eleven_functions_have_their_names_parameters_and_order(name: str) -> None:
+    hints, defaults = SIGNATURES[name]
+    function = getattr(crafty, name)
+    signature = inspect.signature(function)
+    assert get_type_hints(function) == hints
+    assert list(signature.parameters) == [parameter for parameter in hints if parameter != "return"]
+    found = {
+        parameter.name: parameter.default
+        for parameter in signature.parameters.values()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    assert found == defaults
+
+
+def test_the_flow_from_an_image_to_the_end(project: str) -> None:
+    image_id = crafty.create_image(project, clean=False, provider=Provider.LOCAL)
+    assert image_id in crafty.list_images()
+
+    sandbox_id = crafty.create_sandbox(image_id, Provider.LOCAL)
+    assert [box.sandbox_id for box in crafty.list_sandboxes() if box.image_id == image_id] == [sandbox_id]
+
+    crafty.launch_background_process("server", sandbox_id, "echo serving; exec sleep 1000")
+    said = "".join(crafty.launch_and_stream_process("build", sandbox_id, "venv/bin/tool; ls -1; exit 3"))
+    assert said == "the tool ran\nmain.txt\nnode_modules\nvenv\n"
+
+    running = [process for process in crafty.list_processes() if process.sandbox_id == sandbox_id]
+    assert [(process.name, process.is_terminated) for process in running] == [("server", False)]
+    everything = [process for process in crafty.list_processes(list_all=True) if process.sandbox_id == sandbox_id]
+    assert [(process.name, process.is_terminated, process.exit_code) for process in everything] == [
+        ("server", False, None),
+        ("build", True, 3),
+    ]
+
+    crafty.kill_process("server", sandbox_id)
+    assert crafty.get_process("server", sandbox_id).is_terminated
+    crafty.terminate_sandbox(sandbox_id)
+    assert sandbox_id not in [box.sandbox_id for box in crafty.list_sandboxes()]
+    assert {box.sandbox_id: box.is_closed for box in crafty.list_sandboxes(list_all=True)}[sandbox_id]
+
+
+def test_the_source_is_copied_and_never_changed(project: str, sandbox_id: str) -> None:
+    assert list(crafty.launch_and_stream_process("change", sandbox_id, "echo second >main.txt")) == []
+    assert crafty.get_executor(sandbox_id).read_file("main.txt") == "second\n"
+    assert (Path(project) / "main.txt").read_text() == "first\n"
+
+
+def test_the_same_content_is_the_same_image_unless_it_is_wanted_clean(project: str) -> None:
+    first = crafty.create_image(project, False, Provider.LOCAL)
+    assert crafty.create_image(project, False, Provider.LOCAL) == first
+    fresh = crafty.create_image(project, True, Provider.LOCAL)
+    assert fresh != first
+    assert {first, fresh} <= set(crafty.list_images())
+
+
+def test_records_tell_where_things_are(project: str, sandbox_id: str) -> None:
+    sandbox = crafty.get_sandbox(sandbox_id)
+    assert Path(sandbox.sandbox_path).is_dir()
+    assert (Path(crafty.get_image(sandbox.image_id).image_path) / "main.txt").read_text() == "first\n"
+    assert (sandbox.tmux_session_name, sandbox.is_closed) == ("shell", False)
+
+
+@pytest.mark.needs("tmux")
+def test_a_process_is_a_tmux_session_of_its_own(sandbox_id: str) -> None:
+    names = '$(tmux display-message -p "#{session_name}") $(tmux list-sessions | wc -l)'
+    said = "".join(crafty.launch_and_stream_process("one.two", sandbox_id, f"echo {names}"))
+    assert said == "one_two 1\n"
+    assert crafty.get_process("one.two", sandbox_id).tmux_session_name == "one_two"
+
+
+def test_names_are_unique_in_a_sandbox_and_not_between_them(project: str, sandbox_id: str) -> None:
+    crafty.launch_background_process("same", sandbox_id, "exec sleep 1000")
+    with pytest.raises(SandkeepError) as refused:
+        crafty.launch_background_process("same", sandbox_id, "true")
+    assert refused.value.code == "conflict"
+    other = crafty.create_sandbox(crafty.create_image(project, False, Provider.LOCAL), Provider.LOCAL)
+    crafty.launch_background_process("same", other, "true")
+
+
+def test_commands_are_not_quoted_apart(sandbox_id: str) -> None:
+    command = "printf '%s|' 'a  b' \"c;d\" '$HOME' 'é\nü' `echo e`; true"
+    assert "".join(crafty.launch_and_stream_process("quotes", sandbox_id, command)) == "a  b|c;d|$HOME|é\nü|e|"
+
+
+def test_a_stream_that_is_left_leaves_the_process_running(sandbox_id: str) -> None:
+    stream = crafty.launch_and_stream_process("left", sandbox_id, "echo begun; exec sleep 1000")
+    assert next(stream) == "begun\n"
+    stream.close()
+    assert not crafty.get_process("left", sandbox_id).is_terminated
+
+
+def test_a_stream_is_whole_also_beyond_what_one_answer_holds(sandbox_id: str) -> None:
+    said = "".join(crafty.launch_and_stream_process("much", sandbox_id, "seq 300000"))
+    assert said == "".join(f"{number}\n" for number in range(1, 300001))
+
+
+def test_a_provider_that_is_not_there_is_refused_with_words(project: str) -> None:
+    with pytest.raises(SandkeepError) as refused:
+        crafty.create_image(project, False, Provider.MODAL)
+    assert refused.value.code == "not_supported"
+
+
+class TestExecutor:
+    """`Executor`, by a local sandbox's."""
+
+    def test_a_command_runs_and_tells_how_it_ended(self, sandbox_id: str) -> None:
+        command = crafty.get_executor(sandbox_id).run_command("echo out; echo err >&2; exit 5")
+        assert command.wait() == 5
+        assert (command.stdout, command.stderr) == ("out\n", "err\n")
+        assert sorted("".join(command.stream()).split()) == ["err", "out"]
+
+    def test_a_command_can_be_killed(self, sandbox_id: str) -> None:
+        command = crafty.get_executor(sandbox_id).run_command("sleep 1000")
+        command.kill()
+        assert command.wait() == 137
+
+    def test_it_is_alive_until_it_is_terminated(self, sandbox_id: str) -> None:
+        executor = crafty.get_executor(sandbox_id)
+        assert executor.is_alive()
+        crafty.terminate_sandbox(sandbox_id)
+        assert not executor.is_alive()
+
+    def test_files_are_written_and_read_as_text(self, sandbox_id: str) -> None:
+        executor = crafty.get_executor(sandbox_id)
+        text = "ü\r\n" * 3_000_000
+        executor.write_file("new/dir/file.txt", text[:1000])
+        assert executor.read_file("/workspace/new/dir/file.txt") == text[:1000]
+        executor.write_file("big.txt", text)
+        assert executor.read_file("big.txt") == text
+
+    def test_what_is_no_text_is_refused(self, sandbox_id: str) -> None:
+        executor = crafty.get_executor(sandbox_id)
+        assert executor.run_command("printf '\\377' >bytes").wait() == 0
+        with pytest.raises(SandkeepError) as refused:
+            executor.read_file("bytes")
+        assert refused.value.code == "invalid"
