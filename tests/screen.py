@@ -41,6 +41,14 @@ class Screen:
         self.type(line)
         self.press("Enter")
 
+    def open(self, line: str) -> str:
+        """Enter a line that starts something which takes the whole screen, and look until that is what is shown."""
+        self.type(line)
+        typed = "".join(line.split())
+        self.until(lambda seen: typed in "".join(seen.split()))
+        self.press("Enter")
+        return self.until(lambda seen: bool(seen.strip()) and typed not in "".join(seen.split()))
+
     def paste(self, data: bytes) -> None:
         """Have bytes come from the terminal as they are, as a mouse makes it send some."""
         self._tmux("send-keys", "-t", "screen", "-H", *(f"{byte:02x}" for byte in data))
@@ -67,10 +75,6 @@ class Screen:
     def until_prompt(self) -> str:
         """Look until the shell of this screen waits for a line."""
         return self.until(lambda seen: seen.splitlines()[-1:] == ["$"])
-
-    def until_gone(self, text: str) -> str:
-        """Look until the screen does not hold a text any more, but something else."""
-        return self.until(lambda seen: bool(seen.strip()) and text not in seen)
 
     def resize(self, rows: int, cols: int) -> None:
         """Give the window another size."""

@@ -96,8 +96,8 @@ def test_a_program_of_the_whole_screen(screen: Screen, box: str) -> None:
     screen.enter("echo before")
     before = screen.until_prompt().splitlines()
     script = "printf '\\033[?1049h\\033[2J\\033[5;5Hwhole screen'; read x; printf '\\033[?1049l'; echo back; read x"
-    screen.enter(f"$SK run {box} whole --tty -- sh -c {shlex.quote(script)}")
-    assert screen.until_gone("$SK").splitlines()[4] == "    whole screen"
+    screen.open(f"$SK run {box} whole --tty -- sh -c {shlex.quote(script)}")
+    assert screen.until("whole screen").splitlines()[4] == "    whole screen"
     screen.press("Enter")
     screen.until(lambda seen: "back" in seen and "whole screen" not in seen)
     screen.press("Enter")
@@ -106,7 +106,7 @@ def test_a_program_of_the_whole_screen(screen: Screen, box: str) -> None:
 
 def test_the_mouse_reaches_a_program_that_asks_for_it(screen: Screen, box: str) -> None:
     script = "stty -icanon -echo; printf '\\033[?1000h\\033[?1006hready\\n'; head -c 9 | od -An -c; read x"
-    screen.enter(f"$SK run {box} mouse --tty -- sh -c {shlex.quote(script)}")
+    screen.open(f"$SK run {box} mouse --tty -- sh -c {shlex.quote(script)}")
     screen.until("ready")
     screen.until(lambda _: "mouse_any_flag=1" in screen.modes())
     screen.paste(b"\x1b[<0;7;4M")
@@ -117,8 +117,7 @@ def test_the_mouse_reaches_a_program_that_asks_for_it(screen: Screen, box: str) 
 
 
 def test_what_scrolled_away_can_be_scrolled_back_to(screen: Screen, box: str) -> None:
-    screen.enter(f"$SK run {box} scroll --tty -- sh -c 'seq 1 400; read x'")
-    screen.until_gone("$SK")
+    screen.open(f"$SK run {box} scroll --tty -- sh -c 'seq 1 400; read x'")
     screen.until("400")
     assert "300" not in screen.lines()
     screen.press("C-b", "[")
@@ -134,8 +133,7 @@ def test_what_scrolled_away_can_be_scrolled_back_to(screen: Screen, box: str) ->
 
 def test_a_new_size_is_that_of_the_terminal_inside(screen: Screen, box: str) -> None:
     script = "stty size; trap 'stty size' WINCH; while :; do sleep 0.05; done"
-    screen.enter(f"$SK run {box} sizes --tty -- sh -c {shlex.quote(script)}")
-    screen.until_gone("$SK")
+    screen.open(f"$SK run {box} sizes --tty -- sh -c {shlex.quote(script)}")
     screen.until("24 80")
     screen.resize(31, 97)
     screen.until("31 97")
@@ -145,11 +143,10 @@ def test_a_new_size_is_that_of_the_terminal_inside(screen: Screen, box: str) -> 
 
 def test_two_viewers_see_the_same_and_both_type(new_screen: Callable[..., Screen], box: str) -> None:
     one, two = new_screen(), new_screen()
-    one.enter(f"$SK run {box} both --tty -- sh -c 'echo ready; cat'")
-    one.until_gone("$SK")
+    one.open(f"$SK run {box} both --tty -- sh -c 'echo ready; cat'")
     one.type("from one")
     one.until("from one")
-    two.enter(f"$SK attach {box} both")
+    two.open(f"$SK attach {box} both")
     two.until("from one")
     two.type(", and from two")
     assert one.until("from one, and from two") == two.until("from one, and from two")
@@ -161,11 +158,10 @@ def test_two_viewers_see_the_same_and_both_type(new_screen: Callable[..., Screen
 
 def test_who_only_looks_types_nothing_but_may_leave(new_screen: Callable[..., Screen], box: str) -> None:
     one, two = new_screen(), new_screen()
-    one.enter(f"$SK run {box} looked-at --tty -- sh -c 'echo ready; cat'")
-    one.until_gone("$SK")
+    one.open(f"$SK run {box} looked-at --tty -- sh -c 'echo ready; cat'")
     one.type("typed")
     one.until("typed")
-    two.enter(f"$SK attach {box} looked-at --read-only")
+    two.open(f"$SK attach {box} looked-at --read-only")
     two.until("typed")
     two.type("nothing of this")
     two.press("C-b", "d")
@@ -182,8 +178,8 @@ def test_who_only_looks_types_nothing_but_may_leave(new_screen: Callable[..., Sc
 def test_a_shell_ends_with_its_code_and_leaves_the_terminal_as_it_was(screen: Screen, box: str) -> None:
     screen.enter("clear; stty -a")
     before, modes = screen.until_prompt().splitlines()[:-1], screen.modes()
-    screen.enter(f"$SK shell {box}; echo code $?")
-    screen.until(lambda seen: "bash" in seen and "$SK" not in seen)
+    screen.open(f"$SK shell {box}; echo code $?")
+    screen.until("bash")
     screen.enter("tty; exit 7")
     screen.until("code 7")
     assert screen.modes() == modes
@@ -195,11 +191,10 @@ def test_shells_get_names_of_their_own(new_screen: Callable[..., Screen], shared
     with shared_daemon.connect() as client:
         alone = client.sandbox.create(image).sandbox_id
         one, two = new_screen(), new_screen()
-        for screen, words in ((one, ""), (two, " -- cat")):
-            screen.enter(f"$SK shell {alone}{words}")
-            screen.until(lambda seen: "$SK" not in seen)
+        for screen, words in ((one, ""), (two, " -- sh -c 'echo ready; cat'")):
+            screen.open(f"$SK shell {alone}{words}")
         assert [process.name for process in client.process.list(alone).processes] == ["shell", "shell-2"]
-        two.press("C-d")
+        two.press("C-c")
         two.until_prompt()
         one.press("C-b", "d")
         assert f"it goes on: sandkeep attach {alone} shell" in one.until("attach").replace("\n", "")
@@ -210,15 +205,14 @@ def test_detaching_leaves_it_running_and_our_terminal_sane(screen: Screen, share
     screen.enter("clear; stty -a")
     before, modes = screen.until_prompt().splitlines()[:-1], screen.modes()
     script = "printf '\\033[?1049h\\033[?1003h\\033[?2004h\\033[?25lhere'; read x; exit 3"
-    screen.enter(f"$SK run {box} left --tty -- sh -c {shlex.quote(script)}; echo code $?")
-    screen.until_gone("$SK")
+    screen.open(f"$SK run {box} left --tty -- sh -c {shlex.quote(script)}; echo code $?")
     screen.press("C-b", "d")
     screen.until("code 0")
     assert status(shared_daemon, box, "left") == "running"
     assert screen.modes() == modes
     screen.enter("clear; stty -a")
     screen.until(lambda seen: seen.splitlines()[:-1] == before)
-    screen.enter(f"clear; $SK attach {box} left; echo code $?")
+    screen.open(f"clear; $SK attach {box} left; echo code $?")
     screen.until("here")
     screen.press("Enter")
     screen.until("code 3")
@@ -230,7 +224,7 @@ def test_a_viewer_that_is_ended_cleans_up(number: int, screen: Screen, shared_da
     before, modes = screen.until_prompt().splitlines()[:-1], screen.modes()
     name = f"viewed-{number}"
     script = "printf '\\033[?1049h\\033[?1002h\\033[?25lhere'; read x"
-    screen.enter(f"$SK run {box} {name} --tty -- sh -c {shlex.quote(script)}; echo code $?")
+    screen.open(f"$SK run {box} {name} --tty -- sh -c {shlex.quote(script)}; echo code $?")
     screen.until(lambda seen: seen.strip() == "here" and "mouse_any_flag=1" in screen.modes())
     os.kill(screen.child(), number)
     screen.until(f"code {128 + number}")
@@ -241,19 +235,18 @@ def test_a_viewer_that_is_ended_cleans_up(number: int, screen: Screen, shared_da
 
 
 def test_a_viewer_that_is_killed_takes_nothing_along(screen: Screen, shared_daemon: Any, box: str) -> None:
-    screen.enter(f"$SK run {box} survivor --tty -- sh -c 'echo ready; cat'")
-    screen.until_gone("$SK")
+    screen.open(f"$SK run {box} survivor --tty -- sh -c 'echo ready; cat'")
     screen.type("still")
     screen.until("still")
     os.kill(screen.child(), signal.SIGKILL)
     screen.until("Killed")
     assert status(shared_daemon, box, "survivor") == "running"
-    screen.enter(f"clear; $SK attach {box} survivor")
+    screen.open(f"clear; $SK attach {box} survivor")
     screen.until(lambda seen: seen.split() == ["ready", "still"])
 
 
 def test_a_viewer_that_was_stopped_draws_all_again(screen: Screen, box: str) -> None:
-    screen.enter(f"$SK run {box} stopped --tty -- sh -c 'echo here; cat'")
+    screen.open(f"$SK run {box} stopped --tty -- sh -c 'echo here; cat'")
     screen.until(lambda seen: seen.strip() == "here")
     viewer = screen.child()
     os.kill(viewer, signal.SIGSTOP)
@@ -271,7 +264,7 @@ def test_the_sandboxs_end_is_the_viewers(screen: Screen, shared_daemon: Any, ima
         alone = client.sandbox.create(image).sandbox_id
         modes = screen.modes()
         script = "printf '\\033[?1049h\\033[?1003hhere'; cat"
-        screen.enter(f"$SK run {alone} p --tty -- sh -c {shlex.quote(script)}; echo code $?")
+        screen.open(f"$SK run {alone} p --tty -- sh -c {shlex.quote(script)}; echo code $?")
         screen.until(lambda seen: seen.strip() == "here")
         client.sandbox.terminate(alone)
     screen.until("code 137")
@@ -285,8 +278,7 @@ def test_it_goes_on_without_the_daemon(new_daemon: Any, new_screen: Callable[...
     with daemon.connect() as client:
         alone = client.sandbox.create(client.image.create(str(tmp_path / "empty")).image_id).sandbox_id
     screen = new_screen(daemon)
-    screen.enter(f"$SK run {alone} p --tty -- sh -c 'echo ready; cat; exit 5'; echo code $?")
-    screen.until_gone("$SK")
+    screen.open(f"$SK run {alone} p --tty -- sh -c 'echo ready; cat; exit 5'; echo code $?")
     screen.type("one")
     screen.until("one")
     daemon.kill()

@@ -1,16 +1,11 @@
 """Being with a process: its output as it comes, our input and signals to it, its exit code as ours.
 
 Output is read from the journal by byte offset, so nothing is lost or doubled when the daemon is restarted meanwhile:
-the connection is made again and reading goes on where it was. Input and signals have connections of their own, since a
-read may be waiting on the first.
+the connection is made again and reading goes on where it was.
 """
 
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Collection
-from types import FrameType
 from typing import Any, Final, Protocol, TypeVar
 
 from sandkeep.blocking import Client
@@ -18,6 +13,7 @@ from sandkeep.cli import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.journals import STREAMS, Journals, write_all
 from sandkeep.cli.options import Frontend
 from sandkeep.cli.output import note, plain
+from sandkeep.cli.relay import Signals, feed
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.follow import OutputCursor
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
@@ -25,7 +21,6 @@ from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 T = TypeVar("T")
 
 RECONNECT_S: Final = 15.0
-STDIN_PIECE: Final = 65536
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
@@ -192,102 +187,20 @@ def is_lost(error: SandkeepError) -> bool:
     return error.code == "not_ready" and "socket" in error.data
 
 
-class Signals:
-    """Our INT and TERM become the process's. The second INT kills it; the third ends us alone."""
-
-    def __init__(self, front: Frontend, process: Process) -> None:
-        self._front = front
-        self._process = process
-        self._interrupts = 0
-
-    def install(self, *, hangup: bool = False) -> None:
-        """From now on, signals go to the process; with `hangup` also that the terminal is gone, unless by `nohup`."""
-        signal.signal(signal.SIGINT, self._interrupt)
-        if hangup and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, lambda *_: self.send("HUP"))
-        signal.signal(signal.SIGTERM, lambda *_: self.send("TERM"))
-
-    def install_for_visitor(self) -> None:
-        """From now on Ctrl-C goes to the process, but what ends us leaves it alone, and Ctrl-\\ does that politely."""
-        signal.signal(signal.SIGINT, self._interrupt)
-        signal.signal(signal.SIGQUIT, _leave)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._interrupts += 1
-        if self._interrupts > 2:
-            raise KeyboardInterrupt
-        self.send("INT" if self._interrupts == 1 else "KILL")
-
-    def send(self, name: str) -> None:
-        """Send it in the background: whoever is interrupted here may be waiting for an answer."""
-        threading.Thread(target=self.send_now, args=(name,), daemon=True).start()
-
-    def send_now(self, name: str) -> None:
-        """Send it and wait until it was sent. That it could not be is told, and no more can be done."""
-        try:
-            with self._front.client() as client:
-                client.process.signal(self._process.sandbox_id, self._process.process_id, signal=name)
-        except SandkeepError as error:
-            note(f"sandkeep: the signal {name} was not sent: {plain(error.message)}")
-
-
-class LeftError(Exception):
-    """We were asked to leave the process alone."""
-
-
-def _leave(*_: Any) -> None:
-    raise LeftError
-
-
-def feed(front: Frontend, process: Process, source: int = 0) -> None:
-    """Carry our standard input to the process in the background, up to its end."""
-    threading.Thread(target=_pump, args=(front, process, source), daemon=True).start()
-
-
-def _pump(front: Frontend, process: Process, source: int) -> None:
-    try:
-        with front.client() as client:
-
-            def write(data: bytes, *, eof: bool = False) -> int:
-                taken = client.process.write_stdin(process.sandbox_id, process.process_id, data=data, eof=eof)
-                return taken.written_bytes
-
-            while data := os.read(source, STDIN_PIECE):
-                write_pieces(write, data)
-            write(b"", eof=True)
-    except SandkeepError as error:
-        if error.code != "not_ready":  # it ended without reading all, which is its right
-            note(f"sandkeep: the input was not passed on: {plain(error.message)}")
-
-
-def write_pieces(write: Callable[..., int], data: bytes) -> None:
-    """Write it all, however little is taken at a time."""
-    while data:
-        data = data[write(data) :]
-
-
 def visit(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:
     """Be with a process that somebody else started, from now on or `from_start`; answer what to exit with.
 
     Ctrl-C goes to it. When we are ended, or left by Ctrl-\\, it goes on.
     """
-    Signals(front, process).install_for_visitor()
+    Signals(front, process).pass_on_interrupts()
     reader = Reader(front, process.sandbox_id, process.process_id)
     try:
         at = (0, 0) if from_start else reader.sizes()
         if interactive:
             feed(front, process)
         return _follow(front, reader, at)
-    except LeftError:
-        note(left(process))
-        return 0
     finally:
         reader.close()
-
-
-def left(process: Process) -> str:
-    """What to say when somebody leaves a process that goes on."""
-    return f"sandkeep: detached; it goes on: sandkeep attach {process.sandbox_id} {process.name}"
 
 
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
@@ -296,7 +209,7 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
     `kill_when_unread` ends it when nobody reads our output any more, or it cannot be written.
     """
     signals = Signals(front, process)
-    signals.install(hangup=kill_when_unread)
+    signals.pass_on(hangup=kill_when_unread)
     if interactive:
         feed(front, process)
     reader = Reader(front, process.sandbox_id, process.process_id)
@@ -304,7 +217,7 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
         return _follow(front, reader, (0, 0))
     except OSError:
         if kill_when_unread:
-            signals.send_now("KILL")
+            signals.send("KILL")
         raise
     finally:
         reader.close()

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.attach import Descriptors, Reader, left, visit
+from sandkeep.cli.attach import Descriptors, Reader, visit
 from sandkeep.cli.options import (
     RUNNING,
     SANDBOX,
@@ -22,6 +22,7 @@ from sandkeep.cli.options import (
     secret_option,
 )
 from sandkeep.cli.output import json_line, note, plain
+from sandkeep.cli.relay import left
 from sandkeep.cli.terminal import OwnTerminal, SignalledError
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Process

@@ -80,7 +80,7 @@ class OwnTerminal:
         """
         os.set_blocking(master, False)
         view = _View(self, master)
-        with _signals(view), self._raw(view):
+        with view.awake(), _signals(view), self._raw(view):
             view.run()
         return view.last
 
@@ -133,9 +133,22 @@ class _View:
         self._poll = select.poll()
         self._poll.register(own.source, select.POLLIN)
         self._poll.register(master, select.POLLIN)
+        self._wakes, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll.register(self._wakes, select.POLLIN)
         self._source_open = True
         self._running = False
         self._told: int | None = None
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Have a signal end the wait for bytes also when it comes just before that begins; otherwise it would wait."""
+        before = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(self._wakes)
+            os.close(self._woken)
 
     def told_to_leave(self, number: int, frame: FrameType | None) -> None:
         """A signal wants us to end. It breaks off the carrying of bytes, once, and never what is done after that."""
@@ -175,7 +188,9 @@ class _View:
     def _carry(self) -> bool:
         """Carry what there is; False when the other side has hung up."""
         for descriptor, _ in self._poll.poll():
-            if descriptor == self._own.source:
+            if descriptor == self._wakes:
+                os.read(self._wakes, _CHUNK_BYTES)
+            elif descriptor == self._own.source:
                 self._read_source()
             elif not self._read_master():
                 return False
