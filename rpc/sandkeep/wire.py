@@ -66,9 +66,14 @@ class Wire(trio.abc.Stream):
             self._broken = begun
             raise
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the socket takes a message of moderate size at once."""
+        return bool(self._room.poll(0))
+
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until the socket has room."""
-        if self._room.poll(0):
+        if self.has_room:
             return
         async with self._sending:
             await self._stream.wait_send_all_might_not_block()

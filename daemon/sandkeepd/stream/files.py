@@ -16,6 +16,7 @@ import trio
 from sandkeep.errors import CallerError
 from sandkeep.frames import Done, End, FilesQuery
 from sandkeep.methods import CopyIn, CopyOut
+from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import Core
 from sandkeepd.files import Files, Incoming, path_of
@@ -41,10 +42,12 @@ class FileStreams:
         if query.op == "get":
             asked = checked(CopyOut, sandbox_id=sandbox_id, path_bytes=query.path)
             visitor.request(self._core, "sandbox.copy_out", asked)
+            decide.sandbox(self._core.state, sandbox_id)
             path = path_of(asked)
             return lambda session: session.while_it_listens(lambda: self._get(session, sandbox_id, path, form))
         given = checked(CopyIn, sandbox_id=sandbox_id, transfer_id=_TRANSFER, path_bytes=query.path)
         request = visitor.request(self._core, "sandbox.copy_in", given)
+        decide.sandbox(self._core.state, sandbox_id)
         return lambda session: self._put(session, request, path_of(given), form)
 
     async def _get(self, session: Session, sandbox_id: str, path: str, form: Form) -> None:

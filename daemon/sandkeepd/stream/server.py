@@ -44,7 +44,7 @@ MAX_STRANGERS: Final = 64
 MAX_CONNECTIONS: Final = 512
 """How many websockets a user may have open; root may have as many as there are descriptors."""
 
-CLOSE_S: Final = 10.0
+CLOSE_S: Final = 5.0
 STOP_S: Final = 1.0
 """How long a client has for answering that its websocket is closed; when the daemon stops, it has less."""
 
@@ -154,8 +154,8 @@ class StreamServer:
                     self._forget_stranger(peer, scope)
                     await self._talk(connection, talk)
             except RefusedError as refused:
-                await _refuse(request, refused)
-                await connection.aclose()
+                with contextlib.suppress(ConnectionClosed):
+                    await _refuse(request, refused)
             except ConnectionClosed:
                 return
 
