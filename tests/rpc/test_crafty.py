@@ -1,11 +1,14 @@
 """The call shapes of *crafty*: its own flow, word for word, over a real daemon."""
 
 import inspect
-from collections.abc import Generator
+import os
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from tests.screen import Screen
 
 from sandkeep.compat import crafty
 from sandkeep.compat.crafty import Provider
@@ -153,6 +156,46 @@ def test_a_provider_that_is_not_there_is_refused_with_words(project: str) -> Non
     with pytest.raises(SandkeepError) as refused:
         crafty.create_image(project, False, Provider.MODAL)
     assert refused.value.code == "not_supported"
+
+
+@pytest.fixture
+def screen(tmp_path_factory: pytest.TempPathFactory, daemon: Any) -> Iterator[Screen]:
+    """A terminal in whose shell ``$PY`` is an interpreter that finds the daemon."""
+    env = {**{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}, "PY": sys.executable}
+    screen = Screen(tmp_path_factory.mktemp("screen"), {**env, "SANDKEEP_SOCKET": daemon.socket})
+    yield screen
+    screen.close()
+
+
+@pytest.mark.needs("tmux")
+def test_attaching_shows_the_process_and_leaving_lets_it_go_on(sandbox_id: str, screen: Screen) -> None:
+    command = 'while read -r line; do echo "it heard $line"; done'
+    crafty.launch_background_process("ear", sandbox_id, command)
+    call = f"crafty.attach_to_process('ear', '{sandbox_id}')"
+    screen.enter(f'clear; $PY -c "from sandkeep.compat import crafty; {call}"; echo left')
+    screen.enter("hello")
+    screen.until("it heard hello")
+    screen.press("C-b", "d")
+    screen.until("left")
+    assert not crafty.get_process("ear", sandbox_id).is_terminated
+
+
+@pytest.mark.needs("tmux")
+def test_connecting_again_finds_the_same_shell(sandbox_id: str, screen: Screen) -> None:
+    line = f"clear; $PY -c \"from sandkeep.compat import crafty; crafty.connect_to_sandbox('{sandbox_id}')\"; echo left"
+    screen.enter(line)
+    screen.until(lambda seen: "left" not in seen and seen.rstrip().endswith("$"))
+    screen.enter("where=here")
+    screen.press("C-b", "d")
+    screen.until("left")
+    screen.enter(line)
+    screen.until("where=here")
+    screen.enter('echo "still $where"')
+    screen.until("still here")
+    screen.enter("exit 4")
+    screen.until("left")
+    [shell] = [process for process in crafty.list_processes(list_all=True) if process.sandbox_id == sandbox_id]
+    assert (shell.name, shell.is_terminated, shell.exit_code) == ("shell", True, 4)
 
 
 class TestExecutor:
