@@ -249,7 +249,8 @@ class KeeperInstance:
 
     async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
         """See `Terminals.open_terminal`."""
-        self._known(process_id)
+        if self._known(process_id).exit:
+            raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
         fd, number = self._open_pty(rows, cols)
         viewer = new_id(terminal.VIEWER)
         self._attaching.add(viewer)
@@ -264,7 +265,7 @@ class KeeperInstance:
             raise
         finally:
             self._attaching.discard(viewer)
-            if self.exit_of(viewer):
+            if viewer not in self._processes or self.exit_of(viewer):
                 self._remove_viewer(viewer)
         return fd
 

@@ -5,6 +5,7 @@ server tells its client what to execute, so a client outside would be a way out.
 """
 
 import os
+import select
 from typing import Final
 
 import trio
@@ -31,8 +32,8 @@ def _script(name: str) -> bytes:
 
 
 PANE: Final = _script("pane.sh")
-BEGIN: Final = b'echo "run $$" >&9; exec 9>&-'
-"""How a process in a terminal begins: it tells its pid."""
+BEGIN: Final = b'echo "run $$.$PPID" >&9; exec 9>&-'
+"""How a process in a terminal begins: it tells its pid, and that of what waits for it, whose group it belongs to."""
 
 _TERMINFO: Final = _script("terminfo.sh")
 _TERMINAL: Final = _TERMINFO + _script("terminal.sh")
@@ -97,8 +98,9 @@ async def shown(fd: int, ended: trio.Event) -> bool:
     async def look() -> None:
         nonlocal found
         await trio.lowlevel.wait_readable(fd)
-        found = not ended.is_set()
-        nursery.cancel_scope.cancel()
+        if _holds_bytes(fd):
+            found = True
+            nursery.cancel_scope.cancel()
 
     with trio.move_on_after(ATTACH_DEADLINE_S) as scope:
         async with trio.open_nursery() as nursery:
@@ -108,6 +110,13 @@ async def shown(fd: int, ended: trio.Event) -> bool:
     if scope.cancelled_caught:
         raise ProviderError("provider_unavailable", "the process's terminal shows nothing: its tmux does not answer")
     return found
+
+
+def _holds_bytes(fd: int) -> bool:
+    """Whether there is more to read than that everybody has gone."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return any(event & select.POLLIN for _, event in poll.poll(0))
 
 
 def not_started(said: bytes) -> SandkeepError:

@@ -16,42 +16,43 @@ fi
 cd "${3%/*}" || { echo "$1 none" >&4; exit 0; }
 exec 6<>"$2.told" 7<"$2.told"
 
-# One call, so that nothing is missed of a program that ends at once. What it prints last says that all worked.
+# One call, so that nothing is missed of a program that ends at once. It prints something when all has worked.
 set -- "$@" "$(unset TMUX TMUX_PANE; tmux -u -f /dev/null -S "$7" \
 	set-option -s escape-time 10 \; set-option -s set-clipboard off \; set-option -g status off \; set-option -g mouse on \; \
 	set-option -g default-terminal "$(kind_of_terminal tmux-256color screen-256color screen)" \; \
-	set-option -g history-limit 50000 \; set-option -g update-environment '' \; set-option -gq window-size latest \; \
-	set-option -gq allow-passthrough off \; new-session -d -x "$5" -y "$4" -s "$6" -- sh "$2.pane" "$2" \; \
+	set-option -g history-limit 50000 \; set-option -g update-environment '' \; \
+	set-option -gq window-size latest \; set-option -gq allow-passthrough off \; \
+	new-session -d -x "$5" -y "$4" -s "$6" -- sh "$2.pane" "$2" \; \
 	pipe-pane "exec 8>../../in/$1.told; echo open >&8; cat >>$1.stdout; echo closed >&8" \; \
-	display-message -p '#{pane_pid}' 3>&- 4>&- 6>&- 7<&-)"
+	display-message -p ready 3>&- 4>&- 6>&- 7<&-)"
 
-pid='' how=''
-case $8 in
-'' | *[!0-9]*) tmux -S "$7" kill-server ;;
-*)
-	# When nobody has the FIFO open any more, the process has ended, and what it wrote is in the journal.
-	while IFS= read -r word <&7; do
-		case $word in
-		open) exec 6>&- ;; # until then, it may just not have been opened yet
-		'run '*[!0-9]*) ;;
-		'run '*)
-			pid=${word#run }
-			echo "pid $1 $pid.$8" >&3
-			echo "$pid" >"$3.pid"
-			echo "$1 +$pid" >&4
-			;;
-		'exit '*) how=${word#exit } ;;
-		closed) [ -n "$how" ] || tmux -S "$7" has-session || kill -HUP "-$pid" || kill -HUP "-$8" ;;
-		esac
-	done
-	[ -S "$7" ] && tmux -S "$7" kill-server # unless it went with its last session, by itself
-	;;
-esac 2>/dev/null
+if [ -z "$8" ]; then # it has not, or a program that ran already has ended the server
+	exec 6>&-
+	tmux -S "$7" kill-server 2>/dev/null
+fi
+
+# When nobody has the FIFO open any more, the process has ended, and what it wrote is in the journal.
+pid='' group='' how=''
+while IFS= read -r word <&7; do
+	case $word in
+	open) exec 6>&- ;; # until then, it may just not have been opened yet
+	'run '*[!0-9.]*) ;;
+	'run '*.*)
+		group=${word#*.} pid=${word#run } pid=${pid%%.*}
+		echo "pid $1 $pid.$group" >&3
+		echo "$pid" >"$3.pid"
+		echo "$1 +$pid" >&4
+		;;
+	'exit '*) how=${word#exit } ;;
+	closed) [ -n "$how" ] || tmux -S "$7" has-session || kill -HUP "-$pid" || kill -HUP "-$group" ;;
+	esac
+done 2>/dev/null
+[ -S "$7" ] && tmux -S "$7" kill-server 2>/dev/null # unless it went with its last session, by itself
 [ -n "$pid" ] || how=none
 case $how in
 none) ;;
 '' | *[!0-9]*) # what waited for the process was killed, and so is the process
-	kill -9 "-$pid" "$pid" "-$8"
+	kill -9 "-$pid" "$pid" "-$group"
 	how=137
 	;;
 esac 2>/dev/null
