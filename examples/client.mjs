@@ -5,6 +5,7 @@
 //     node examples/client.mjs [DIRECTORY]
 
 import { randomUUID } from 'node:crypto'
+import { realpathSync } from 'node:fs'
 import { connect } from 'node:net'
 import { resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
@@ -113,7 +114,7 @@ async function main(directory) {
   }
 }
 
-if (import.meta.url === pathToFileURL(process.argv[1]).href) {
+if (import.meta.url === pathToFileURL(realpathSync(process.argv[1])).href) {
   main(process.argv[2] ?? '.').catch((error) => {
     console.error(`${error.message} [${error.code ?? 'internal'}]`)
     process.exitCode = 1

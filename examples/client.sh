@@ -30,6 +30,7 @@ reach() {
     esac
 }
 
+trap '' PIPE # a daemon that has gone is told of, not died of
 pipes=$(mktemp -d)
 mkfifo "$pipes/to" "$pipes/from"
 reach "${VIA:-$(choose)}" <"$pipes/to" >"$pipes/from" &
@@ -44,14 +45,15 @@ last_id=0
 # call METHOD PARAMS: the answer is in $answer. Whatever is not the answer to this call, such as progress, is passed over.
 call() {
     last_id=$((last_id + 1))
-    printf '{"jsonrpc":"2.0","id":%d,"method":"%s","params":%s}\n' "$last_id" "$1" "$2" >&3
+    printf '{"jsonrpc":"2.0","id":%d,"method":"%s","params":%s}\n' "$last_id" "$1" "$2" 2>/dev/null >&3 ||
+        die "$1: nobody listens on $socket"
     while IFS= read -r answer <&4; do
         case $answer in
             *'"error":{'*) die "$1: $(text message) [$(text code)]" ;;
             *"\"id\":$last_id,"*) return 0 ;;
         esac
     done
-    die "$1: the daemon hung up"
+    die "$1: nobody answers on $socket"
 }
 
 text() { printf %s "$answer" | sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p"; }

@@ -25,9 +25,10 @@ START_S = 30.0
 # -- engines ----------------------------------------------------------------------------------------------------------
 
 
-def _program(name: str) -> Callable[[], str | None]:
+def _program(*names: str) -> Callable[[], str | None]:
     path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
-    return lambda: None if shutil.which(name, path=path) else f"{name} is not installed"
+    missing = f"{' or '.join(names)} is not installed"
+    return lambda: None if any(shutil.which(name, path=path) for name in names) else missing
 
 
 ENGINES: dict[str, Callable[[], str | None]] = {
@@ -37,6 +38,8 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "runsc": _program("runsc"),
     "busybox": _program("busybox"),
     "systemd": _program("systemd-analyze"),
+    "node": _program("node"),
+    "socat": _program("socat", "nc", "curl"),
     "root": lambda: None if os.geteuid() == 0 else "only root can become other users",
 }
 """Why an engine cannot be had here, or None when it can."""

@@ -7,25 +7,34 @@ In a document
   its own stands for any lines;
 - a comment ``<!-- type: TEXT -->`` or ``<!-- press: KEYS -->`` says what the words around it ask the reader to do, with
   keys by tmux's names; what was begun before it goes on meanwhile;
-- ``<!-- again: WHY -->`` says that the reader may have to give the next command more than once.
+- ``<!-- again: WHY -->`` says that the reader may have to give the next command more than once;
+- ``<!-- file: NAME -->`` that the Python block after it is to be a file.
 
 Ids, times, sizes and columns' widths are not compared.
 """
 
+import os
 import re
+import signal
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
-
 from tests.screen import DEADLINE_S, Screen
+
+from sandkeep.demo import traces
+from sandkeep.demo.house import remove_tree
 
 ROOT = Path(__file__).parents[1]
 ANYTHING = "…"
 
-_ITEM = re.compile(r"^```(sh|console)\n(.*?)^```$|^<!-- (type|press|again): (.*?) -->$", re.MULTILINE | re.DOTALL)
+_ITEM = re.compile(
+    r"^```(sh|console|python)\n(.*?)^```$|^<!-- (type|press|again|file): (.*?) -->$", re.MULTILINE | re.DOTALL
+)
 _VARYING = (
     (r"\b(img|sbx|prc|log|cpy)_[0-9a-z]{26}\b", r"\1_ID"),
     (r"\b\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
@@ -34,12 +43,12 @@ _VARYING = (
     (r"\b(img|sbx|prc)…\w{6}\b", r"\1…"),
     (r"\b\d+(ms|s|m|h)\b", "AGE"),
     (r"\b\d+(\.\d+)? (B|kB|KB|MB|GB)\b", "SIZE"),
-    (r"^\[1\] \d+$", "[1] PID"),
+    (r"^\[\d\] \d+$", "[JOB] PID"),
     (r"\bpid \d+", "pid PID"),
     (r"\btick \d+", "tick N"),
     (r"sandkeep \d+\.\d+\.\d+", "sandkeep VERSION"),
-    (r"/[\w./-]+/socket\b", "/socket"),
-    (r"^\[1\]\+ .*", ""),  # what becomes of a job is told with the next prompt, or the one after it
+    (r"/[\w./-]+/(socket|\.local)\b", r"/\1"),
+    (r"^\[\d\][-+ ] .*", ""),  # what becomes of a job is told with the next prompt, or the one after it
     (r"\s+", " "),
 )
 
@@ -51,7 +60,8 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 class Step(Struct, frozen=True):
-    """One thing that a reader does (`kind` is ``sh``, ``command``, ``type``, ``press`` or ``again``), and what is seen.
+    """One thing that a reader does (`kind` is ``sh``, ``command``, ``type``, ``press``, ``again`` or
+    ``file``), and what is seen.
 
     What it begins `returns` before the reader does the next thing, or goes on.
     """
@@ -72,6 +82,8 @@ def steps(document: str) -> list[Step]:
             found.append(Step(kind, text, []))
         elif language == "sh":
             found.append(Step("sh", body.rstrip("\n"), []))
+        elif language == "python":
+            found[-1] = replace(found[-1], seen=body.splitlines())
         elif found and found[-1].kind in ("type", "press") and not _begins_a_command(found, body):
             found[-1] = Step(found[-1].kind, found[-1].text, body.splitlines())
         else:
@@ -111,15 +123,31 @@ def agrees(shown: list[str], seen: list[str]) -> bool:
     return re.fullmatch("".join(words), text) is not None
 
 
+@contextmanager
+def directory(places: str) -> Iterator[Path]:
+    """A directory for a reader, with nothing of it left behind, also when the reader got stuck."""
+    made = tempfile.mkdtemp(dir=places)
+    try:
+        yield Path(made)
+    finally:
+        for pid in traces.processes(made):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        remove_tree(made)
+
+
 class Session:
     """A reader at a terminal, who does what a document says."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, directory: Path) -> None:
         self._screen = screen
+        self._directory = directory
 
     def do(self, step: Step) -> None:
         """Do one thing, and look whether what is seen is what the document shows. Fails with both."""
-        if step.kind in ("type", "press"):
+        if step.kind == "file":
+            (self._directory / step.text).write_text("\n".join(step.seen) + "\n")
+        elif step.kind in ("type", "press"):
             self._screen.enter(step.text) if step.kind == "type" else self._screen.press(*step.text.split())
             self._until_seen(step)
         elif step.returns:

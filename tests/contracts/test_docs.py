@@ -2,10 +2,12 @@
 
 import re
 import shlex
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
 import pytest
+from tests.documents import blocks
 
 from sandkeep.cli.root import sandkeep
 from sandkeep.errors import CODES
@@ -20,9 +22,22 @@ DOCUMENTS = sorted(
 )
 README = (ROOT / "README.md").read_text()
 
+FOLLOWED = {
+    "README.md": "tests/contracts/test_tour.py",
+    "docs/tutorial/*.md": "tests/contracts/test_tutorial.py",
+    "docs/how-to/*.md": "tests/contracts/test_how_to.py",
+    "docs/reference/cli.md": "tests/rpc/test_cli_usage.py",
+}
+"""Documents with commands, and the test that gives them."""
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+UNTOUCHED = {
+    "docs/how-to/install-as-a-service.md": "it installs for the whole machine, as root, under systemd; its units and "
+    "what they start are tried in test_units.py and tests/daemon/test_systemd.py",
+    "CONTRIBUTING.md": "it names make's targets, which are looked up below; make test is what runs here",
+    "systemd/README.md": "as install-as-a-service.md",
+    "benches/README.md": "it names make's targets",
+}
+"""Documents whose commands no test gives, and why."""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -36,7 +51,7 @@ def test_links_within_the_repository_lead_somewhere(document: str) -> None:
 def commands() -> list[str]:
     """Every `sandkeep` command in the blocks of the README, as words after the first."""
     found = []
-    for line in "".join(blocks(README, "sh")).splitlines():
+    for line in "".join(blocks("README.md", "sh")).splitlines():
         found += [words.strip() for words in re.findall(r"\bsandkeep ([^|)&#]*)", line)]
     return found
 
@@ -80,3 +95,18 @@ def test_the_make_targets_that_documents_name_are_there() -> None:
     for document in DOCUMENTS:
         named = set(re.findall(r"(?:^\$ |`)make ([a-z-]+)", (ROOT / document).read_text(), flags=re.MULTILINE))
         assert named <= targets, document
+
+
+def shell_blocks(document: str) -> list[str]:
+    return re.findall(r"^```(?:sh|bash|shell|console)\b", (ROOT / document).read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", [document for document in DOCUMENTS if shell_blocks(document)])
+def test_no_command_is_silently_unchecked(document: str) -> None:
+    if document not in UNTOUCHED:
+        (test,) = [test for pattern, test in FOLLOWED.items() if fnmatch(document, pattern)]
+        assert (ROOT / test).exists()
+
+
+def test_what_is_untouched_is_there() -> None:
+    assert [document for document in UNTOUCHED if not (ROOT / document).exists()] == []

@@ -1,28 +1,23 @@
 """The README's two-minute tour and its Python, run as they stand there."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documents import blocks
 
 pytestmark = pytest.mark.needs("bwrap")
-README = (Path(__file__).parents[2] / "README.md").read_text()
 
 WAIT = """
 until sandkeep status >/dev/null 2>&1; do kill -0 %1 || exit 9; done
 """
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-
-
 def test_the_tour(new_daemon: Any, tmp_path: Path) -> None:
-    first, *rest = blocks("sh")
+    first, *rest = blocks("README.md", "sh")
     assert first == "sandkeep daemon &\n"
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "file").write_text("of the project\n")
@@ -38,7 +33,7 @@ def test_the_tour(new_daemon: Any, tmp_path: Path) -> None:
 
 
 def test_the_python(shared_daemon: Any, tmp_path: Path) -> None:
-    (example,) = blocks("python")
+    (example,) = blocks("README.md", "python")
     example = example.replace("/path/to/project", str(tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", example], env=shared_daemon.env, capture_output=True, text=True, timeout=60

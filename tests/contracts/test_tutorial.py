@@ -1,47 +1,39 @@
 """The tutorial, done from its first line to its last by somebody at a real terminal, who compares what is seen."""
 
 import os
-import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from sandkeep.demo import traces
-from sandkeep.demo.house import remove_tree
-from tests.documents import Session, agrees, steps
+from tests.documents import Session, agrees, directory, steps
 from tests.screen import Screen
 
 TUTORIAL = "docs/tutorial/your-first-sandbox.md"
 
 
 @pytest.fixture
-def reader(places: str) -> Iterator[Screen]:
-    """A terminal with bash, in a directory of its own."""
-    place = Path(tempfile.mkdtemp(dir=places))
+def place(places: str) -> Iterator[Path]:
+    with directory(places) as made:
+        yield made
+
+
+@pytest.fixture
+def reader(place: Path) -> Iterator[Screen]:
+    """A terminal with bash."""
     env = {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}", "HOME": str(place)}
     screen = Screen(place, env, rows=50, cols=100)
     screen.enter(f"cd {place} && exec bash --norc")
     screen.until_prompt()
     yield screen
     screen.close()
-    for pid in traces.processes(str(place)):  # there are none, unless the reader got stuck
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    remove_tree(str(place))
 
 
 @pytest.mark.needs("bwrap", "tmux")
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_the_tutorial(reader: Screen, places: str) -> None:
+def test_the_tutorial(reader: Screen, place: Path) -> None:
     first, *rest = steps(TUTORIAL)
     assert first.text == "PATH=$PWD/.venv/bin:$PATH"  # where the command is differs here
-    session = Session(reader)
+    session = Session(reader, place)
     for step in rest:
         session.do(step)
 

@@ -1,0 +1,106 @@
+"""The how-to guides, done as they stand by somebody at a terminal, who compares what is seen."""
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.documents import ROOT, Session, directory, steps
+from tests.screen import Screen
+from tests.users import NOBODY, command_as
+
+pytestmark = pytest.mark.needs("bwrap", "tmux")
+
+GUIDES = {
+    "copy-files": (),
+    "give-secrets": (),
+    "react-to-events": (),
+    "tail-logs": ("node",),
+    "use-with-crafty": (),
+    "write-a-client": ("node", "socat"),
+}
+"""Each guide with the engines that it needs beside bwrap and tmux."""
+
+PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="module")
+def daemon(places: str) -> Iterator[RunningDaemon]:
+    """One whose stream server is on TCP too."""
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    daemon.start(SANDKEEP_STREAM=f"unix:{daemon.root}/stream.sock,tcp://127.0.0.1:0")
+    yield daemon
+    daemon.clear()
+
+
+@pytest.fixture
+def place(places: str) -> Iterator[Path]:
+    """A directory with a small project in it, and the examples."""
+    with directory(places) as place:
+        (place / "project").mkdir()
+        (place / "project" / "main.txt").write_text("first\n")
+        (place / "examples").symlink_to(ROOT / "examples")
+        yield place
+
+
+@pytest.fixture
+def new_screen(place: Path) -> Iterator[Callable[..., Screen]]:
+    made: list[Screen] = []
+
+    def make(shell: str = "bash --norc", **env: str) -> Screen:
+        screen = Screen(place, {"PATH": PATH, "HOME": str(place), **env}, rows=50, cols=100)
+        made.append(screen)
+        screen.enter(f"cd {place} && exec {shell}")
+        screen.until_prompt()
+        return screen
+
+    yield make
+    for screen in made:
+        screen.close()
+
+
+@pytest.mark.parametrize(
+    "guide", [pytest.param(guide, marks=pytest.mark.needs(*engines)) for guide, engines in GUIDES.items()]
+)
+def test_a_guide(guide: str, daemon: RunningDaemon, place: Path, new_screen: Callable[..., Screen]) -> None:
+    with daemon.connect() as client:
+        image = client.image.create(str(place / "project"), clean=True)
+        sandbox = client.sandbox.create(image.image_id)
+        try:
+            screen = new_screen(SANDKEEP_SOCKET=daemon.socket, IMG=image.image_id, BOX=sandbox.sandbox_id)
+            _follow(guide, screen, place)
+            assert [left.sandbox_id for left in client.sandbox.list().sandboxes] == [sandbox.sandbox_id]
+        finally:
+            for left in client.sandbox.list().sandboxes:
+                client.sandbox.terminate(left.sandbox_id)
+
+
+def test_as_a_normal_user(place: Path, new_screen: Callable[..., Screen]) -> None:
+    """As root the guide is followed by somebody who is not."""
+    (place / "shell").write_text(f"exec {shlex.join(_user(['bash', '--norc']))}\n")
+    place.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(place, NOBODY, NOBODY)
+    _follow("run-as-a-user", new_screen("sh ./shell"), place)
+
+
+def _user(command: list[str]) -> list[str]:
+    return command_as(NOBODY, command) if os.geteuid() == 0 else command
+
+
+def _follow(guide: str, screen: Screen, place: Path) -> None:
+    session = Session(screen, place)
+    for step in steps(f"docs/how-to/{guide}.md"):
+        session.do(step)
+
+
+def test_every_guide_is_followed() -> None:
+    """But for those of which `test_docs.UNTOUCHED` says why not."""
+    from tests.contracts.test_docs import UNTOUCHED
+
+    there = {path.stem for path in (ROOT / "docs/how-to").glob("*.md")}
+    assert there == {*GUIDES, "run-as-a-user", *(Path(path).stem for path in UNTOUCHED if "how-to" in path)}
