@@ -26,6 +26,9 @@ set -- "$@" "$(unset TMUX TMUX_PANE; tmux -u -f /dev/null -S "$7" \
 	pipe-pane "exec 8>../../in/$1.told; echo open >&8; cat >>$1.stdout; echo closed >&8" \; \
 	display-message -p ready 3>&- 4>&- 6>&- 7<&-)"
 
+# What a terminal does that is closed. The process may lead a group of its own, or be in that of what waits for it.
+hang_up() { kill -HUP "-$pid" || kill -HUP "-$group"; }
+
 if [ -z "$8" ]; then # it has not, or a program that ran already has ended the server
 	exec 6>&-
 	tmux -S "$7" kill-server 2>/dev/null
@@ -42,9 +45,10 @@ while IFS= read -r word <&7; do
 		echo "pid $1 $pid.$group" >&3
 		echo "$pid" >"$3.pid"
 		echo "$1 +$pid" >&4
+		[ -n "$8" ] || hang_up
 		;;
 	'exit '*) how=${word#exit } ;;
-	closed) [ -n "$how" ] || tmux -S "$7" has-session || kill -HUP "-$pid" || kill -HUP "-$group" ;;
+	closed) [ -n "$how" ] || tmux -S "$7" has-session || hang_up ;;
 	esac
 done 2>/dev/null
 [ -S "$7" ] && tmux -S "$7" kill-server 2>/dev/null # unless it went with its last session, by itself
