@@ -20,7 +20,7 @@ exec 6<>"$2.told" 7<"$2.told"
 set -- "$@" "$(unset TMUX TMUX_PANE; tmux -u -f /dev/null -S "$7" \
 	set-option -s escape-time 10 \; set-option -s set-clipboard off \; set-option -g status off \; set-option -g mouse on \; \
 	set-option -g default-terminal "$(kind_of_terminal tmux-256color screen-256color screen)" \; \
-	set-option -g history-limit 50000 \; set-option -g update-environment '' \; \
+	set-option -g history-limit 50000 \; set-option -g assume-paste-time 0 \; set-option -g update-environment '' \; \
 	set-option -gq window-size latest \; set-option -gq allow-passthrough off \; \
 	new-session -d -x "$5" -y "$4" -s "$6" -- sh "$2.pane" "$2" \; \
 	pipe-pane "exec 8>../../in/$1.told; echo open >&8; cat >>$1.stdout; echo closed >&8" \; \
