@@ -69,7 +69,9 @@ def test_every_command_in_the_readme_is_one(words: str) -> None:
 
 
 def promises() -> list[tuple[str, str]]:
-    return re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", README)
+    """What a document says that a test proves."""
+    texts = [README, *(path.read_text() for path in ROOT.glob("docs/explanation/*.md"))]
+    return sorted({found for text in texts for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)})
 
 
 def test_there_are_promises() -> None:
