@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -64,12 +64,12 @@ async def test_what_was_broken_off_is_followed_by_nothing() -> None:
         with pytest.raises(ConnectionClosed):
             await server.send_message(b"more")
         await close(server)
-        whole = 0
-        with pytest.raises(ConnectionClosed):
+        got = []
+        with suppress(ConnectionClosed):
             while True:
-                assert await client.get_message() == bytes(1_000_000)
-                whole += 1
-        assert 0 < whole < 9
+                got.append(await client.get_message())
+        assert 0 < len(got) < 9
+        assert set(got) == {bytes(1_000_000)}
 
 
 async def test_what_was_not_begun_is_followed_by_others() -> None:
@@ -85,8 +85,9 @@ async def test_what_there_is_room_for_is_sent_at_once_and_nothing_else_is() -> N
     async with connected() as (server, client):
         sent = 0
         while server.wire.has_room:
-            await server.send_message(bytes(PIECE_BYTES))  # with a client that reads nothing
+            await server.send_message(bytes(PIECE_BYTES))
             sent += 1
+            await wait_all_tasks_blocked()  # the client reads ahead, but only so far
         roomy = trio.Event()
 
         async def wait() -> None:

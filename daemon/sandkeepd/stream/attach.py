@@ -132,16 +132,19 @@ class Attached:
 async def _show(session: Session, pty: trio.lowlevel.FdStream) -> None:
     """Send what the terminal shows until it is gone."""
     offset = 0
-    while True:
-        await session.room()
-        try:
-            data = await pty.receive_some(PIECE_BYTES)
-        except trio.BrokenResourceError:  # what a terminal says whose other side was closed
-            return
-        if not data:
-            return
+    while sent := await _carry(pty, session, offset):
+        offset += sent
+
+
+async def _carry(pty: trio.lowlevel.FdStream, session: Session, offset: int) -> int:
+    await session.room()
+    try:
+        data = await pty.receive_some(PIECE_BYTES)
+    except trio.BrokenResourceError:  # what a terminal says whose other side was closed
+        return 0
+    if data:
         await session.send_bytes(frames.pack_output(frames.TERMINAL, offset, bytes(data)))
-        offset += len(data)
+    return len(data)
 
 
 async def _type_into(pty: trio.lowlevel.FdStream, data: bytes) -> None:

@@ -53,13 +53,20 @@ class Events:
     async def _send(self, session: Session, request: Request[EventQuery], after: int) -> None:
         log, told = self._core.log, -1
         while True:
-            await session.room()
-            page = await self._history.page(request, after, max_bytes=PAGE_BYTES)
-            after = log.parse_token(page.next)
-            if page.events:
-                await session.send_text(_encode(Batch(page.events, page.next)).decode())
-            if page.caught_up:
-                if page.events or told < 0 or after - told >= STRIDE:
-                    await session.send(CaughtUp(token=page.next))
+            sent, reached, caught_up = await self._send_page(session, request, after)
+            after = log.parse_token(reached)
+            if caught_up:
+                if sent or told < 0 or after - told >= STRIDE:
+                    await session.send(CaughtUp(token=reached))
                     told = after
                 await log.wait(after)
+
+    async def _send_page(self, session: Session, request: Request[EventQuery], after: int) -> tuple[bool, str, bool]:
+        """Send the next events, if there are any to send; answer whether there were, the token behind them, and whether
+        they are the last. They are read when there is room for them.
+        """
+        await session.room()
+        page = await self._history.page(request, after, max_bytes=PAGE_BYTES)
+        if page.events:
+            await session.send_text(_encode(Batch(page.events, page.next)).decode())
+        return bool(page.events), page.next, page.caught_up

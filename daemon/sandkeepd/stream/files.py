@@ -54,12 +54,8 @@ class FileStreams:
         digest, size = hashlib.sha256(), 0
         async with self._files.send(sandbox_id, path, form=form) as outgoing:
             async with _pipe(outgoing.take_data()) as pipe:
-                await session.room()
-                while data := await pipe.receive_some(PIECE_BYTES):
-                    digest.update(data)
-                    size += len(data)
-                    await session.send_bytes(bytes(data))
-                    await session.room()
+                while sent := await _carry(pipe, session, digest):
+                    size += sent
             await outgoing.result()
         await session.send(End(sha256=digest.hexdigest(), size_bytes=size))
 
@@ -85,6 +81,16 @@ class FileStreams:
         if message.sha256 != digest.hexdigest():
             raise CallerError("invalid", "sha256: the bytes that arrived have another digest: nothing was changed")
         return digest.hexdigest()
+
+
+async def _carry(pipe: trio.lowlevel.FdStream, session: Session, digest: "hashlib._Hash") -> int:
+    """Carry one piece from the pipe to the client, once there is room for it; answer its size, 0 at the end."""
+    await session.room()
+    data = await pipe.receive_some(PIECE_BYTES)
+    if data:
+        digest.update(data)
+        await session.send_bytes(bytes(data))
+    return len(data)
 
 
 @asynccontextmanager

@@ -68,16 +68,21 @@ class JournalReader:
 
     async def _send_pieces(self, session: Session) -> bool:
         """Send the next piece of each stream; whether there was any."""
-        sent = False
-        for name, number in _STREAMS:
-            await session.room()
-            chunk = self._processes.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
-            await self._tell(session, name, chunk.note)
-            if chunk.data:
-                await session.send_bytes(frames.pack_output(number, chunk.offset, chunk.data))
-                self._offsets[name] = chunk.offset + len(chunk.data)
-                sent = True
-        return sent
+        sent = [await self._send_piece(session, name, number) for name, number in _STREAMS]
+        return any(sent)
+
+    async def _send_piece(self, session: Session, name: str, number: int) -> bool:
+        """Send the next piece of a stream. It is read when there is room for it, and held by nobody while there is
+        none.
+        """
+        await session.room()
+        chunk = self._processes.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
+        await self._tell(session, name, chunk.note)
+        if not chunk.data:
+            return False
+        await session.send_bytes(frames.pack_output(number, chunk.offset, chunk.data))
+        self._offsets[name] = chunk.offset + len(chunk.data)
+        return True
 
     async def _tell(self, session: Session, name: str, note: str | None) -> None:
         """Tell of something odd, once."""
