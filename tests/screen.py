@@ -37,17 +37,15 @@ class Screen:
         self._tmux("send-keys", "-t", "screen", *keys)
 
     def enter(self, line: str) -> None:
-        """Type a line and press Enter."""
+        """Type a line, see it on the screen, and press Enter."""
         self.type(line)
+        self.until(lambda seen: _squeezed(line) in _squeezed(seen))
         self.press("Enter")
 
     def open(self, line: str) -> str:
         """Enter a line that starts something which takes the whole screen, and look until that is what is shown."""
-        self.type(line)
-        typed = "".join(line.split())
-        self.until(lambda seen: typed in "".join(seen.split()))
-        self.press("Enter")
-        return self.until(lambda seen: bool(seen.strip()) and typed not in "".join(seen.split()))
+        self.enter(line)
+        return self.until(lambda seen: bool(seen) and _squeezed(line) not in _squeezed(seen))
 
     def paste(self, data: bytes) -> None:
         """Have bytes come from the terminal as they are, as a mouse makes it send some."""
@@ -98,3 +96,8 @@ class Screen:
     def close(self) -> None:
         """End it, and what runs in it."""
         subprocess.run([*self._words, "kill-server"], capture_output=True, check=False, timeout=30)
+
+
+def _squeezed(text: str) -> str:
+    """Text without its white space: where a long line is broken does not matter."""
+    return "".join(text.split())

@@ -241,10 +241,12 @@ def test_logs_go_to_whatever_stdout_is(shared_daemon: Any, box: str, tmp_path: P
 def test_a_follower_far_behind_gets_every_byte_once(new_daemon: Any, tmp_path: Path) -> None:
     daemon = new_daemon()
     daemon.start()
+    script = "echo ready; read x; seq 1 2000000; read x; echo end"
     with daemon.connect() as client:
         box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
-        client.process.launch(box, ["sh", "-c", "read x; seq 1 2000000; read x; echo end"], name="much", stdin=True)
+        client.process.launch(box, ["sh", "-c", script], name="much", stdin=True)
         with started(daemon, "logs", box, "much", "--follow") as command:
+            assert command.stdout.readline() == b"ready\n"
             client.process.write_stdin(box, "much", data=b"\n")
             first = command.stdout.read(100_000)
             daemon.kill()  # what is behind comes from the journal itself

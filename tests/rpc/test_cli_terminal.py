@@ -41,7 +41,7 @@ def new_screen(tmp_path: Path, shared_daemon: Any) -> Iterator[Callable[..., Scr
     def make(daemon: Any = shared_daemon, **size: int) -> Screen:
         place = tmp_path / str(len(made))
         place.mkdir()
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
         env = {**kept, "SANDKEEP_SOCKET": daemon.socket, "SK": " ".join(daemon.command)}
         made.append(Screen(place, env, **size))
         return made[-1]
@@ -244,18 +244,22 @@ def test_a_viewer_that_is_killed_takes_nothing_along(screen: Screen, shared_daem
     screen.until(lambda seen: seen.split() == ["ready", "still"])
 
 
-def test_a_viewer_that_was_stopped_draws_all_again(screen: Screen, box: str) -> None:
+def test_a_viewer_that_was_stopped_draws_all_again(screen: Screen, shared_daemon: Any, box: str) -> None:
     screen.open(f"$SK run {box} stopped --tty -- sh -c 'echo here; cat'")
     screen.until(lambda seen: seen.strip() == "here")
     viewer = screen.child()
     os.kill(viewer, signal.SIGSTOP)
     screen.until("Stopped")
-    screen.enter("clear; fg")
-    screen.until(lambda seen: seen.splitlines()[:1] == ["here"])
-    screen.type("typed")
-    screen.until("typed")
+    screen.enter("clear")
+    screen.until_prompt()
+    screen.enter("fg")
+    screen.until(lambda seen: seen.split() == ["here"])
+    screen.type("typed")  # every key goes on at once, which the process's own terminal shows
+    with shared_daemon.connect() as client:
+        at = len("here\r\n")
+        assert client.process.read(box, "stopped", stdout_offset=at, wait_s=30).stdout[:1] == b"t"
     screen.press("C-c")
-    screen.until("$ ")
+    screen.until_prompt()
 
 
 def test_the_sandboxs_end_is_the_viewers(screen: Screen, shared_daemon: Any, image: str) -> None:
@@ -290,8 +294,8 @@ def test_it_goes_on_without_the_daemon(new_daemon: Any, new_screen: Callable[...
 
 
 def test_a_command_that_ends_at_once_shows_what_it_wrote(screen: Screen, shared_daemon: Any, box: str) -> None:
-    screen.enter(f"clear; $SK run {box} quick --tty -- sh -c 'echo written; exit 4'; echo code $?")
-    screen.until("code 4")
+    screen.enter(f"clear; $SK run {box} quick --tty -- sh -c 'printf \"writ\\164en\\n\"; exit 4'; echo code $?")
+    assert "written" in screen.until("code 4").split()
     assert shared_daemon.cli("logs", box, "quick").stdout == b"written\r\n"
 
 
