@@ -32,7 +32,7 @@ from sandkeepd.providers.base import Chunk, Exit, Launch, Terminal
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
 
-TIDY_UP_S: Final = 5.0
+TIDY_UP_S: Final = 25.0
 """How long a helper command that is not wanted any more has for removing what it began."""
 
 ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")

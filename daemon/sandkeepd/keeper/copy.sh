@@ -68,6 +68,7 @@ send() {
 }
 
 undo() {
+	trap '' INT TERM HUP # it may be told twice to go
 	[ -z "$stage" ] || rm -rf -- "$stage" 2>&5 && return
 	find "$stage" -type d ! -perm -700 -exec chmod u+rwx {} \; 2>&5
 	rm -rf -- "$stage"
@@ -75,9 +76,9 @@ undo() {
 
 unpack() {
 	if [ "$what" = bytes ]; then
-		[ ! -d "$full" ] && [ -z "$directory" ] || refuse 'Is not a regular file'
+		[ -z "$into$directory" ] || refuse 'Is not a regular file'
 		cat <&3 >"$stage/tree/${full##*/}" || return
-		[ ! -e "$full" ] || chmod "$(stat -c %a -- "$full")" -- "$stage/tree/${full##*/}"
+		[ ! -e "./${full##*/}" ] || chmod "$(stat -c %a -- "./${full##*/}")" -- "$stage/tree/${full##*/}"
 	elif gnu_tar; then
 		tar --extract --file=- --preserve-permissions --no-same-owner --numeric-owner --warning=no-timestamp \
 			--blocking-factor=128 --directory="$stage/tree" <&3
@@ -99,21 +100,23 @@ only_entry() {
 
 # Says what is in the way of merging $top into $dest, if anything is.
 obstacle() {
-	cd -- "$top" && find . -exec sh -c '
+	find "$top" -exec sh -c '
+		top=$1 dest=$2
+		shift 2
 		for entry do
-			there=$0/$entry
+			there=$dest${entry#"$top"} shown=$PWD/$dest${entry#"$top"}
 			if [ -d "$entry" ] && ! [ -L "$entry" ]; then
 				if [ -d "$there" ] && ! [ -L "$there" ]; then
-					[ -w "$there" ] || { echo "Permission denied: $there"; exit; }
+					[ -w "$there" ] || { echo "Permission denied: $shown"; exit; }
 				elif [ -e "$there" ] || [ -L "$there" ]; then
-					echo "Conflict: ${there} is there, and is not a directory"
+					echo "Conflict: $shown is there, and is not a directory"
 					exit
 				fi
 			elif [ -d "$there" ] && ! [ -L "$there" ]; then
-				echo "Conflict: $there is there, and is a directory"
+				echo "Conflict: $shown is there, and is a directory"
 				exit
 			fi
-		done' "$dest" {} +
+		done' sh "$top" "$dest" {} +
 }
 
 # Each file is linked under a passing name and renamed over what is there, so nobody sees half of one.
@@ -128,31 +131,32 @@ merge() {
 # A directory is moved only by who may write to it.
 move_tree() {
 	mode=''
-	[ -w "$top" ] || { mode=$(stat -c %a -- "$top") && chmod u+w -- "$top"; }
+	[ -w "$top" ] || { mode=$(stat -c %a -- "$top") && chmod u+rwx -- "$top"; }
 	mv -T -- "$top" "$dest" || return
 	[ -z "$mode" ] || chmod "$mode" -- "$dest"
 }
 
 make_effective() {
-	if [ "$what" = whole ] && [ -d "$full" ]; then dest=${full%/}/${top##*/}; else dest=$full; fi
 	if is_tree "$top"; then
 		exists "$dest" || move_tree || is_tree "$dest" || exit 1
 		is_tree "$top" || return 0 # it was moved
-		is_tree "$dest" || refuse "Conflict: $dest is there, and is not a directory"
+		is_tree "$dest" || refuse "Conflict: $full is there, and is not a directory"
 		merge
 	else
-		is_tree "$dest" && refuse "Conflict: $dest is there, and is a directory"
-		[ -z "$directory" ] || [ -d "$full" ] || refuse 'No such file or directory'
+		is_tree "$dest" && refuse "Conflict: $full is there, and is a directory"
+		[ -z "$directory" ] || [ -n "$into" ] || refuse 'No such file or directory'
 		mv -fT -- "$top" "$dest" || exit 1
 	fi
 }
 
+# All happens in the directory that this begins in, whatever becomes of its name meanwhile.
 receive() {
 	full=$(readlink -f -- "$path" && echo x) && full=${full%??} || refuse 'No such file or directory'
-	if [ -d "$full" ]; then beside=$full; else beside=${full%/*}; fi
-	[ -d "$beside/" ] || refuse 'No such file or directory'
-	[ "$what" = whole ] || [ -d "$full" ] || ! exists "$full" || refuse 'Not a directory'
-	stage=${beside%/}/.sandkeep-$1
+	if [ -d "$full" ]; then beside=$full into=1; else beside=${full%/*}/ into=''; fi
+	[ -d "$beside" ] || refuse 'No such file or directory'
+	[ "$what" = whole ] || [ -n "$into" ] || [ "$what" = bytes ] || ! exists "$full" || refuse 'Not a directory'
+	cd -P -- "$beside" || refuse 'Permission denied'
+	stage=.sandkeep-$1
 	mkdir -m 700 -- "$stage" || { stage='' && exit 1; }
 	mkdir -m 755 -- "$stage/tree" || exit 1
 	unpack || { [ $? -ne 153 ] || echo 'File too large' >&2; exit 1; }
@@ -161,14 +165,21 @@ receive() {
 	[ "$what" = contents ] || only_entry
 	measure "$top"
 	echo "staged $kind $files $bytes"
+	if [ -z "$into" ]; then
+		dest=./${full##*/}
+	elif [ "$what" = contents ]; then
+		dest=.
+	else
+		dest=./${top##*/} full=${full%/}/${top##*/}
+	fi
 	IFS= read -r word <&4 && [ "$word" = commit ] || exit 1
 	trap '' INT TERM HUP
 	make_effective
-	printf 'done %s %s %s %s' "$kind" "$files" "$bytes" "$dest"
+	printf 'done %s %s %s %s' "$kind" "$files" "$bytes" "$full"
 }
 
 exec 5>/dev/null
 trap undo EXIT
-trap 'exit 1' INT TERM HUP
+trap 'undo; exit 1' INT TERM HUP
 command -v tar >&5 || refuse 'Not supported: there is no tar in the sandbox'
 "$1" "$4"

@@ -13,8 +13,10 @@ def shown(path: str) -> str:
 
 _MEANINGS: Final = (
     ("conflict:", "conflict", ""),
+    ("cannot overwrite", "conflict", "something of another kind came to be there"),
     ("no space left", "disk_limit", "the sandbox's disk is full"),
     ("disk quota", "disk_limit", "the sandbox's disk is full"),
+    ("wrote only", "disk_limit", "the sandbox's disk is full"),
     ("file too large", "disk_limit", "it is larger than a file in the sandbox may be"),
     ("is not a regular file", "invalid", "it is not a regular file"),
     ("invalid argument:", "invalid", ""),

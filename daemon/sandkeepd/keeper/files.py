@@ -42,29 +42,35 @@ stat -L -c '%f %s' /proc/self/fd/3 || exit 1
 exec dd bs=65536 iflag=skip_bytes,count_bytes,fullblock skip="$2" count="$3" <&3 2>/dev/null
 """
 
-# $2 a name for the new file, $3 its mode or nothing, $4 whether to make directories. Written beside the target and
-# renamed, so that nobody sees half of it. An existing file keeps its mode; a link is followed.
+# $2 a name for the new file, $3 its mode or nothing, $4 whether to make directories. Written beside the target, in
+# one directory whatever becomes of its name, and renamed, so that nobody sees half of it. An existing file keeps its
+# mode; a link is followed.
 _WRITE: Final = f"""{_START}
 new='' made='' up=${{path%/*}}
 undo() {{
+	trap '' INT TERM HUP
 	[ -z "$new" ] || rm -f -- "$new"
 	[ -z "$made" ] || find "$made" -depth -type d -exec rmdir {{}} + 2>/dev/null
 }}
 trap undo EXIT
-trap 'exit 1' INT TERM HUP
+trap 'undo; exit 1' INT TERM HUP
 case $path in */ | */. | */..) refuse 'Is not a regular file' ;; esac
 if [ -n "$4" ]; then
-	while ! [ -e "$up/" ]; do made=$up up=${{up%/*}}; done
+	while [ -n "$up" ] && ! [ -e "$up" ]; do made=$up up=${{up%/*}}; done
+	[ -d "$up/" ] || refuse 'Not a directory'
 	mkdir -p -- "${{path%/*}}/" || exit 1
+	case $made in ./*) made=$PWD/$made ;; esac
 fi
 target=$(readlink -f -- "$path" && echo x) && target=${{target%??}} || refuse 'No such file or directory'
+cd -P -- "${{target%/*}}/" || refuse 'Permission denied'
+target=./${{target##*/}}
 if [ -e "$target" ]; then
 	[ -f "$target" ] || refuse 'Is not a regular file'
 	[ -w "$target" ] || refuse 'Permission denied'
 	mode=$(stat -c %a -- "$target")
 fi
 mode=${{3:-$mode}}
-new=${{target%/*}}/$2
+new=./$2
 cat >"$new" || {{ [ $? -ne 153 ] || echo 'File too large' >&2; exit 1; }}
 [ -z "$mode" ] || chmod "$mode" -- "$new" || exit 1
 mv -fT -- "$new" "$target" || exit 1
@@ -79,7 +85,7 @@ _ENTER: Final = f"""{_START}
 
 # $2 how many bytes of names.
 _NAMES: Final = f"""{_ENTER}
-find . ! -name . -prune -print0 | head -c "$2"
+find . -mindepth 1 -maxdepth 1 -print0 | head -c "$2"
 """
 
 # $2 and further: names. Three pieces for each that is still there: its name, what it is, and where a link leads.
