@@ -38,11 +38,35 @@ _SHELL: Final = ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 
 def show(front: Frontend, process: Process, own: OwnTerminal, *, read_only: bool = False) -> int:
     """Show a process's terminal on our own until it ends, or we are detached; answer what to exit with."""
+    return _show(front, process, own, _open(front, process, own, read_only=read_only))
+
+
+def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
+    """Show the terminal of a process that was just launched; of one that has ended already, what it wrote."""
+    try:
+        master = _open(front, process, own)
+    except SandkeepError:
+        reader = Reader(front, process.sandbox_id, process.process_id, patient=True)
+        try:
+            if _wait(reader, process, ENDING_S) is None:
+                raise
+            reader.follow(Descriptors())
+        finally:
+            reader.close()
+        return _how_it_ended(front, process, AT_ONCE_S)
+    return _show(front, process, own, master)
+
+
+def _open(front: Frontend, process: Process, own: OwnTerminal, *, read_only: bool = False) -> int:
     rows, cols = own.size
-    of = (process.sandbox_id, process.process_id)
     options = {"rows": rows, "cols": cols, "term": own.term, "read_only": read_only}
+    of = (process.sandbox_id, process.process_id)
     with front.client() as client, client.with_descriptors("process.attach", *of, **options) as handed:
         (master,) = handed.receive()
+    return int(master)
+
+
+def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> int:
     try:
         last = own.show(master)
     except SignalledError as told:
@@ -52,21 +76,6 @@ def show(front: Frontend, process: Process, own: OwnTerminal, *, read_only: bool
         os.close(master)
     # What tmux says at its end only decides how long we wait.
     return _how_it_ended(front, process, AT_ONCE_S if _DETACHED in last else ENDING_S)
-
-
-def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
-    """Show the terminal of a process that was just launched; of one that has ended already, what it wrote."""
-    try:
-        return show(front, process, own)
-    except SandkeepError:
-        reader = Reader(front, process.sandbox_id, process.process_id, patient=True)
-        try:
-            if _wait(reader, process, ENDING_S) is None:
-                raise
-            reader.follow(Descriptors())
-        finally:
-            reader.close()
-    return _how_it_ended(front, process, AT_ONCE_S)
 
 
 def _how_it_ended(front: Frontend, process: Process, patience_s: float) -> int:
