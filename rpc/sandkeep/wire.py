@@ -9,13 +9,15 @@ import contextlib
 import logging
 import select
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import h11
 import trio
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import Request
+from wsproto.events import Event, Request
 from wsproto.utilities import ProtocolError
 
 logger: Final = logging.getLogger(__name__)
@@ -48,12 +50,26 @@ class Wire(trio.abc.Stream):
         """Send all of it, as the other end makes room. After one that was broken off nothing can be sent: what came
         next would be taken for its rest.
         """
-        async with self._sending:
+        async with self._turn():
             rest = memoryview(data)
             while rest and not self._broken:
                 rest = rest[await self._send(rest, begun=len(rest) < len(data)) :]
             if rest:
                 raise trio.BrokenResourceError
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Senders come one after the other. Who need not wait goes on at once: fifty who have the same to tell are then
+        through with the first when they come to the second.
+        """
+        if self._sending.locked():
+            await self._sending.acquire()
+        else:
+            self._sending.acquire_nowait()
+        try:
+            yield
+        finally:
+            self._sending.release()
 
     async def _send(self, rest: memoryview, *, begun: bool) -> int:
         try:
@@ -75,7 +91,7 @@ class Wire(trio.abc.Stream):
         """Wait until the socket has room."""
         if self.has_room:
             return
-        async with self._sending:
+        async with self._turn():
             await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -167,6 +183,13 @@ class Connection(WebSocketConnection):
             request = await self._get_request()
             nursery.cancel_scope.cancel()
         return request
+
+    async def _send(self, event: Event) -> None:
+        try:
+            await self.wire.send_all(self._wsproto.send(event))  # which takes turns by itself
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._abort_web_socket()
+            raise ConnectionClosed(self._close_reason) from None
 
     async def _handle_request_event(self, event: Request) -> None:
         self.host = event.host

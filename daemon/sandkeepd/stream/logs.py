@@ -55,7 +55,7 @@ class JournalReader:
         caught_up = False
         while True:
             ended = self._process.ended  # looked at before the journal: what is read after the end is all there is
-            if await self._send_pieces(session):
+            if await self._send_pieces(session):  # there is more already
                 continue
             if ended:
                 return await session.send(exit_of(self._process))
@@ -67,22 +67,22 @@ class JournalReader:
             await self._processes.wait_for_more(self._process, self._offsets["stdout"], self._offsets["stderr"])
 
     async def _send_pieces(self, session: Session) -> bool:
-        """Send the next piece of each stream; whether there was any."""
-        sent = [await self._send_piece(session, name, number) for name, number in _STREAMS]
-        return any(sent)
+        """Send the next piece of each stream; whether one of them may have another."""
+        full = [await self._send_piece(session, name, number) for name, number in _STREAMS]
+        return any(full)
 
     async def _send_piece(self, session: Session, name: str, number: int) -> bool:
-        """Send the next piece of a stream. It is read when there is room for it, and held by nobody while there is
-        none.
+        """Send the next piece of a stream; whether it was a full one, so that there may be another.
+
+        It is read when there is room for it, and held by nobody while there is none.
         """
         await session.room()
         chunk = self._processes.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
         await self._tell(session, name, chunk.note)
-        if not chunk.data:
-            return False
-        await session.send_bytes(frames.pack_output(number, chunk.offset, chunk.data))
-        self._offsets[name] = chunk.offset + len(chunk.data)
-        return True
+        if chunk.data:
+            await session.send_bytes(frames.pack_output(number, chunk.offset, chunk.data))
+            self._offsets[name] = chunk.offset + len(chunk.data)
+        return len(chunk.data) == PIECE_BYTES
 
     async def _tell(self, session: Session, name: str, note: str | None) -> None:
         """Tell of something odd, once."""
