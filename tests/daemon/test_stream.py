@@ -327,6 +327,62 @@ async def test_the_end_of_the_process_while_much_is_written_to_it_is_an_end(hous
     assert process.exit.exit_code == 7
 
 
+async def seen(terminal: Any, word: bytes) -> bytes:
+    """What a terminal shows until a word was in it."""
+    shown = b""
+    async for piece in terminal:
+        assert piece.stream == frames.TERMINAL
+        assert piece.offset == len(shown)
+        shown += piece.data
+        if word in shown:
+            return shown
+    raise AssertionError(f"{word!r} is not in {shown!r}")
+
+
+@both
+@pytest.mark.needs("tmux")
+async def test_a_terminal_is_shown_typed_into_and_resized(house: House, way: str) -> None:
+    name = f"shell-{way}"
+    house.launch(["sh"], name, tty=True)
+    async with house.streams(way).attach(house.sandbox_id, name, rows=30, cols=100) as terminal:
+        await terminal.send(b"stty size; echo so-$((1 + 1))\n")
+        assert b"30 100" in await seen(terminal, b"so-2")
+    async with house.streams(way).attach(house.sandbox_id, name, rows=30, cols=100) as terminal:
+        await terminal.resize(20, 70)
+        await terminal.send(b"clear; until stty size | grep '20 70'; do sleep 0.01; done; echo so-$((1 + 2))\n")
+        await seen(terminal, b"so-3")
+        await terminal.send(b"exit 5\n")
+        async for _ in terminal:
+            pass
+    assert terminal.exit is not None
+    assert terminal.exit.exit_code == 5
+
+
+@pytest.mark.needs("tmux")
+async def test_a_terminal_that_only_looks_types_nothing(house: House) -> None:
+    house.launch(["sh"], "watched", tty=True)
+    streams = house.streams()
+    async with streams.attach(house.sandbox_id, "watched", read_only=True) as viewer:
+        async with streams.attach(house.sandbox_id, "watched") as terminal:
+            await viewer.send(b"echo evil-$((1 + 1))\n")
+            await terminal.send(b"echo so-$((1 + 1))\n")
+            shown = await seen(terminal, b"so-2")
+        await seen(viewer, b"so-2")
+    assert b"evil" not in shown
+
+
+@pytest.mark.needs("tmux")
+async def test_detaching_leaves_the_terminal_running(house: House) -> None:
+    house.launch(["sh"], "detached", tty=True)
+    async with house.streams().attach(house.sandbox_id, "detached") as terminal:
+        await terminal.send(b"\x02d")  # tmux's own keys for it
+        async for _ in terminal:
+            pass
+    assert terminal.exit is None
+    with house.daemon.connect() as client:
+        assert client.process.get(house.sandbox_id, "detached").status == "running"
+
+
 # -- what goes wrong at the caller's -----------------------------------------------------------------------------------
 
 

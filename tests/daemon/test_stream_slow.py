@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ class Served:
 
     def __init__(self, directory: Path, limits: Limits) -> None:
         self.path = str(directory / "stream.sock")
+        self.stop: Callable[[], None] = lambda: None
         self.server = StreamServer({"events": self._endpoint}, Tokens(str(directory)), limits=limits)
 
     async def _endpoint(self, visitor: Visitor) -> Talk:
@@ -118,8 +119,9 @@ async def served(directory: Path, **limits: Any) -> AsyncIterator[Served]:
     with listening(made.path) as listener:
         async with trio.open_nursery() as nursery:
             await nursery.start(made.server.serve, listener)
+            made.stop = nursery.cancel_scope.cancel
             yield made
-            nursery.cancel_scope.cancel()
+            made.stop()
 
 
 async def test_a_user_has_only_so_many_websockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +170,16 @@ async def test_a_handshake_has_a_deadline_and_a_websocket_none(tmp_path: Path, a
                 await message(connection)
                 pytest.fail("nothing was to come")
             await connection.ping()
+
+
+@pytest.mark.parametrize("between", range(8))
+async def test_a_client_may_go_at_the_moment_at_which_the_server_stops(tmp_path: Path, between: int) -> None:
+    async with served(tmp_path) as made, websocket(made.plain(), "/v1/events") as connection:
+        assert await message(connection) == {"kind": "caught_up"}
+        connection.wire.cut()
+        for _ in range(between):
+            await trio.lowlevel.checkpoint()
+        made.stop()
 
 
 def test_nobody_else_can_read_the_key(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sandkeepd.stream.logs import JournalReader, exit_of
 from sandkeepd.stream.session import Session, Talk, Visitor, checked
 
 PIECE_BYTES: Final = 64 * 1024
-ENDING_S: Final = 2.0
+ENDING_S: Final = 1.0
 """How long it may take from a terminal's going, or an input's, until the process's end is on record."""
 
 

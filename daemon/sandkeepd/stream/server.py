@@ -133,7 +133,9 @@ class StreamServer:
                     await self._meet(connection, peer)
                 finally:
                     connection.stop_reading()
-        except Exception:
+        except* ConnectionClosed:  # it went, at the moment at which we stop
+            pass
+        except* Exception:
             log.exception("a websocket failed by a defect of the daemon")
         finally:
             with trio.CancelScope(shield=True):
