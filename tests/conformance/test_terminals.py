@@ -387,3 +387,46 @@ async def test_an_image_without_tmux(world: World, tmp_path: Any) -> None:
     with pytest.raises(SetupError, match="no tmux in the sandbox's image"):
         await open_tty(instance, "true")
     assert leftovers(instance) == []
+
+
+async def test_a_journal_without_room_is_no_end(world: World) -> None:
+    """What is written there is lost; the process goes on, and its end is told."""
+    if world.kind == "fake":
+        return  # it has no limits
+    instance = await world.sandbox(disk_bytes=1 << 20)
+    process_id = await open_tty(instance, f"{RAW} head -c 3000000 /dev/zero; exit 5")
+    assert (await finish(instance, process_id)).exit_code == 5
+    assert len(written(instance, process_id)) == 1 << 20
+
+
+async def test_the_first_end_counts(world: World) -> None:
+    """Code inside that speaks in the place of what waits for the process hurts itself, and nothing waits for ever."""
+    instance = await world.sandbox()
+    script = (
+        "for word in 'run 1.1' 'run -1.-1' 'run x.y' 'exit 999' 'exit 7' closed; do echo $word >$TOLD; done; sleep 0.2"
+    )
+    place = f"{os.path.dirname(os.path.dirname(instance._journals))}/in"
+    process_id = new_id(PROCESS)
+    wanted = Terminal(rows=24, cols=80, session="named")
+    words = ["sh", "-c", f"TOLD={shlex.quote(place)}/{process_id}.told; {script}; exit 6"]
+    await instance.launch(Launch(process_id=process_id, command=words, terminal=wanted))
+    how = await finish(instance, process_id)
+    assert how.exit_code in (6, 7, None)
+    assert await run_tty(instance, "exit 3") == (3, b"")
+
+
+async def test_others_that_have_the_terminal_open_delay_no_end(world: World) -> None:
+    instance = await world.sandbox()
+    process_id = await open_tty(instance, f"{RAW} trap '' HUP; sleep 1000 & seq 1 20000; exit 4")
+    assert (await finish(instance, process_id)).exit_code == 4
+    assert written(instance, process_id) == "".join(f"{number}\n" for number in range(1, 20_001)).encode()
+
+
+async def test_a_slow_server_loses_nothing(world: World) -> None:
+    """What is written while tmux does not read, right before the end, is in the journal."""
+    instance = await world.sandbox()
+    wake = "(trap '' HUP; sleep 0.3; kill -CONT $server) >/dev/null 2>&1 </dev/null &"
+    script = f"{RAW} {SERVER} {wake} kill -STOP $server; seq 1 5000; exit 4"
+    for _ in range(5):
+        code, out = await run_tty(instance, script)
+        assert (code, out) == (4, "".join(f"{number}\n" for number in range(1, 5001)).encode())

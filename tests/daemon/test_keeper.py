@@ -13,7 +13,7 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import fake
-from sandkeepd.providers.base import Caller, Launch
+from sandkeepd.providers.base import Caller, Launch, Terminal
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 
@@ -22,6 +22,7 @@ async def quiet(sentence: str) -> None:
     del sentence
 
 
+@pytest.mark.needs("tmux")
 @pytest.mark.parametrize("shell", SHELLS)
 async def test_the_keeper_in_this_shell(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that differs between shells: jobs, signals, traps, reading lines, and what is in a variable."""
@@ -61,6 +62,26 @@ async def _exercise(instance: fake.FakeInstance, nasty: str) -> None:
     async with trio.open_nursery() as nursery:
         for number in range(100):
             nursery.start_soon(_one, instance, number)
+    await _exercise_terminals(instance, nasty)
+
+
+async def _exercise_terminals(instance: fake.FakeInstance, nasty: str) -> None:
+    wanted = Terminal(rows=24, cols=80, session="t")
+    script = 'printf %s "$SHARED$OWN"; exit 9'
+    secrets = {"OWN": nasty, "how": "x", "pid": "y", "word": "z"}
+    await instance.launch(Launch(process_id="t1", command=["sh", "-c", script], secrets=secrets, terminal=wanted))
+    assert (await instance.wait("t1")).exit_code == 9
+    assert instance.read("t1", "stdout", 0, 1 << 20).data.decode().replace("\r\n", "\n") == nasty * 2
+    for number, signal in enumerate((2, 3, 15, 9)):
+        command = ["sh", "-c", "echo; exec sleep 1000"]
+        await instance.launch(Launch(process_id=f"u{number}", command=command, terminal=wanted))
+        await instance.wait_output(f"u{number}", 0, 0)
+        await instance.signal(f"u{number}", signal)
+        assert (await instance.wait(f"u{number}")).exit_code == 128 + signal
+    await instance.launch(Launch(process_id="t2", command=["cat"], terminal=wanted))
+    os.close(await instance.open_terminal("t2", rows=24, cols=80, term="xterm"))
+    await instance.signal("t2", 9)
+    assert (await instance.wait("t2")).exit_code == 137
 
 
 async def _one(instance: fake.FakeInstance, number: int) -> None:

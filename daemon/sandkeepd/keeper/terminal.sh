@@ -29,6 +29,14 @@ set -- "$@" "$(unset TMUX TMUX_PANE; tmux -u -f /dev/null -S "$7" \
 # What a terminal does that is closed. The process may lead a group of its own, or be in that of what waits for it.
 hang_up() { kill -HUP "-$pid" || kill -HUP "-$group"; }
 
+# Until the terminal is gone, or has been read to its end even though others still have it open: each answer is a turn of the
+# server's loop, which reads from it, and so many turns empty whatever it can hold.
+drain() {
+	turns=0
+	while [ "$turns" -lt 64 ] && tmux -S "$1" display-message -p -t %0 ''; do turns=$((turns + 1)); done >&2
+	kill -9 "$group"
+}
+
 if [ -z "$8" ]; then # it has not, or a program that ran already has ended the server
 	exec 6>&-
 	tmux -S "$7" kill-server 2>/dev/null
@@ -47,7 +55,10 @@ while IFS= read -r word <&7; do
 		echo "$1 +$pid" >&4
 		[ -n "$8" ] || hang_up
 		;;
-	'exit '*) how=${word#exit } ;;
+	'exit '*)
+		how=${word#exit }
+		drain "$7"
+		;;
 	closed) [ -n "$how" ] || tmux -S "$7" has-session || hang_up ;;
 	esac
 done 2>/dev/null
