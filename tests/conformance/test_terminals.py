@@ -338,6 +338,8 @@ async def test_what_watches_is_killed(world: World) -> None:
     await sh(instance, f"kill -9 {found[2]}")
     how = await finish(instance, process_id)
     assert how.exit_code is None
+    with trio.fail_after(20):
+        await sh(instance, f"while kill -0 {await instance.find(process_id)} 2>/dev/null; do :; done")
     instance.forget(process_id)
 
 
@@ -426,7 +428,7 @@ async def test_a_slow_server_loses_nothing(world: World) -> None:
     """What is written while tmux does not read, right before the end, is in the journal."""
     instance = await world.sandbox()
     wake = "(trap '' HUP; sleep 0.3; kill -CONT $server) >/dev/null 2>&1 </dev/null &"
-    script = f"{RAW} {SERVER} {wake} kill -STOP $server; seq 1 5000; exit 4"
-    for _ in range(5):
+    for holder in ("", "trap '' HUP; sleep 1000 &"):
+        script = f"{RAW} {SERVER} {holder} {wake} kill -STOP $server; seq 1 5000; exit 4"
         code, out = await run_tty(instance, script)
         assert (code, out) == (4, "".join(f"{number}\n" for number in range(1, 5001)).encode())

@@ -5,8 +5,8 @@ trap : 1 2 3 4 5 6 7 8 10 11 12 13 14 15 16 23 24 25 26 27 28 29 30 31
 trap : 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64
 (exec sh "$1.program" 2>&8 8>&-)
 echo "exit $?" >&9
-# The kernel throws away what has not been read from a terminal when the leader of its session, which this is, ends. So it
-# lets go of the terminal, and ends when that is hung up.
+# The kernel throws away what has not been read from a terminal when the leader of its session, which this is, ends while it
+# is open. So it lets go of the terminal, and stays until `terminal.sh` ends it.
 trap - 1
 exec </dev/null >/dev/null 8>&- 9>&-
 exec sleep 3600
