@@ -125,7 +125,8 @@ async def _run_parts(
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)
-        stream_access = Access([address_of(listener) for listener in listeners.stream], tokens)
+        software.stream = [address_of(listener) for listener in listeners.stream]
+        stream_access = Access(software.stream, tokens)
         dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access)
         stream = StreamServer(endpoints(core, sandboxes, processes), tokens, settings.STREAM_ORIGINS())
         if not problems:

@@ -25,6 +25,7 @@ class Software:
         self.state_dir = state_dir
         self.socket = socket
         self.server: Server | None = None
+        self.stream: list[str] = []
         self._stopping = stopping
         self._started_us = now_us()
         self._pong = Pong(version=VERSION, pid=os.getpid())
@@ -57,6 +58,7 @@ class Software:
             running_processes=sum(len(s.active) for s in sandboxes),
             connections=self.server.statistics().connections if self.server is not None else 0,
             resident_bytes=resident_bytes(),
+            stream=self.stream,
         )
 
     def summary(self) -> str:

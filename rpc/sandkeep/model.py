@@ -359,7 +359,9 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 class DaemonStatus(Struct, frozen=True, kw_only=True):
-    """How the daemon is. `healthy` is False when mutations are refused; `problems` says why and what to do."""
+    """How the daemon is. `healthy` is False when mutations are refused; `problems` says why and what to do. `stream` is
+    where the stream server listens.
+    """
 
     version: str
     pid: int
@@ -378,6 +380,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True):
     running_processes: int
     connections: int
     resident_bytes: int
+    stream: list[str] = field(default_factory=list)
 
 
 class VerifyReport(Struct, frozen=True, kw_only=True):

@@ -82,7 +82,10 @@ class Tokens:
 
     def _begin(self) -> Kept:
         kept = Kept(key=secrets.token_bytes(_KEY_BYTES))
-        self._write(kept)
+        try:
+            self._write(kept)
+        except DaemonError as error:  # a full disk is no reason not to start
+            logger.warning("tokens hold only until the daemon stops", extra={"why": error.message})
         return kept
 
     def _write(self, kept: Kept) -> None:
