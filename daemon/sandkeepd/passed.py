@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from sandkeep import settings
 from sandkeep.errors import SandkeepError, SetupError
+from sandkeepd.api.listener import refuse_descriptors
 
 FIRST: Final = 3
 """The first descriptor after the standard streams."""
@@ -87,6 +88,7 @@ def _listener(fd: int) -> socket.socket:
         sock.close()
         raise
     sock.setblocking(False)
+    refuse_descriptors(sock)
     return sock
 
 

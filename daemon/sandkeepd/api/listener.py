@@ -13,6 +13,7 @@ from sandkeep.errors import SetupError, StateError
 from sandkeep.settings import SOCKET
 
 _BACKLOG: Final = 512
+_SO_PASSRIGHTS: Final = 83  # linux/socket.h, since 6.16; Python has no name for it
 _MOST_PATH_BYTES: Final = 107  # sockaddr_un of unix(7) holds 108, the last of them NUL
 
 
@@ -49,6 +50,17 @@ def listening(
         finally:
             if _identity(path) == made:
                 os.unlink(path)
+
+
+def refuse_descriptors(listener: socket.socket) -> None:
+    """Have the kernel refuse open descriptors that clients send (EPERM); their connections inherit that.
+
+    Nobody has a use for them here, and who throws one away closes it: of a TCP socket that lingers, that would hold
+    the whole daemon for as long as its sender likes. Kernels before 6.16 cannot refuse.
+    """
+    if listener.family == socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
 def _group_id(group: str) -> int:
@@ -107,6 +119,7 @@ def _bind(path: str, mode: int, gid: int) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)
+        refuse_descriptors(listener)
         listener.bind(path)
         os.chown(path, -1, gid)
         os.chmod(path, mode)
