@@ -312,6 +312,8 @@ class Processes:
 
     async def wait_for_more(self, process: ProcessState, stdout_offset: int, stderr_offset: int) -> None:
         """Return when a journal holds more than that, or the process has ended; it may also return early."""
+        if process.ended:
+            return
         if process.sandbox_id in self._sandboxes.adopting:
             await self._sandboxes.adopted(process.sandbox_id)
             return

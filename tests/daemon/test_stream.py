@@ -69,6 +69,21 @@ async def test_a_log_is_followed_while_it_grows(house: House) -> None:
     assert log.exit is not None
 
 
+async def test_an_end_at_any_moment_is_not_missed(house: House) -> None:
+    async def follow(name: str) -> None:
+        async with house.streams().logs(house.sandbox_id, name) as log:
+            assert await read(log) == (b"a\nb\n", b"")
+        assert log.exit is not None
+
+    for turn in range(3):
+        async with trio.open_nursery() as nursery:
+            for number in range(10):
+                name = f"quick-{turn}-{number}"
+                house.launch(f"echo a; sleep 0.0{number}; echo b", name)
+                for _ in range(4):
+                    nursery.start_soon(follow, name)
+
+
 async def test_without_follow_it_ends_where_the_log_does(house: House) -> None:
     house.launch("echo one; read x", "ends", stdin=True)
     async with house.streams().logs(house.sandbox_id, "ends") as log:
