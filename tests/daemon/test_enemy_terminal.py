@@ -3,12 +3,26 @@
 import errno
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.users import NOBODY, as_user
 
+from sandkeep.ids import new_id
 from sandkeepd.api.listener import _SO_PASSRIGHTS
+
+
+pytestmark = pytest.mark.needs("bwrap", "tmux")
+
+
+@pytest.fixture(scope="module")
+def box(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with shared_daemon.connect() as client:
+        image_id = client.image.create(str(tmp_path_factory.mktemp("empty"))).image_id
+        sandbox = client.sandbox.create(image_id).sandbox_id
+        yield sandbox
+        client.sandbox.terminate(sandbox)
 
 
 def _can_refuse() -> bool:
@@ -58,3 +72,22 @@ def test_nobody_can_make_the_daemon_close_a_descriptor_for_him(shared_daemon: An
     assert as_user(NOBODY, attack) == errno.EPERM
     with shared_daemon.connect() as client:
         assert client.daemon.ping()
+
+
+@pytest.mark.parametrize(
+    ("trick", "code"),
+    [
+        ("tmux set-option -g remain-on-exit on", 9),
+        ("tmux set-option -p remain-on-exit on", 9),
+        ("tmux set-option -s exit-empty off", 9),
+        ("tmux respawn-pane -k 'sleep 1000'", 9),
+    ],
+)
+def test_a_terminal_that_would_stay_is_no_process(shared_daemon: Any, box: str, trick: str, code: int) -> None:
+    """However its tmux was told to go on, a process has ended when its command has."""
+    with shared_daemon.connect() as client:
+        name = client.process.launch(box, f"echo up; {trick}; exit 9", name=new_id("t"), tty=True).name
+        assert client.process.wait(box, name, timeout_s=20).exit_code == code
+        assert client.process.read(box, name).stdout.startswith(b"up\r\n")
+        left = client.sandbox.exec(box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+        assert b"sleep 1000" not in left

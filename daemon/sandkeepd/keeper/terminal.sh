@@ -24,16 +24,21 @@ set -- "$@" "$(unset TMUX TMUX_PANE; tmux -u -f /dev/null -S "$7" \
 	set-option -gq window-size latest \; set-option -gq allow-passthrough off \; \
 	new-session -d -x "$5" -y "$4" -s "$6" -- sh "$2.pane" "$2" \; \
 	pipe-pane "exec 8>../../in/$1.told; echo open >&8; cat >>$1.stdout; echo closed >&8" \; \
+	if-shell -F 1 'set-option -p remain-on-exit off' \; \
 	display-message -p ready 3>&- 4>&- 6>&- 7<&-)"
 
 # What a terminal does that is closed. The process may lead a group of its own, or be in that of what waits for it.
 hang_up() { kill -HUP "-$pid" || kill -HUP "-$group"; }
 
 # Until the terminal is gone, or has been read to its end even though others still have it open: each answer is a turn of the
-# server's loop, which reads from it, and so many turns empty whatever it can hold.
+# server's loop, which reads from it, and so many turns empty whatever it can hold. A pane that stays when the process has
+# ended, or has another one, would keep the journal open.
 drain() {
-	turns=0
-	while [ "$turns" -lt 64 ] && tmux -S "$1" display-message -p -t %0 ''; do turns=$((turns + 1)); done >&2
+	turns=0 pane=''
+	while [ "$turns" -lt 64 ] && pane=$(tmux -S "$1" display-message -p -t %0 '#{pane_pid} #{pane_dead}'); do
+		turns=$((turns + 1))
+	done
+	case $pane in "$group 0" | '') ;; *) tmux -S "$1" kill-server ;; esac
 	kill -9 "$group"
 }
 
