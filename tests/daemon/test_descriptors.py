@@ -188,7 +188,7 @@ async def test_what_is_sent_in_pieces_carries_them_once() -> None:
                 before += ours.send(b"x" * 65536)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Writer(ours, 30).send, b"y" * 1_000_000, [0])
-            data, found = await receive(reader, lambda data: data.count(b"y") == 1_000_000)
+            _, found = await receive(reader, lambda data: data.count(b"y") == 1_000_000)
         for number, _ in found:
             os.close(number)
         assert len(found) == 1

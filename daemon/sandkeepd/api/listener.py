@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.errors import SetupError, StateError
-from sandkeep.settings import SOCKET
+from sandkeep.settings import SOCKET, SOCKET_GROUP
 
 _BACKLOG: Final = 512
 _SO_PASSRIGHTS: Final = 83  # linux/socket.h, since 6.16; Python has no name for it
@@ -69,8 +69,8 @@ def _group_id(group: str) -> int:
     except KeyError:
         raise SetupError(
             "not_configured",
-            f"SANDKEEP_ADMIN_GROUP: there is no group {group!r}: create it or name another",
-            setting="SANDKEEP_ADMIN_GROUP",
+            f"{SOCKET_GROUP.name}: there is no group {group!r}: create it or name another",
+            setting=SOCKET_GROUP.name,
         ) from None
 
 
