@@ -576,7 +576,7 @@ def test_the_socket_belongs_to_the_group_named(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with listening(str(path), group="nogroup"):
         assert path.stat().st_gid == 65534
-    refused("not_configured", "SANDKEEP_ADMIN_GROUP", listening, str(path), group="no-such-group")
+    refused("not_configured", "SANDKEEP_SOCKET_GROUP", listening, str(path), group="no-such-group")
 
 
 def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
