@@ -17,7 +17,7 @@ import h11
 import trio
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import Event, Request
+from wsproto.events import Event, Pong, RejectData, Request
 from wsproto.utilities import ProtocolError
 
 logger: Final = logging.getLogger(__name__)
@@ -25,6 +25,15 @@ logger: Final = logging.getLogger(__name__)
 RECEIVE_BYTES: Final = 256 * 1024
 MAX_PIECES: Final = 1024
 """In how many pieces a message may come. Each costs memory of its own, however little it holds."""
+
+EVENTS_A_TURN: Final = 16
+"""How many frames are looked at before others have their turn: thousands of empty ones fit into one read."""
+
+CHARACTER_BYTES: Final = 4
+"""What a character of a client's text weighs: as much as it may take in memory."""
+
+MAX_REFUSAL_BYTES: Final = 64 * 1024
+"""How much a server may say when it refuses. Ours says a sentence."""
 
 
 class Wire(trio.abc.Stream):
@@ -109,6 +118,15 @@ class Wire(trio.abc.Stream):
             self.gone.set()
         return data
 
+    async def departed(self) -> None:
+        """Return when the other end will send no more, also while much of what it sent waits to be read."""
+        number = self._stream.socket.fileno()
+        if number >= 0:  # it is open
+            with select.epoll() as watch:
+                watch.register(number, select.EPOLLRDHUP)
+                await trio.lowlevel.wait_readable(watch.fileno())
+        self.gone.set()
+
     def cut(self) -> None:
         """Let go of the other end at once, in the middle of whatever is being said."""
         with contextlib.suppress(OSError):
@@ -130,6 +148,7 @@ class Connection(WebSocketConnection):
         self.wire = wire
         self.rejection: ConnectionRejected | None = None
         self._reading = trio.CancelScope(shield=True)
+        self._looked_at = 0
         self.host = ""
         """What a client's request named as the host."""
 
@@ -195,9 +214,41 @@ class Connection(WebSocketConnection):
         self.host = event.host
         await super()._handle_request_event(event)
 
+    async def _handle_reject_data_event(self, event: RejectData) -> None:
+        if len(self._reject_body) + len(event.data) > MAX_REFUSAL_BYTES:
+            raise ProtocolError("a refusal is no place for so many words")
+        await super()._handle_reject_data_event(event)
+
+    async def _handle_pong_event(self, event: Pong) -> None:
+        await self._give_turns()
+        await super()._handle_pong_event(event)
+
     async def _handle_message_event(self, event: Any) -> None:
+        await self._give_turns()
         if not event.data and not event.message_finished:
             return
         if len(self._message_parts) == MAX_PIECES:
             self._message_parts = [type(event.data)().join(self._message_parts)]
-        await super()._handle_message_event(event)
+        if self.is_server and isinstance(event.data, str):
+            self._message_size += (CHARACTER_BYTES - 1) * len(event.data)
+        if event.message_finished and self._is_full():
+            await self._deliver_late(event)
+        else:
+            await super()._handle_message_event(event)
+
+    async def _give_turns(self) -> None:
+        self._looked_at += 1
+        if self._looked_at % EVENTS_A_TURN == 0:
+            await trio.lowlevel.checkpoint()
+
+    def _is_full(self) -> bool:
+        """Whether a message that arrives now has to wait until somebody asks for one."""
+        queue = self._send_channel.statistics()
+        return queue.current_buffer_used >= queue.max_buffer_size
+
+    async def _deliver_late(self, event: Any) -> None:
+        """Wait with a message until it is asked for. Meanwhile nothing is read, so an end must be looked for."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.wire.departed)
+            await super()._handle_message_event(event)
+            nursery.cancel_scope.cancel()

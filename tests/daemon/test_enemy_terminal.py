@@ -12,7 +12,6 @@ from tests.users import NOBODY, as_user
 from sandkeep.ids import new_id
 from sandkeepd.api.listener import _SO_PASSRIGHTS
 
-
 pytestmark = pytest.mark.needs("bwrap", "tmux")
 
 

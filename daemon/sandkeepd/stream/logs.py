@@ -48,7 +48,7 @@ class JournalReader:
         self._processes = processes
         self._process = process
         self._offsets = {"stdout": stdout, "stderr": stderr}
-        self._notes: dict[str, str | None] = {}
+        self._told: set[str] = set()
 
     async def send(self, session: Session, *, follow: bool) -> None:
         """Send what there is, and with `follow` what comes, until the process has ended."""
@@ -85,10 +85,10 @@ class JournalReader:
         return len(chunk.data) == PIECE_BYTES
 
     async def _tell(self, session: Session, name: str, note: str | None) -> None:
-        """Tell of something odd, once."""
-        if note is not None and note != self._notes.get(name):
+        """Tell of something odd, once: the code inside can make it come and go for as long as it likes."""
+        if note is not None and note not in self._told:
+            self._told.add(note)
             await session.send(Note(stream=name, message=note))  # type: ignore[arg-type]  # it is one of the two
-        self._notes[name] = note
 
 
 def exit_of(process: ProcessState) -> Exit:

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
@@ -46,7 +46,8 @@ MAX_CONNECTIONS: Final = 512
 
 CLOSE_S: Final = 5.0
 STOP_S: Final = 1.0
-"""How long a client has for answering that its websocket is closed; when the daemon stops, it has less."""
+"""How long a client has for answering that its websocket is closed, and how long what it sent last may take once it has
+gone; when the daemon stops, it has less."""
 
 TCP_SEND_BYTES: Final = 256 * 1024
 """How much the kernel may hold for a reader on TCP that stalls; otherwise it would be megabytes."""
@@ -74,6 +75,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     handshake_s: float = HANDSHAKE_S
     strangers: int = MAX_STRANGERS
     connections: int = MAX_CONNECTIONS
+    close_s: float = CLOSE_S
 
 
 class StreamServer:
@@ -148,8 +150,10 @@ class StreamServer:
             try:
                 if request is None:
                     return
-                visitor, talk = await self._let_in(request, connection.host, peer)
-                with self._counted(visitor.peer):
+                visitor = self._recognised(request, connection.host, peer)
+                entitled = contextlib.nullcontext() if peer else self._tokens.while_valid(visitor.peer.uid)
+                with entitled, self._counted(visitor.peer):
+                    talk = await self._let_in(visitor)
                     connection.wire.trust()  # beforehand, as the client may send at once
                     await request.accept(subprotocol=door.subprotocol(request))
                     scope.deadline = float("inf")
@@ -193,21 +197,19 @@ class StreamServer:
         finally:
             self._of_uid -= Counter({peer.uid: 1})
 
-    async def _let_in(self, request: WebSocketRequest, host: str, peer: Peer | None) -> tuple[Visitor, Talk]:
-        """See who it is and what it wants. Raises `RefusedError`."""
-        try:
+    def _recognised(self, request: WebSocketRequest, host: str, peer: Peer | None) -> Visitor:
+        """See who it is and where to. Raises `RefusedError`."""
+        with _refusing():
             door.check_origin(request, self._origins)
             target = frames.parse_target(request.path)
             visitor = Visitor(peer or door.peer_by_token(request, host, self._tokens), target)
             door.subprotocol(request)
-            return visitor, await self._endpoint(target)(visitor)
-        except SandkeepError as error:
-            raise RefusedError(_STATUS.get(error.code, HTTPStatus.CONFLICT), error) from None
-        except RefusedError:
-            raise
-        except Exception as defect:  # noqa: BLE001  # it is reported
-            failure = defects.report(defects.only_error(defect), "the stream server", None)
-            raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, failure) from None
+            return visitor
+
+    async def _let_in(self, visitor: Visitor) -> Talk:
+        """See whether it may have what it wants. Raises `RefusedError`."""
+        with _refusing():
+            return await self._endpoint(visitor.target)(visitor)
 
     def _endpoint(self, target: frames.Target) -> Endpoint:
         version, name = (*target.parts, "", "")[:2]
@@ -221,16 +223,29 @@ class StreamServer:
         code = _GOING_AWAY
         try:
             try:
-                await talk(session)
+                await self._hold(connection, lambda: talk(session))
                 code = _NORMAL
             except Exception as error:  # noqa: BLE001  # it is told, and reported
                 failure = _failure(error)
                 code = _DEFECT if isinstance(failure, DaemonError) else _REFUSED
                 await session.send(Failed(error=frames.wire_error(failure)))
         finally:
-            with trio.move_on_after(STOP_S if code == _GOING_AWAY else CLOSE_S) as scope:
+            with trio.move_on_after(STOP_S if code == _GOING_AWAY else self._limits.close_s) as scope:
                 scope.shield = code == _GOING_AWAY
                 await connection.aclose(code)
+
+    async def _hold(self, connection: Connection, talk: Callable[[], Awaitable[None]]) -> None:
+        """Talk, but not for long with one that has gone: what it sent last is for a process which may never read it."""
+        async with trio.open_nursery() as nursery:
+
+            async def let_go() -> None:
+                await connection.wire.gone.wait()
+                await trio.sleep(self._limits.close_s)
+                raise ConnectionClosed(None)
+
+            nursery.start_soon(let_go)
+            await talk()
+            nursery.cancel_scope.cancel()
 
 
 _LENGTHS: Final = {path.split("/")[2]: path.count("/") for path in frames.PATHS}
@@ -249,6 +264,20 @@ def _prepare(sock: socket.socket) -> Peer | None:
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     return None
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Makes a refusal of whatever keeps a client out."""
+    try:
+        yield
+    except SandkeepError as error:
+        raise RefusedError(_STATUS.get(error.code, HTTPStatus.CONFLICT), error) from None
+    except RefusedError:
+        raise
+    except Exception as defect:  # noqa: BLE001  # it is reported
+        failure = defects.report(defects.only_error(defect), "the stream server", None)
+        raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, failure) from None
 
 
 async def _refuse(request: WebSocketRequest, refused: RefusedError) -> None:

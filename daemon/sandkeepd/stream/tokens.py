@@ -11,6 +11,9 @@ import logging
 import os
 import re
 import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -39,6 +42,7 @@ class Tokens:
     def __init__(self, state_dir: str) -> None:
         self._directory = state_dir
         self._turn = trio.Lock()
+        self._in_use: dict[int, set[trio.CancelScope]] = {}
         self._kept = self._load() or self._begin()
 
     def token(self, uid: int) -> str:
@@ -46,14 +50,32 @@ class Tokens:
         return f"skt_{uid}_{self._code(uid)}"
 
     async def renew(self, uid: int) -> str:
-        """Make the user's earlier token worthless, and answer the new one. Raises `storage_unavailable`."""
+        """Make the user's earlier token worthless, and answer the new one. Who is in by the earlier one has to go.
+
+        Raises `storage_unavailable`.
+        """
         async with self._turn:
             count = self._kept.generations.get(str(uid), 0) + 1
             kept = msgspec.structs.replace(self._kept, generations={**self._kept.generations, str(uid): count})
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._write, kept)
             self._kept = kept
+            for scope in self._in_use.pop(uid, ()):
+                scope.cancel()
         return self.token(uid)
+
+    @contextmanager
+    def while_valid(self, uid: int) -> Iterator[None]:
+        """For what is done on the strength of a user's token: it is cancelled when that is renewed."""
+        with trio.CancelScope() as scope:
+            self._in_use.setdefault(uid, set()).add(scope)
+            try:
+                yield
+            finally:
+                in_use = self._in_use.get(uid, set())
+                in_use.discard(scope)
+                if not in_use:
+                    self._in_use.pop(uid, None)
 
     def uid_of(self, token: str) -> int | None:
         """Whom a token stands for; None when it is worth nothing."""
@@ -72,11 +94,15 @@ class Tokens:
         path = f"{self._directory}/{FILE_NAME}"
         try:
             with open(path, "rb") as file:
+                known = os.fstat(file.fileno())
                 kept = msgspec.json.decode(file.read(), type=Kept)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError):
             logger.warning("the stream server's tokens cannot be read: all are worthless now", extra={"path": path})
+            return None
+        if known.st_uid != os.geteuid() or stat.S_IMODE(known.st_mode) & 0o077:
+            logger.warning("others could read the stream server's tokens: all are worthless now", extra={"path": path})
             return None
         return kept if len(kept.key) == _KEY_BYTES else None
 
@@ -94,6 +120,7 @@ class Tokens:
         try:
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
+                os.fchmod(fd, 0o600)  # it may be what an earlier daemon left
                 file.write(msgspec.json.encode(kept))
                 file.flush()
                 os.fsync(fd)

@@ -56,17 +56,42 @@ class Dialer:
             raise _refusal(connection, self._address)
         return connection
 
-    async def open_again(self, nursery: trio.Nursery, target: str) -> Connection:
+    async def open_again(self, nursery: trio.Nursery, target: str, patience: "Patience") -> Connection:
         """Open a websocket in place of one that was lost, as soon as the daemon is there again."""
-        give_up, pause = trio.current_time() + self._patience_s, _FIRST_PAUSE_S
         while True:
             try:
                 return await self.open(nursery, target)
             except StateError as error:
-                if error.code != "not_ready" or trio.current_time() + pause >= give_up:
+                if error.code != "not_ready" or not await patience.pause():
                     raise
-            await trio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def patience(self) -> "Patience":
+        """For one stream, whose connections may be lost."""
+        return Patience(self._patience_s)
+
+
+class Patience:
+    """How long to go on without getting anywhere, and how long to wait in between: ever longer."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """One got somewhere."""
+        self._give_up: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def pause(self) -> bool:
+        """Wait before the next attempt; whether there is to be one."""
+        now, pause = trio.current_time(), self._pause_s
+        if self._give_up is None:
+            self._give_up = now + self._seconds
+        if now + pause >= self._give_up:
+            return False
+        self._pause_s = min(2 * pause, _LONGEST_PAUSE_S)
+        await trio.sleep(pause)
+        return True
 
 
 async def close(connection: Connection) -> None:

@@ -9,7 +9,7 @@ import trio
 from trio_websocket import ConnectionClosed
 
 from sandkeep import frames
-from sandkeep.errors import StateError
+from sandkeep.errors import DaemonError, StateError
 from sandkeep.frames import CaughtUp, Detached, EventBatch, Exit, FromServer, Note, Output
 from sandkeep.model import Event
 from sandkeep.stream.dial import Dialer, close, decoded, lost, next_message, output_of
@@ -26,6 +26,7 @@ class Stream:
         self._dialer = dialer
         self._nursery = nursery
         self._connection: Connection | None = None
+        self._patience = dialer.patience()
         self.caught_up = False
         """Whether all that there was at some moment since the beginning has been answered."""
 
@@ -47,13 +48,18 @@ class Stream:
         """The next message, over as many connections as it takes; None when the server has no more."""
         while True:
             if self._connection is None:
-                self._connection = await self._dialer.open_again(self._nursery, self._target())
+                self._connection = await self._dialer.open_again(self._nursery, self._target(), self._patience)
             try:
-                return decoded(await self._connection.get_message())
+                message = await self._connection.get_message()
             except ConnectionClosed as closed:
                 await self.close()
                 if closed.reason is not None and closed.reason.code == _NORMAL:
                     return None
+                if not await self._patience.pause():
+                    lost(closed)
+            else:
+                self._patience.renew()
+                return decoded(message)
 
 
 class LogStream(Stream):
@@ -108,10 +114,14 @@ class LogStream(Stream):
             self._over = True
 
     def _advance(self, piece: Output) -> Output:
+        """Step behind a piece, which must be the next one of its stream."""
+        expected = {frames.STDOUT: self.stdout_offset, frames.STDERR: self.stderr_offset}.get(piece.stream)
+        if piece.offset != expected:
+            raise DaemonError("internal", "the stream server sent another piece of the output than the next one")
         if piece.stream == frames.STDERR:
-            self.stderr_offset = piece.offset + len(piece.data)
+            self.stderr_offset += len(piece.data)
         else:
-            self.stdout_offset = piece.offset + len(piece.data)
+            self.stdout_offset += len(piece.data)
         return piece
 
 
