@@ -135,13 +135,13 @@ class Handed:
     def receive(self) -> list[int]:
         """Wait for the descriptors. They are yours, to close too. Raises what the daemon refuses the call with."""
         while (given := self._handover.given()) is None:
-            self._read()
+            self.hear()
         return given
 
     def answer(self) -> Any:
         """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
         while (answer := self._handover.answer) is None:
-            self._read()
+            self.hear()
         return self._handover.result(answer)
 
     @property
@@ -153,17 +153,20 @@ class Handed:
         """What a selector can wait for while there is no answer."""
         return self._sock.fileno()
 
-    def close(self) -> None:
-        """Let go of the connection, and of descriptors that were not received."""
-        self._sock.close()
-        self._handover.close()
-
-    def _read(self) -> None:
+    def hear(self) -> None:
+        """Wait until something of the answer arrives, and take it. Raises what `receive` and `answer` do when it is the
+        end of the connection.
+        """
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
         except OSError:
             raise self._handover.lost() from None
         self._handover.take(data, ancillary, flags)
+
+    def close(self) -> None:
+        """Let go of the connection, and of descriptors that were not received."""
+        self._sock.close()
+        self._handover.close()
 
     def __enter__(self) -> Self:
         return self

@@ -79,9 +79,12 @@ class Stage:
         A tree is merged with one that is there; each file of it appears whole. Raises `conflict` before anything is
         changed, for a file where a directory is and the reverse; and OSError.
         """
-        there = os.path.join(self.target, os.path.basename(made)) if self.into else os.path.realpath(self.target)
-        self._place(made, there)
-        return there
+        if self.into:
+            there = os.path.join(self.target, os.path.basename(made))
+            self._place(made, there)
+            return there
+        self._place(made, os.path.realpath(self.target))
+        return self.target
 
     def merge_into_target(self) -> bytes:
         """Make what is in `tree` part of the target, a directory, which is made if it is not there. See `place`."""

@@ -16,6 +16,7 @@ see `confined` for what holds the ``tar`` that unpacks it here.
 
 import io
 import os
+import re
 import select
 import stat
 import subprocess
@@ -47,6 +48,11 @@ _CHANGED: Final = 1
 _CUT_SHORT: Final = ("Unexpected EOF", "does not look like a tar archive")
 """What tar says of an archive whose sender failed: he has more to tell."""
 
+_NO_ROOM: Final = ("No space left", "Wrote only", "quota")
+"""What tar says of a disk that is full; of a short write only how short it was."""
+
+_WARNING: Final = re.compile("tar: Removing leading ")
+
 _CREATE: Final = (
     "tar", "--create", "--file=-", "--format=gnu", "--sparse", "--numeric-owner", "--mode=ug-s",
     "--blocking-factor=128", "--no-unquote", "--directory",
@@ -67,7 +73,7 @@ def copy_in(client: Client, source: Path, sandbox_id: str, path: Path, *, moved:
     directory, name, contents = _source(os.fsencode(source))
     with _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor):
         with _reader([*_CREATE, directory, name], descriptor) as tar:
-            _watch(call, tar, moved, "wchar")
+            _watch([call], tar, moved, "wchar")
         if not call.answered and tar.returncode > _CHANGED:
             raise _unreadable(tar)
         return commit()
@@ -82,7 +88,7 @@ def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved
     contents = _is_contents(given)
     with _stage(place) as stage, _sending(client, sandbox_id, path, contents=contents) as (call, descriptor):
         with _writer([*_EXTRACT, stage.tree], stage.tree, descriptor) as tar:
-            _watch(call, tar, moved, "rchar", until_exit=True)
+            _watch([call], tar, moved, "rchar")
         copied = _complete(call, tar)
         with _telling(place):
             there = stage.merge_into_target() if contents else _place(stage, place)
@@ -99,7 +105,7 @@ def copy_across(
         _receiving(client, other_id, other, contents=contents) as (into, commit, descriptor),
     ):
         with _reader(["cat"], descriptor, source) as cat:
-            _watch(into, cat, moved, "wchar")
+            _watch([into, out], cat, moved, "wchar")
         if not into.answered:
             out.answer()  # raises what is missing
         return commit()
@@ -110,7 +116,7 @@ def send_archive(client: Client, sandbox_id: str, path: Path, descriptor: int) -
     contents = _is_contents(os.fsencode(path))
     with _sending(client, sandbox_id, path, contents=contents) as (call, source):
         with _reader(["cat"], os.dup(descriptor), source) as cat:
-            _watch(call, cat, None, "wchar", until_exit=True)
+            _watch([call], cat, None, "wchar")
         if cat.returncode:
             raise BrokenPipeError
         answer: Copied = call.answer()
@@ -121,7 +127,7 @@ def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path
     """Unpack a tar archive, read from an open descriptor to its end, in the directory `path` of a sandbox."""
     with _receiving(client, sandbox_id, path, contents=True) as (call, commit, pipe):
         with _reader(["cat"], pipe, os.dup(descriptor)) as cat:
-            _watch(call, cat, None, "wchar")
+            _watch([call], cat, None, "wchar")
         if not call.answered and cat.returncode:
             raise _unreadable(cat)
         return commit()
@@ -226,30 +232,42 @@ def _ending(program: "subprocess.Popen[bytes]") -> Iterator[None]:
                 program.stderr = io.BytesIO(os.pread(said.fileno(), MAX_SAID_BYTES, 0))
 
 
-def _watch(
-    call: Handed, program: "subprocess.Popen[bytes]", moved: Moved | None, counter: str, *, until_exit: bool = False
-) -> None:
-    """Wait until the program has ended, or, unless `until_exit`, the call was answered: then it has failed."""
-    ended = os.pidfd_open(program.pid)
-    poll = select.poll()
-    poll.register(ended, select.POLLIN)
-    if not until_exit:
-        poll.register(call.fileno(), select.POLLIN)
-    try:
-        while not poll.poll(BEAT_S * 1000 if moved else None):
-            if call.answered and not until_exit:
-                return
+def _watch(calls: list[Handed], program: "subprocess.Popen[bytes]", moved: Moved | None, counter: str) -> None:
+    """Wait until the program has ended. A call that fails meanwhile ends it, and is raised: nothing good can follow,
+    and what is inside a sandbox may hold the program's pipe open for ever.
+    """
+    with _ended(program) as ended:
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        for call in calls:
+            poll.register(call.fileno(), select.POLLIN)
+        while ended not in (ready := {number for number, _ in poll.poll(BEAT_S * 1000 if moved else None)}):
+            for call in calls:
+                if call.fileno() in ready:
+                    _hear(call, poll)
             if moved:
                 moved(_count(program.pid, counter))
         if moved:
             moved(_count(program.pid, counter))
-    finally:
-        os.close(ended)
-    if program.poll() is None:  # what woke us was the call
-        with suppress(SandkeepError):
-            call.answer()
-        program.kill()
     program.wait()
+
+
+def _hear(call: Handed, poll: select.poll) -> None:
+    """Take what a call has to say, and no more of it once it has been answered well."""
+    call.hear()
+    if call.answered:
+        poll.unregister(call.fileno())
+        call.answer()
+
+
+@contextmanager
+def _ended(program: "subprocess.Popen[bytes]") -> Iterator[int]:
+    """A descriptor that can be read when the program has ended."""
+    descriptor = os.pidfd_open(program.pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _count(pid: int, counter: str) -> int:
@@ -260,12 +278,13 @@ def _count(pid: int, counter: str) -> int:
 
 
 def _said(program: "subprocess.Popen[bytes]") -> str:
-    """The first thing that a program said on stderr."""
+    """The first thing that a program said on stderr that is not only a warning."""
     stderr: IO[bytes] | None = program.stderr
     if stderr is None:
         return ""
     stderr.seek(0)
     lines = stderr.read(MAX_SAID_BYTES).decode("utf-8", "backslashreplace").strip().splitlines()
+    lines = [line for line in lines if not _WARNING.match(line)] or lines
     return lines[0][:500] if lines else f"exit code {program.returncode}"
 
 
@@ -323,7 +342,7 @@ def _unreadable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
 
 def _unwritable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
     said = _said(tar)
-    if "No space left" in said or "quota" in said:
+    if any(words in said for words in _NO_ROOM):
         words = f"there is no room on this machine's disk: {said}; nothing was copied"
         return CallerError("permission_denied", words, field="target")
     return ProviderError(

@@ -1,0 +1,527 @@
+"""`cp` and `sandkeep.transfer`: what arrives, what an archive from a sandbox cannot do here, and what kills leave."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.boxes import Box, archive, at_most, new_box, refused, until
+from tests.users import command_as
+
+from sandkeep import confined, transfer
+from sandkeep.cli.cp import place
+from sandkeep.errors import SandkeepError
+from sandkeep.ids import new_id
+
+pytestmark = pytest.mark.needs("bwrap")
+ONCE_MORE_S = 90.0
+"""How long the run as an ordinary user may take."""
+
+
+@pytest.fixture(autouse=True)
+def bound(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test waits for ever."""
+    with at_most(30 + ONCE_MORE_S if "users_own" in request.node.name else 30):
+        yield
+
+
+@pytest.fixture(scope="module")
+def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("project")
+    (root / "hello").write_text("hello\n")
+    (root / "bin").mkdir()
+    (root / "bin" / "tar").write_text(
+        '#!/bin/sh\n[ -e /workspace/evil ] || exec /usr/bin/tar "$@"\n. /workspace/evil\n'
+    )
+    (root / "bin" / "tar").chmod(0o755)
+    with shared_daemon.connect() as client:
+        return str(client.image.create(str(root)).image_id)
+
+
+@pytest.fixture(scope="module")
+def shared_box(shared_daemon: Any, image: str) -> Iterator[Box]:
+    """Its `tar` is the one of the workspace, which is a plain one unless `evil` says what it shall do."""
+    with new_box(shared_daemon, image, env={"PATH": "/workspace/bin:/usr/bin:/bin"}) as made:
+        yield made
+
+
+@pytest.fixture
+def box(shared_box: Box) -> Iterator[Box]:
+    yield shared_box
+    shared_box.sh("rm -f evil")
+    until(shared_box.is_tidy)
+    shared_box.sh("chmod -R u+rwx .; find . -mindepth 1 -maxdepth 1 ! -name bin -exec rm -rf {} +; echo hello >hello")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Path]:
+    """A place on this machine where no stage may be left."""
+    made = tmp_path / "here"
+    made.mkdir()
+    yield made
+    until(lambda: not stages(made))
+
+
+def stages(folder: Path) -> list[str]:
+    return [name for _, names, _ in os.walk(folder) for name in names if name.startswith(".sandkeep-")]
+
+
+def cp(box: Box, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    done: subprocess.CompletedProcess[bytes] = box.daemon.cli("cp", *words, **options)
+    return done
+
+
+def copied(box: Box, *words: str, **options: Any) -> Any:
+    """What a copy that went well answers."""
+    done = cp(box, *words, "--json", **options)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+def snapshot(top: bytes) -> dict[bytes, tuple[Any, ...]]:
+    """All there is to a tree: types, modes, times, contents, targets, holes, and which names are one file."""
+    found: dict[bytes, tuple[Any, ...]] = {}
+    inodes: dict[int, bytes] = {}
+    for folder, names, files in os.walk(top):
+        for path in sorted([folder, *(os.path.join(folder, name) for name in [*names, *files])]):
+            name, info = os.path.relpath(path, top), os.lstat(path)
+            kind, mode = stat.S_IFMT(info.st_mode), stat.S_IMODE(info.st_mode)
+            if stat.S_ISLNK(kind):
+                found[name] = (kind, os.readlink(path))
+                continue
+            one = inodes.setdefault(info.st_ino, name)
+            holes = stat.S_ISREG(kind) and info.st_blocks * 1024 < info.st_size
+            content = Path(os.fsdecode(path)).read_bytes() if stat.S_ISREG(kind) else b""
+            found[name] = (kind, mode, int(info.st_mtime), content, one, holes)
+    return found
+
+
+# -- what arrives -----------------------------------------------------------------------------------------------------
+
+NAMES = (
+    st.binary(min_size=1, max_size=40)
+    .map(lambda raw: raw.translate(None, b"/\0"))
+    .filter(lambda name: name not in (b"", b".", b".."))
+)
+TARGETS = st.binary(min_size=1, max_size=60).map(lambda raw: raw.replace(b"\0", b"0"))
+TIMES = st.integers(0, 2**32)
+FILES = st.tuples(st.just("file"), st.binary(max_size=3000), st.integers(0, 0o777).map(lambda m: m | 0o400), TIMES)
+LEAVES = st.one_of(
+    FILES,
+    st.tuples(st.just("link"), TARGETS),
+    st.tuples(st.just("sparse"), st.integers(100_000, 5_000_000), TIMES),
+    st.tuples(st.just("fifo")),
+    st.tuples(st.just("same")),
+)
+TREES = st.recursive(
+    st.dictionaries(NAMES, LEAVES, max_size=6),
+    lambda inner: st.dictionaries(NAMES, st.one_of(LEAVES, inner), max_size=4),
+    max_leaves=12,
+)
+
+
+def make(top: bytes, tree: dict[bytes, Any], first: list[bytes]) -> None:
+    os.mkdir(top)
+    for name, entry in tree.items():
+        path = os.path.join(top, name)
+        if isinstance(entry, dict):
+            make(path, entry, first)
+            continue
+        what, *rest = entry
+        if what == "link":
+            os.symlink(rest[0], path)
+        elif what == "fifo":
+            os.mkfifo(path)
+        elif what == "same" and first:
+            os.link(first[0], path)
+        elif what == "sparse":
+            with open(path, "wb") as file:
+                file.truncate(rest[0])
+            os.utime(path, (rest[1], rest[1]))
+        elif what == "file":
+            Path(os.fsdecode(path)).write_bytes(rest[0])
+            os.chmod(path, rest[1])
+            os.utime(path, (rest[2], rest[2]))
+            first.append(path)
+    os.utime(top, (1_234_567, 1_234_567))
+
+
+@given(name=NAMES, tree=TREES)
+@settings(max_examples=25, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_tree_goes_in_and_comes_out_as_it_was(box: Box, name: bytes, tree: dict[bytes, Any]) -> None:
+    there = new_id("dir")
+    with tempfile.TemporaryDirectory() as scratch:
+        source = os.path.join(os.fsencode(scratch), b"in", name)
+        target = os.path.join(os.fsencode(scratch), b"back")
+        os.mkdir(os.path.dirname(source))
+        make(source, tree, [])
+        went = transfer.copy_in(box.client, source, box.id, there)
+        came = transfer.copy_out(box.client, box.id, f"{there}/.", target)
+        assert snapshot(target) == snapshot(source)
+        assert went.files == came.files == sum(1 for _ in _entries(source))
+
+
+def _entries(top: bytes) -> Iterator[bytes]:
+    yield top
+    for folder, names, files in os.walk(top):
+        yield from (os.path.join(folder, name) for name in [*names, *files])
+
+
+def test_a_file_goes_in_and_out_by_the_command(box: Box, here: Path) -> None:
+    (here / "file").write_text("data")
+    (here / "file").chmod(0o640)
+    answer = copied(box, str(here / "file"), f"{box.id}:new")
+    assert answer == {"path": "/workspace/new", "files": 1, "size_bytes": 4}
+    assert box.sh("cat new; stat -c %a new") == b"data640\n"
+    answer = copied(box, f"{box.id}:/workspace/new", "back", cwd=here)
+    assert answer == {"path": "back", "files": 1, "size_bytes": 4}
+    assert (here / "back").read_text() == "data"
+
+
+def test_piped_it_says_nothing(box: Box, here: Path) -> None:
+    for words in ((f"{box.id}:hello", str(here)), (str(here / "hello"), f"{box.id}:")):
+        done = cp(box, *words)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_where_a_copy_goes_here(box: Box, here: Path) -> None:
+    box.sh("mkdir -p tree/sub; echo inner >tree/sub/inner; ln -s hello link")
+    (here / "there").mkdir()
+    (here / "tothere").symlink_to("there")
+    for source, target, made in (
+        ("hello", "new", "new"), ("hello", "there", "there/hello"), ("hello", "there/", "there/hello"),
+        ("hello", "tothere", "there/hello"), ("tree", "copy", "copy/sub/inner"),
+        ("tree", "there", "there/tree/sub/inner"), ("tree/.", "there", "there/sub/inner"),
+        ("tree/", "more/", "more/sub/inner"), ("link", "link", "link"),
+        ("tree/.", "fresh", "fresh/sub/inner"),
+    ):  # fmt: skip
+        copied(box, f"{box.id}:{source}", str(here / target) if not target.endswith("/") else f"{here}/{target}")
+        assert (here / made).is_symlink() or (here / made).read_text() in ("hello\n", "inner\n"), (source, target)
+    assert (here / "link").readlink() == Path("hello")
+
+
+@pytest.mark.parametrize(("source", "target", "code"), [
+    ("B:nowhere", "x", "not_found"), ("B:hello", "no/where", "not_found"), ("B:hello", "missing/", "not_found"),
+    ("nowhere", "B:x", "not_found"), ("file", "B:no/where", "not_found"), ("file/", "B:x", "not_found"),
+    ("file", "B:/usr/x", "permission_denied"), ("B:hello", "file/x", "not_found"), ("B:hello", "/proc/x", "not_found"),
+])  # fmt: skip
+def test_what_cannot_be_copied_is_told_in_a_sentence(box: Box, here: Path, source: str, target: str, code: str) -> None:
+    (here / "file").write_text("here")
+    words = [word.replace("B:", f"{box.id}:") for word in (source, target)]
+    done = cp(box, *words, "--json", cwd=here)
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == code, error
+    assert os.listdir(here) == ["file"]
+
+
+def test_a_wrong_line_is_a_usage_error(box: Box) -> None:
+    for words in (("a", "b"), ("", f"{box.id}:x"), (f"{box.id}:x", "")):
+        assert cp(box, *words).returncode == 2
+    assert place("sbx_1:path") == ("sbx_1", "path")
+    assert place("sbx_1:") == ("sbx_1", ".")
+    assert place("./with:colon") is None
+    assert place("/abs:x") is None
+
+
+def test_an_archive_through_stdin_and_stdout(box: Box, here: Path) -> None:
+    tree = archive(("tree", None), ("tree/file", b"data"), ("another", b"more"))
+    assert copied(box, "-", f"{box.id}:made", input=tree)["files"] == 4
+    done = cp(box, f"{box.id}:made", "-")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
+        assert sorted(tar.getnames()) == ["./made", "./made/another", "./made/tree", "./made/tree/file"]
+    assert cp(box, "-", f"{box.id}:other", input=tree[:1100]).returncode == 1
+    assert b"other" not in box.sh("ls")
+
+
+def test_from_one_sandbox_to_another(shared_daemon: Any, box: Box, image: str) -> None:
+    box.sh("mkdir -p tree/empty; echo data >tree/file; truncate -s 3M tree/holes")
+    with new_box(shared_daemon, image) as other:
+        copied(box, f"{box.id}:tree", f"{other.id}:copy")
+        copied(box, f"{box.id}:tree/.", f"{other.id}:.")
+        assert (
+            other.sh("cd copy; cat file; ls; stat -c %b holes; cat ../file") == b"data\nempty\nfile\nholes\n0\ndata\n"
+        )
+        assert cp(box, f"{box.id}:nowhere", f"{other.id}:x").returncode == 1
+        until(other.is_tidy)
+
+
+def test_trees_are_merged_here_and_a_conflict_changes_nothing(box: Box, here: Path) -> None:
+    box.sh("mkdir -p tree/sub tree/new; echo new >tree/file; echo more >tree/sub/more")
+    (here / "tree" / "sub").mkdir(parents=True)
+    (here / "tree").chmod(0o700)
+    (here / "tree" / "file").write_text("old")
+    os.link(here / "tree" / "file", here / "other")
+    (here / "tree" / "sub" / "kept").write_text("kept")
+    copied(box, f"{box.id}:tree", str(here))
+    assert sorted(os.listdir(here / "tree")) == ["file", "new", "sub"]
+    assert sorted(os.listdir(here / "tree" / "sub")) == ["kept", "more"]
+    assert ((here / "tree" / "file").read_text(), (here / "other").read_text()) == ("new\n", "old")
+    assert stat.S_IMODE((here / "tree").stat().st_mode) == 0o700
+    for blocked in ("file", "new"):
+        shutil.rmtree(here / "tree")
+        (here / "tree" / "sub").mkdir(parents=True)
+        if blocked == "file":
+            (here / "tree" / "file").mkdir()
+        else:
+            (here / "tree" / "new").symlink_to("sub")
+        done = cp(box, f"{box.id}:tree", str(here), "--json")
+        assert json.loads(done.stdout)["error"]["code"] == "conflict"
+        assert os.listdir(here / "tree" / "sub") == []
+    (here / "hello").mkdir()
+    assert json.loads(cp(box, f"{box.id}:hello", str(here), "--json").stdout)["error"]["code"] == "conflict"
+
+
+def test_a_tree_that_cannot_be_read_is_not_copied_in_part(box: Box, here: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    (here / "tree").mkdir()
+    (here / "tree" / "closed").touch(mode=0)
+    done = cp(box, str(here / "tree"), f"{box.id}:", "--json")
+    assert json.loads(done.stdout)["error"]["code"] == "permission_denied"
+    assert b"tree" not in box.sh("ls")
+
+
+# -- archives that are attacks ----------------------------------------------------------------------------------------
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644, **more: Any) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode, info.mtime = kind, link, mode, 1_000_000
+    for field, value in more.items():
+        setattr(info, field, value)
+    return info
+
+
+DIRECTORY, LINK, HARD, REGULAR = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.REGTYPE
+WRITE = {"size": 4}
+
+
+def attacks(outside: str) -> dict[str, list[tarfile.TarInfo]]:
+    """Archives by what they try. `outside` is a directory that they must not reach; it holds a file `secret`."""
+    top = member("t", DIRECTORY, mode=0o755)
+    up = "../" * 12
+    return {
+        "a path that goes up": [top, member("t/../../../escape", **WRITE), member("../escape", **WRITE)],
+        "an absolute path": [top, member(f"{outside}/escape", **WRITE)],
+        "through a link": [top, member("t/l", LINK, outside), member("t/l/escape", **WRITE)],
+        "through a relative link": [top, member("t/l", LINK, up + outside[1:]), member("t/l/escape", **WRITE)],
+        "through a link at the top": [member("t", LINK, outside), member("t/escape", **WRITE)],
+        "through two links": [
+            top, member("t/a", LINK, "b"), member("t/b", LINK, outside), member("t/a/escape", **WRITE),
+        ],
+        "through the parent": [
+            top, member("t/up", LINK, ".."), member("t/up/up2", LINK, ".."), member("t/up2/escape", **WRITE),
+        ],
+        "a directory that becomes a link": [
+            top, member("t/d", DIRECTORY), member("t/d", LINK, outside), member("t/d/escape", **WRITE),
+        ],
+        "a file that becomes a link": [top, member("t/secret", LINK, f"{outside}/secret"), member("t/secret", **WRITE)],
+        "a hard link to outside": [top, member("t/h", HARD, f"{outside}/secret"), member("t/h", **WRITE)],
+        "a hard link that goes up": [top, member("t/h", HARD, up + outside[1:] + "/secret"), member("t/h", **WRITE)],
+        "a hard link through a link": [
+            top, member("t/l", LINK, outside), member("t/h", HARD, "t/l/secret"), member("t/h", **WRITE),
+        ],
+        "a mode through a link": [top, member("t/l", LINK, outside), member("t/l", DIRECTORY, mode=0o777)],
+        "set-uid": [top, member("t/s", mode=0o6755, uid=0, gid=0, **WRITE), member("t/g", DIRECTORY, mode=0o2777)],
+        "owners": [top, member("t/o", uid=4321, gid=4321, uname="daemon", **WRITE)],
+        "devices": [top, member("t/null", tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666)],
+        "a disk": [top, member("t/disk", tarfile.BLKTYPE, devmajor=254, devminor=0, mode=0o666)],
+        "a whiteout": [top, member("t/white", tarfile.CHRTYPE, devmajor=0, devminor=0)],
+        "more than one": [top, member("u", **WRITE)],
+        "a file of exabytes": [top, member("t/huge", size=2**59)],
+    }  # fmt: skip
+
+
+@pytest.fixture(params=sorted(attacks("/")))
+def attack(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def hostile(box: Box, data: bytes, and_then: str = "exit 0") -> None:
+    """Have the sandbox's tar write these bytes, whatever it is asked for."""
+    box.write("evil.tar", data)
+    box.write("evil", f"case $1 in --version) echo 'GNU tar';; *) cat /workspace/evil.tar; {and_then};; esac".encode())
+
+
+def test_an_archive_of_an_attacker_reaches_nothing(box: Box, here: Path, tmp_path: Path, attack: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o750)
+    (outside / "secret").write_text("secret")
+    (outside / "secret").chmod(0o604)
+    before = snapshot(os.fsencode(outside)), os.listdir(tmp_path)
+    hostile(box, archive(*attacks(str(outside))[attack], contents=b"EVIL"))
+    box.sh("mkdir -p t")
+    told = []
+    for source in ("t", "t/."):
+        try:
+            transfer.copy_out(box.client, box.id, source, here / "target")
+        except SandkeepError as error:
+            told.append(error.message)
+    assert all("what the sandbox sent" in words or "the archive holds" in words for words in told), "it did not arrive"
+    assert (snapshot(os.fsencode(outside)), os.listdir(tmp_path)) == before
+    assert set(os.listdir(here)) <= {"target"}
+    for folder, names, files in os.walk(here):
+        for name in [*names, *files]:
+            info = os.lstat(os.path.join(folder, name))
+            assert info.st_mode & 0o6000 == 0
+            assert stat.S_IFMT(info.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+            assert (info.st_uid, info.st_gid) == (os.geteuid(), os.getegid())
+
+
+@pytest.mark.parametrize("attempt", [
+    "echo x >{outside}/new", "echo x >>{outside}/secret", "rm {outside}/secret", "mkdir {outside}/new",
+    "ln -s x {outside}/new", "mv {inside}/file {outside}/new", "ln {inside}/file {outside}/new",
+    "ln -s {outside} {inside}/l && echo x >{inside}/l/new", "mknod {inside}/null c 1 3", "mknod {inside}/white c 0 0",
+    "ln {outside}/secret {inside}/hard && echo x >{inside}/hard",
+])  # fmt: skip
+def test_what_unpacks_can_write_in_one_place_only(here: Path, tmp_path: Path, attempt: str) -> None:
+    """Beside tar's own care, the kernel's: whatever tar could be brought to do."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    (here / "file").touch()
+    script = attempt.format(outside=outside, inside=here)
+    with open(os.devnull, "r+b") as nothing:
+        program = confined.start(["sh", "-c", script], os.fsencode(here), stdin=nothing, stdout=nothing, stderr=nothing)
+    assert program.wait() != 0
+    assert os.listdir(outside) == ["secret"]
+    assert (outside / "secret").read_text() == "secret"
+    assert "white" not in os.listdir(here)
+
+
+def test_what_unpacks_has_no_capabilities_and_its_starter_keeps_his(here: Path) -> None:
+    def status() -> str:
+        return Path("/proc/thread-self/status").read_text()
+
+    before = status()
+    with open(os.devnull, "r+b") as nothing, tempfile.TemporaryFile() as out:
+        program = confined.start(
+            ["sh", "-c", "grep -E 'Cap(Eff|Prm|Bnd)|NoNew' /proc/self/status; echo x >in"], os.fsencode(here),
+            stdin=nothing, stdout=out, stderr=nothing, cwd=here,
+        )  # fmt: skip
+        assert program.wait() == 0
+        out.seek(0)
+        values = dict(line.split(":\t") for line in out.read().decode().splitlines())
+    assert int(values["CapEff"], 16) == int(values["CapPrm"], 16) == 0
+    assert values["NoNewPrivs"] == "1"
+    same = [line for line in before.splitlines() if line.startswith(("Cap", "NoNew"))]
+    assert same == [line for line in status().splitlines() if line.startswith(("Cap", "NoNew"))]
+
+
+def test_an_archive_that_looks_whole_is_not_believed(box: Box, here: Path) -> None:
+    """The sandbox's tar ends its archive well, and fails."""
+    hostile(box, archive(("t", None), ("t/file", b"half of it")), "echo 'tar: t/other: Permission denied' >&2; exit 2")
+    error = refused("permission_denied", transfer.copy_out, box.client, box.id, "hello", here / "target")
+    assert "t/other" in error.message
+    assert os.listdir(here) == []
+
+
+def test_a_disk_that_is_full_here_is_told_and_nothing_is_left(box: Box, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
+    try:
+        box.sh("mkdir tree; head -c 3000000 /dev/zero >tree/big")
+        done = cp(box, f"{box.id}:tree", str(small), "--json")
+        assert "no room" in json.loads(done.stdout)["error"]["message"]
+        until(lambda: os.listdir(small) == [])
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+# -- kills ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(box: Box, *words: str, **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    program = subprocess.Popen(
+        [*box.daemon.command, "cp", *words], env=box.daemon.env, stderr=subprocess.PIPE, **options
+    )
+    with program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_killed_while_it_copies_in_leaves_nothing(box: Box, number: int) -> None:
+    with running(box, "-", f"{box.id}:tree", stdin=subprocess.PIPE) as program:
+        assert program.stdin is not None
+        program.stdin.write(archive(("file", bytes(100_000)))[:60_000])
+        program.stdin.flush()
+        until(box.staged)
+        program.send_signal(number)
+        program.wait()
+    until(box.is_tidy)
+    assert box.sh("ls") == b"bin\nhello\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_killed_while_it_copies_out_leaves_nothing(box: Box, here: Path, number: int) -> None:
+    hostile(box, archive(("t", None), ("t/a", b"1"), ("t/b", bytes(300_000)))[:200_000], "sleep 1000")
+    with running(box, f"{box.id}:hello", str(here)) as program:
+        until(lambda: [name for _, _, names in os.walk(here) for name in names if name == "b"])
+        program.send_signal(number)
+        program.wait()
+    until(box.is_tidy)
+    until(lambda: os.listdir(here) == [])
+
+
+def test_a_daemon_that_is_killed_ends_the_command_and_leaves_nothing(
+    new_daemon: Callable[[], Any], tmp_path: Path, here: Path
+) -> None:
+    daemon = new_daemon()
+    daemon.start()
+    (tmp_path / "image").mkdir()
+    with daemon.connect() as client:
+        image = client.image.create(str(tmp_path / "image")).image_id
+        box = Box(daemon, client, client.sandbox.create(image, env={"PATH": "/workspace/bin:/usr/bin:/bin"}).sandbox_id)
+        box.sh("mkdir bin; printf '%s\\n' '#!/bin/sh' '. /workspace/evil' >bin/tar; chmod +x bin/tar")
+        hostile(box, archive(("t", None), ("t/b", bytes(300_000)))[:200_000], "sleep 1000")
+        with running(box, f"{box.id}:bin", str(here)) as program:
+            until(lambda: [name for _, _, names in os.walk(here) for name in names if name == "b"])
+            daemon.kill()
+            assert program.wait(20) == 1
+            assert program.stderr is not None
+            assert b"not_ready" in program.stderr.read()
+        assert os.listdir(here) == []
+    daemon.start()
+    with daemon.connect() as client:
+        until(Box(daemon, client, box.id).is_tidy)
+
+
+# -- once more, as an ordinary user -----------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="this is the run as an ordinary user")
+def test_the_same_with_a_users_own_daemon() -> None:
+    uid = 30_125
+    with tempfile.TemporaryDirectory(prefix="sandkeep-user-") as base:
+        os.chown(base, uid, uid)
+        suite = [
+            sys.executable, "-B", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "--basetemp",
+            f"{base}/tmp", "-k", "(tree or attacker or capabilities or place_only) and not users_own", __file__,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base},
+            capture_output=True, text=True, check=False, timeout=ONCE_MORE_S,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
