@@ -6,6 +6,7 @@ The nursery tree, with what ends each task::
     ├── log.run                       the writer of the event log; ended last, when nobody can append any more
     └── carriers                      ended when all of the below have ended
         ├── files.run                 writes metadata.json, debounced
+        ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
         ├── one task a running sandbox (Sandboxes._keep)
@@ -38,12 +39,12 @@ from sandkeep import events, settings
 from sandkeep.errors import DaemonError, SandkeepError, SetupError
 from sandkeep.events import DAEMON_STREAM, Meta
 from sandkeep.version import VERSION
-from sandkeep_store import metadata_files, offline
+from sandkeep_store import folded, metadata_files, offline
 from sandkeep_store.codec import UnknownEvent
 from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
-from sandkeepd import access, reaper, table
+from sandkeepd import access, caching, reaper, table
 from sandkeepd.api.server import serve
 from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
@@ -137,9 +138,11 @@ async def _run_parts(
             carriers.start_soon(reconciler.run)
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
+            carriers.start_soon(caching.run, core, config.state_dir)
+            carriers.start_soon(caching.check_later, core)
         reason = await _serve_until_stopped(listeners, dispatch, stream, software, stopping, manager, task_status)
         carriers.cancel_scope.cancel()
-    await _record_stop(core, reason)
+    await _record_stop(core, reason, config.state_dir)
     for runtime in sandboxes.runtimes.values():
         await runtime.instance.aclose()
 
@@ -213,7 +216,7 @@ async def _record_start(core: Core) -> None:
         logger.warning("the start is not on record", extra={"why": error.message})
 
 
-async def _record_stop(core: Core, reason: str) -> None:
+async def _record_stop(core: Core, reason: str, state_dir: str) -> None:
     with trio.move_on_after(STOP_PATIENCE_S) as scope:
         scope.shield = True
         try:
@@ -221,6 +224,7 @@ async def _record_stop(core: Core, reason: str) -> None:
                 stopped = NewEvent(DAEMON_STREAM, events.DaemonStopped(reason=reason))
                 await core.log.append([stopped], Meta(pid=os.getpid()))
                 await core.files.flush()
+                await trio.to_thread.run_sync(caching.save_last, core.state, core.log, state_dir)
         except SandkeepError as error:
             logger.warning("the stop is not on record", extra={"why": error.message})
 
@@ -233,7 +237,8 @@ def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple
     gc.disable()  # the fold only makes what stays, so looking for garbage among it is time lost
     try:
         with manager.starting(lambda: state.position):
-            offline.fold(log, state)
+            state = folded.load(state_dir, log) or state
+            caching.fold_rest(state, log, state_dir)
     except UnknownEvent as unknown:
         problems.append(str(unknown))
     except DaemonError as damage:

@@ -24,7 +24,12 @@ def dispatch(
     core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, software: Software, access: Access
 ) -> Dispatch:
     """The daemon's handler of calls."""
-    history, upkeep, terminals, files = History(core), Upkeep(core), Terminals(processes), Files(core, sandboxes)
+    history, upkeep, terminals, files = (
+        History(core),
+        Upkeep(core, software.state_dir),
+        Terminals(processes),
+        Files(core, sandboxes),
+    )
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
         "daemon.shutdown": software.shutdown,

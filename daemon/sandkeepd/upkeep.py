@@ -4,7 +4,7 @@ import trio
 
 from sandkeep import methods
 from sandkeep.model import RebuildReport, VerifyReport
-from sandkeep_store import metadata_files, offline
+from sandkeep_store import folded, metadata_files, offline
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeepd.access import Request
 from sandkeepd.core import Core
@@ -13,16 +13,23 @@ from sandkeepd.core import Core
 class Upkeep:
     """The handlers of ``store.*``."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, state_dir: str) -> None:
         self._core = core
+        self._state_dir = state_dir
 
     async def verify(self, request: Request[methods.NoParams]) -> VerifyReport:
-        """Check the log's every row, and every metadata.json against it."""
+        """Check the log's every row, and against it every metadata.json and the cached fold."""
         core = self._core
         await core.files.flush()
         problems = await trio.to_thread.run_sync(core.log.verify)
         problems += metadata_files.check(core.files.root, core.state, core.log.log_id, skip=core.files.pending())
+        if not problems:
+            problems += await trio.to_thread.run_sync(self._compare)
         return offline.report(core.log, problems)
+
+    def _compare(self) -> list[str]:
+        log = self._core.log
+        return folded.difference(self._state_dir, log, offline.fold(log))
 
     async def rebuild(self, request: Request[methods.NoParams]) -> RebuildReport:
         """Write every metadata.json anew, from the log alone."""

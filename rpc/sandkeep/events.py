@@ -22,7 +22,7 @@ MAX_EVENT_BYTES: Final = 64 * 1024
 DAEMON_STREAM: Final = "daemon"
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class Event(Struct, frozen=True, kw_only=True, gc=False):
     """What all events have in common. `type` and `version` are set by each class."""
 
     type: ClassVar[str] = ""

@@ -26,6 +26,7 @@ from sandkeep_store.record import Recorded
 from sandkeep_store.recorder import Draft, LogRecorder
 from sandkeep_store.reserve import Reserve
 from sandkeep_store.ring import Ring
+from sandkeep_store.views.state import State
 from sandkeep_store.writer import Append, Writer
 
 __all__ = ["EventLog", "NewEvent", "Page", "Recorded", "UnknownEvent"]
@@ -120,12 +121,32 @@ class EventLog:
 
     # -- blocking ---------------------------------------------------------------------------------------------------
 
-    def scan(self, visit: Callable[[Recorded], None], after: int = 0) -> int:
-        """Show every event after `after` to `visit`, decoded and in order, and answer the last position. For the start.
+    def scan(self, visit: Callable[[Recorded], None], after: int = 0, upto: int | None = None) -> int:
+        """Show every event after `after` to `visit`, decoded and in order, and answer the last position.
+
+        `upto` is the last position of interest.
 
         Raises `UnknownEvent` for an event of a newer version, and `storage_unavailable` for one that is damaged.
         """
-        return self._reader.scan(visit, after, self.head)
+        return self._reader.scan(visit, after, self.head if upto is None else upto)
+
+    def fold(self, state: State) -> None:
+        """Bring a new `state` to the last event, quicker than by `scan`. For a start.
+
+        Raises as `scan` does; the state then stands at the event before.
+        """
+        self._reader.fold(state, self.head)
+
+    def check(self, after: int, upto: int, limit: int) -> int:
+        """Check up to `limit` rows after a position; answer the last position checked, `upto` when that was all.
+
+        Raises `storage_unavailable` for one that is damaged or missing.
+        """
+        return self._reader.check(after, upto, limit)
+
+    def row_checksum(self, position: int) -> int | None:
+        """The checksum of the row at a position, which tells that event from any other; None when there is no row."""
+        return self._reader.row_checksum(position)
 
     def verify(self) -> list[str]:
         """Check the file, every row, and every rule that rows keep. Answers what is wrong, in sentences."""

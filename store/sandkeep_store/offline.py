@@ -4,7 +4,7 @@ import os
 
 from sandkeep.errors import SetupError
 from sandkeep.model import RebuildReport, VerifyReport
-from sandkeep_store import metadata_files
+from sandkeep_store import folded, metadata_files
 from sandkeep_store.log import EventLog
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
@@ -12,14 +12,10 @@ from sandkeep_store.views.state import State
 LOG_NAME = "events.db"
 
 
-def fold(log: EventLog, state: State | None = None) -> State:
-    """The state that the whole log tells. Blocks.
-
-    Raises what `EventLog.scan` raises; a `state` that was given then stands where the fold had to stop.
-    """
-    state = State() if state is None else state
-    apply = state.apply
-    log.scan(lambda fact: apply(fact.event, fact))  # type: ignore[arg-type]  # scanned events are decoded
+def fold(log: EventLog) -> State:
+    """The state that the whole log tells. Blocks. Raises what `EventLog.fold` raises."""
+    state = State()
+    log.fold(state)
     return state
 
 
@@ -39,7 +35,9 @@ def verify(state_dir: str) -> VerifyReport:
         if not problems:
             root = f"{state_dir}/sandboxes"
             problems = metadata_files.ahead_of(root, log.log_id, log.head)
-            problems += metadata_files.check(root, fold(log), log.log_id)
+            state = fold(log)
+            problems += metadata_files.check(root, state, log.log_id)
+            problems += folded.difference(state_dir, log, state)
         return report(log, problems)
     finally:
         log.close()

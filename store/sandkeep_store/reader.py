@@ -14,14 +14,16 @@ from sandkeep.errors import DaemonError
 from sandkeep.events import Event
 from sandkeep_store.codec import Codec, UnknownEvent
 from sandkeep_store.database import Database
-from sandkeep_store.record import COLUMNS, Recorded, checksum, damaged, name_checksum, pack_numbers
+from sandkeep_store.fold import Fold, Names
+from sandkeep_store.record import COLUMNS, Recorded, checksum, damaged, name_checksum, pack_numbers, verified
+from sandkeep_store.views.state import State
 
 _COLUMNS: Final = ", ".join(f"e.{column}" for column in COLUMNS)
 _PAGE: Final = (
     f"SELECT s.name, s.crc, b.name, b.crc, {_COLUMNS} FROM events e "  # noqa: S608
     "LEFT JOIN streams s ON s.id = e.stream LEFT JOIN streams b ON b.id = e.sandbox "
 )
-_ALL: Final = f"SELECT {_COLUMNS} FROM events e WHERE e.position > ? ORDER BY e.position"  # noqa: S608
+_ALL: Final = f"SELECT {_COLUMNS} FROM events e WHERE e.position > ? AND e.position <= ? ORDER BY e.position"  # noqa: S608
 _OF_COMMAND: Final = (
     "WHERE e.command_id = ? AND json_extract(CAST(e.meta AS TEXT), '$.owner') = ? ORDER BY e.position DESC LIMIT 1"
 )
@@ -81,18 +83,18 @@ class LogReader:
             return _recorded(*row) if row else None
 
     def scan(self, visit: Callable[[Recorded], None], after: int, head: int) -> int:
-        """Show every event after `after` to `visit`, decoded, in order; answer the last position, which must be `head`.
+        """Show every event after `after` and up to `head` to `visit`, decoded, in order; answer the last position.
 
         Raises `UnknownEvent` for one that cannot be decoded and `storage_unavailable` for one that is damaged.
         """
         position = max(after, self._database.first_position - 1)
         shapes: dict[str, tuple[bytes, int, Callable[[bytes], Event] | None]] = {}
         with self._database.reader() as connection:
-            names = _all_names(connection)
+            names = Names(connection) if after else _all_names(connection)
             # This loop is what a start waits for: nothing is called that can be inlined, and nothing looked up twice.
             for (
                 at, stream, revision, sandbox, type, version, time_us, data, meta, command_id, more, crc,
-            ) in connection.execute(_ALL, (position,)):  # fmt: skip
+            ) in connection.execute(_ALL, (position, head)):  # fmt: skip
                 position += 1
                 name, newest, decode = shapes.get(type) or shapes.setdefault(type, self._shape(type))
                 # With the position that is due: a gap shows as a wrong checksum.
@@ -114,6 +116,35 @@ class LogReader:
         if position < head:
             raise damaged(position + 1, f"the log ends before its last event, {head}")
         return position
+
+    def fold(self, state: State, head: int) -> None:
+        """Bring a new state to the event at `head`: what `scan` with `State.apply` would do, and several times as fast.
+
+        Raises as `scan` does; the state then stands at the event before.
+        """
+        with self._database.reader() as connection:
+            Fold(connection, self._codec, state, self._database.first_position).run(head)
+
+    def check(self, after: int, upto: int, limit: int) -> int:
+        """Check up to `limit` rows after a position; answer the last position checked, `upto` when that was all.
+
+        Raises `storage_unavailable` for one that is damaged or missing.
+        """
+        position = max(after, self._database.first_position - 1)
+        with self._database.reader() as connection:
+            rows = connection.execute(f"{_ALL} LIMIT ?", (position, upto, limit)).fetchall()
+        for row in rows:
+            position += 1
+            if row[0] != position:
+                raise damaged(position, "this event is missing")
+            verified(row)
+        return position if len(rows) == limit else upto
+
+    def row_checksum(self, position: int) -> int | None:
+        """The checksum that the row at a position has, if there is such a row."""
+        with self._database.reader() as connection:
+            row = connection.execute("SELECT crc FROM events WHERE position = ?", (position,)).fetchone()
+            return int(row[0]) if row else None
 
     def _shape(self, type: str) -> tuple[bytes, int, Callable[[bytes], Event] | None]:
         shape = self._codec.shape(type)
@@ -141,10 +172,8 @@ class LogReader:
         first = self._database.first_position
         position, left = first - 1, 0
         revisions: dict[int, int] = {}
-        for row in connection.execute(_ALL, (position,)):
+        for row in connection.execute(_ALL, (position, head)):
             at, stream, revision, sandbox, type, version, _, data, _, _, more, crc = row
-            if at > head:  # committed since the check began
-                break
             if at != position + 1:
                 problems.add(f"the events from position {position + 1} to {at - 1} are missing")
                 left = 0

@@ -73,6 +73,16 @@ class Recorded(Struct, frozen=True, gc=False):
     more: int = 0
 
 
+class Place(Struct, frozen=True, gc=False):
+    """All that a view asks of an event's place in the log."""
+
+    position: int
+    time_us: int
+    stream: str
+    revision: int
+    sandbox_id: str | None
+
+
 def damaged(position: int, what: str) -> DaemonError:
     """The error for a log that cannot be what was committed; `what` is half a sentence."""
     return DaemonError(
@@ -80,3 +90,10 @@ def damaged(position: int, what: str) -> DaemonError:
         f"the event log is damaged at position {position}: {what}; restore the state directory from a backup",
         position=position,
     )
+
+
+def verified(row: Row) -> Row:
+    """`row`, if its checksum is right; raises `storage_unavailable`, naming the position, if not."""
+    if checksum(*row[:-1]) != row[-1]:
+        raise damaged(row[0], "its checksum is wrong")
+    return row

@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from sandkeep.events import Event
 from sandkeep_store.database import Database
-from sandkeep_store.record import COLUMNS, Row, checksum, damaged, name_checksum, pack_numbers
+from sandkeep_store.record import COLUMNS, Row, damaged, name_checksum, pack_numbers, verified
 
 __all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
 
@@ -117,13 +117,6 @@ def _read_head(connection: sqlite3.Connection, first_position: int) -> int:
     if last != sequence:
         raise damaged(min(last, sequence) + 1, f"its last event is {last}, but it had reached {sequence}")
     return int(last)
-
-
-def verified(row: Row) -> Row:
-    """`row`, if its checksum is right; raises `storage_unavailable`, naming the position, if not."""
-    if checksum(*row[:-1]) != row[-1]:
-        raise damaged(row[0], "its checksum is wrong")
-    return row
 
 
 class StreamRecorder(AggregateRecorder):

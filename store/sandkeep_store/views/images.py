@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sandkeep_store.views.state import State
 
 
-class ImageState(Struct, kw_only=True):
+class ImageState(Struct, kw_only=True, array_like=True):
     """What is known of an image. `reused` is the older image that stands for one that was not kept."""
 
     image_id: str

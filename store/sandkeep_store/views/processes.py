@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 RECENT_UNNAMED: Final = 32
 RECENT_NAMED: Final = 100
+ENDS: Final = frozenset({events.ProcessExited.type, events.ProcessLaunchFailed.type, events.ProcessLost.type})
+"""The events with which a process ends."""
 
 
-class ProcessState(Struct, kw_only=True):
+class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
     """What is known of a process."""
 
     process_id: str
@@ -93,8 +95,7 @@ def _launch_requested(state: "State", event: events.ProcessLaunchRequested, fact
     sandbox = state.sandboxes.get(event.sandbox_id)
     if sandbox is None:
         return
-    sandbox.position = fact.position
-    sandbox.last_activity_us = fact.time_us
+    sandbox.touch(fact)
     sandbox.active[process_id] = process
     if event.name is None:
         sandbox.exec_count += 1
@@ -159,8 +160,7 @@ def _lost(state: "State", event: events.ProcessLost, fact: Fact) -> None:
 def _touch(state: "State", process: ProcessState, fact: Fact) -> None:
     sandbox = state.sandboxes.get(process.sandbox_id)
     if sandbox is not None:
-        sandbox.position = fact.position
-        sandbox.last_activity_us = fact.time_us
+        sandbox.touch(fact)
 
 
 def _end(state: "State", process: ProcessState, status: model.ProcessStatus, fact: Fact) -> None:
@@ -169,8 +169,7 @@ def _end(state: "State", process: ProcessState, status: model.ProcessStatus, fac
     sandbox = state.sandboxes.get(process.sandbox_id)
     if sandbox is None or sandbox.active.pop(process.process_id, None) is None:
         return
-    sandbox.position = fact.position
-    sandbox.last_activity_us = fact.time_us
+    sandbox.touch(fact)
     if process.requested.name is None:
         recent, limit = sandbox.recent_unnamed, RECENT_UNNAMED
     else:

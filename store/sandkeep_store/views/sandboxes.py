@@ -57,6 +57,11 @@ class SandboxState(Struct, kw_only=True):
         """Whether its image has to stay."""
         return not self.hidden
 
+    def touch(self, fact: Fact) -> None:
+        """Something happened in it; of several facts, in whatever order, the last in the log counts."""
+        if fact.position > self.position:
+            self.position, self.last_activity_us = fact.position, fact.time_us
+
     def view(self) -> model.Sandbox:
         """The sandbox as readers see it. Whatever changes it also changes `position`, so the last one is kept."""
         if self.seen is None or self.seen.position != self.position:
@@ -130,7 +135,7 @@ def _lost(state: "State", event: events.SandboxLost, fact: Fact) -> None:
 def _file_written(state: "State", event: events.SandboxFileWritten, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
-        sandbox.position, sandbox.last_activity_us = fact.position, fact.time_us
+        sandbox.touch(fact)
 
 
 @folds(events.SandboxTerminateRequested)

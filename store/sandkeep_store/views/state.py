@@ -19,6 +19,8 @@ class State:
 
     def __init__(self) -> None:
         self.position = 0
+        self.cached_upto = 0
+        """Up to where it is from a cached fold, and nobody has looked at the events themselves."""
         self.images: dict[str, ImageState] = {}
         self.sandboxes: dict[str, SandboxState] = {}
         self.processes: dict[str, ProcessState] = {}

@@ -1,0 +1,237 @@
+"""The cached fold: the state as of some position in a file, so that a start folds only what came after it.
+
+It holds nothing that the log does not, and is used only when it surely stands for that: it is whole, of this log, its
+last event is the log's at that position, and the code that folded it is the code that would fold now. Whatever else is
+found is passed over with a line in the daemon's log, and the whole log is folded.
+
+The file: a line that says what it is, a CRC-32 of all that follows, and records of msgpack, each after its length: the
+header, then every sandbox with its processes.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+from msgspec import Struct
+
+from sandkeep import events, model
+from sandkeep.version import VERSION
+from sandkeep_store import codec, fold, views
+from sandkeep_store.log import EventLog
+from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.state import State
+
+logger = logging.getLogger("sandkeepd")
+
+FILE_NAME: Final = "folded-state"
+_MAGIC: Final = b"Sandkeep's folded state; it can be removed while no daemon runs.\n"
+_U32: Final = struct.Struct("<I")
+_REFERENCES: Final = ("active", "named", "recent_named", "recent_unnamed")
+_NOT_KEPT: Final = ("seen",)
+
+
+class Header(Struct, array_like=True):
+    """What the file stands for: the state of log `log_id` after the event at `position`, whose row has checksum
+    `crc`.
+    """
+
+    fingerprint: str
+    log_id: str
+    position: int
+    crc: int
+    sandboxes: int
+    images: list[ImageState]
+
+
+_OWN: Final = [f for f in msgspec.structs.fields(SandboxState) if f.name not in (*_REFERENCES, *_NOT_KEPT)]
+_OWN_NAMES: Final = [field.name for field in _OWN]
+_Own: Final = msgspec.defstruct("_Own", [(field.name, field.type) for field in _OWN], array_like=True)
+
+
+class _Sandbox(Struct, array_like=True):
+    """A sandbox with its processes and their places among all; to the processes the rest refers by number."""
+
+    own: _Own  # type: ignore[valid-type]
+    processes: list[ProcessState]
+    places: list[int]
+    active: list[int]
+    named: dict[str, int]
+    recent_named: list[int]
+    recent_unnamed: list[int]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_header: Final = msgspec.msgpack.Decoder(Header).decode
+_sandbox: Final = msgspec.msgpack.Decoder(_Sandbox).decode
+
+
+@cache
+def fingerprint() -> str:
+    """What tells the code that folds from any other: a digest of its sources."""
+    digest = hashlib.sha256(f"{VERSION} msgspec {msgspec.__version__}".encode())
+    folder = os.path.dirname(views.__file__)
+    sources = [events.__file__, model.__file__, codec.__file__, fold.__file__, __file__]
+    sources += [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(".py")]
+    for source in sources:
+        with open(source, "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+def records(state: State, log: EventLog) -> Iterator[bytes]:
+    """The state as records; equal states have equal ones."""
+    crc = log.row_checksum(state.position) or 0
+    yield _encode(
+        Header(fingerprint(), log.log_id, state.position, crc, len(state.sandboxes), list(state.images.values()))
+    )
+    of: dict[str, list[tuple[int, ProcessState]]] = {name: [] for name in state.sandboxes}
+    for place, process in enumerate(state.processes.values()):
+        of.get(process.sandbox_id, []).append((place, process))
+    for sandbox in state.sandboxes.values():
+        yield _encode(_record(sandbox, of[sandbox.sandbox_id]))
+
+
+def _record(sandbox: SandboxState, placed: list[tuple[int, ProcessState]]) -> _Sandbox:
+    number = {process.process_id: at for at, (_, process) in enumerate(placed)}
+    return _Sandbox(
+        own=_Own(*(getattr(sandbox, name) for name in _OWN_NAMES)),
+        processes=[process for _, process in placed],
+        places=[place for place, _ in placed],
+        active=[number[process_id] for process_id in sandbox.active],
+        named={name: number[process.process_id] for name, process in sandbox.named.items()},
+        recent_named=[number[process.process_id] for process in sandbox.recent_named],
+        recent_unnamed=[number[process.process_id] for process in sandbox.recent_unnamed],
+    )
+
+
+def save(state_dir: str, state: State, log: EventLog) -> None:
+    """Write the state, whole or not at all. Blocks. Raises OSError.
+
+    The state must not change meanwhile, and its last event must be in the log.
+    """
+    path = f"{state_dir}/{FILE_NAME}"
+    temporary = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            _write(file, records(state, log))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    # Without an fsync of the directory: after a power cut the file of before is as good.
+
+
+def _write(file: Any, parts: Iterable[bytes]) -> None:
+    crc = 0
+    file.write(_MAGIC + _U32.pack(0))
+    for part in parts:
+        whole = _U32.pack(len(part)) + part
+        crc = crc32(whole, crc)
+        file.write(whole)
+    file.seek(len(_MAGIC))
+    file.write(_U32.pack(crc))
+
+
+def load(state_dir: str, log: EventLog) -> State | None:
+    """The state that the file holds, or None when there is none that can be used: then it is told why. Blocks."""
+    try:
+        with open(f"{state_dir}/{FILE_NAME}", "rb") as file:
+            content = file.read()
+        return _restored(content, log)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = str(error.strerror)
+    except _UnusableError as unusable:
+        why = str(unusable)
+    except (msgspec.MsgspecError, IndexError, TypeError) as error:
+        why = f"its content is not understood: {error}"
+    logger.warning("the cached fold is passed over, and the whole log folded", extra={"why": why})
+    return None
+
+
+class _UnusableError(Exception):
+    """A file that does not stand for the log's state."""
+
+
+def _restored(content: bytes, log: EventLog) -> State:
+    start = len(_MAGIC) + _U32.size
+    if not content.startswith(_MAGIC) or len(content) < start:
+        raise _UnusableError("it is no such file")
+    body = memoryview(content)[start:]
+    if crc32(body) != _U32.unpack_from(content, len(_MAGIC))[0]:
+        raise _UnusableError("it is damaged")
+    parts = _split(body)
+    header = _header(next(parts))
+    if header.fingerprint != fingerprint():
+        raise _UnusableError("another version of Sandkeep wrote it")
+    if header.log_id != log.log_id:
+        raise _UnusableError("it is of another log")
+    if header.position > log.head or log.row_checksum(header.position) != header.crc:
+        raise _UnusableError(f"the log has not the event at position {header.position} that it has seen")
+    state = State()
+    state.position = state.cached_upto = header.position
+    state.images = {image.image_id: image for image in header.images}
+    placed: list[tuple[int, ProcessState]] = []
+    for part in parts:
+        placed += _add(state, _sandbox(part))
+    if len(state.sandboxes) != header.sandboxes:
+        raise _UnusableError("it is incomplete")
+    placed.sort(key=lambda pair: pair[0])
+    state.processes = {process.process_id: process for _, process in placed}
+    return state
+
+
+def _split(body: memoryview) -> Iterator[memoryview]:
+    at = 0
+    while at < len(body):
+        (length,) = _U32.unpack_from(body, at)
+        at += _U32.size
+        yield body[at : at + length]
+        at += length
+
+
+def _add(state: State, record: _Sandbox) -> Iterable[tuple[int, ProcessState]]:
+    processes = record.processes
+    active = [processes[number] for number in record.active]
+    sandbox = SandboxState(
+        **{name: getattr(record.own, name) for name in _OWN_NAMES},
+        active={process.process_id: process for process in active},
+        named={name: processes[number] for name, number in record.named.items()},
+        recent_named=deque(processes[number] for number in record.recent_named),
+        recent_unnamed=deque(processes[number] for number in record.recent_unnamed),
+    )
+    state.sandboxes[sandbox.sandbox_id] = sandbox
+    return zip(record.places, processes, strict=True)
+
+
+def difference(state_dir: str, log: EventLog, truth: State) -> list[str]:
+    """Say whether the file leads to another state than `truth`, which was folded from the log alone."""
+    cached = load(state_dir, log)
+    if cached is None or cached.position > truth.position:
+        return []
+    catch_up(cached, log, truth.position)
+    if list(records(cached, log)) == list(records(truth, log)):
+        return []
+    return [f"{state_dir}/{FILE_NAME} differs from the log: stop the daemon and remove it, it is made anew"]
+
+
+def catch_up(state: State, log: EventLog, upto: int | None = None) -> None:
+    """Move a state on to the log's last event, or to an earlier one. Raises as `EventLog.scan` does. Blocks."""
+    apply = state.apply
+    log.scan(lambda fact: apply(fact.event, fact), state.position, upto)  # type: ignore[arg-type]  # it is decoded

@@ -1,0 +1,72 @@
+"""A daemon and its cached fold: used at a start, written when it is worth it, and what it spared is looked at later."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.daemon.inside import inside
+from tests.store import stories
+
+from sandkeep_store import folded, offline
+from sandkeep_store.log import EventLog
+from sandkeepd import app, caching
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> str:
+    stories.write(str(tmp_path / "events.db"), stories.tangle(3))
+    return str(tmp_path)
+
+
+def _cache(state_dir: str) -> None:
+    log = EventLog.open(f"{state_dir}/events.db")
+    folded.save(state_dir, offline.fold(log), log)
+    log.close()
+
+
+async def test_a_small_log_is_folded_whole(state_dir: str) -> None:
+    async with inside(state_dir) as daemon:
+        caching.save_last(daemon.core.state, daemon.core.log, state_dir)
+    assert not Path(state_dir, folded.FILE_NAME).exists()
+
+
+async def test_a_large_one_is_cached_after_a_fold_and_at_the_end(
+    state_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "WORTH_EVENTS", 100)
+    log = EventLog.open(f"{state_dir}/events.db")
+    state, problems = app.fold(log, state_dir)
+    assert (problems, state.cached_upto) == ([], 0)
+    first = Path(state_dir, folded.FILE_NAME).read_bytes()
+    again, problems = app.fold(log, state_dir)
+    assert (problems, again.cached_upto) == ([], log.head)
+    caching.save_last(again, log, state_dir)
+    assert Path(state_dir, folded.FILE_NAME).read_bytes() == first
+    log.close()
+
+
+async def test_damage_that_the_start_did_not_see_is_found_afterwards(state_dir: str) -> None:
+    _cache(state_dir)
+    with sqlite3.connect(f"{state_dir}/events.db") as db:
+        db.execute("UPDATE events SET data = CAST('{}' AS BLOB) WHERE position = 700")
+    db.close()
+    async with inside(state_dir) as daemon:
+        assert daemon.core.problems == []
+        await caching.check(daemon.core, 699)
+        assert daemon.core.problems == []
+        await caching.check(daemon.core, daemon.core.state.cached_upto)
+        (problem,) = daemon.core.problems
+        assert "position 700" in problem
+
+
+async def test_damage_behind_it_is_found_at_the_start(state_dir: str) -> None:
+    _cache(state_dir)
+    stories.write(f"{state_dir}/events.db", stories.execution("sbx_0", "prc_new"))
+    with sqlite3.connect(f"{state_dir}/events.db") as db:
+        (last,) = db.execute("SELECT max(position) FROM events").fetchone()
+        db.execute("UPDATE events SET data = CAST('{}' AS BLOB) WHERE position = ?", (last - 1,))
+    db.close()
+    async with inside(state_dir) as daemon:
+        (problem,) = daemon.core.problems
+        assert f"position {last - 1}" in problem
+        assert daemon.core.state.position == last - 2
