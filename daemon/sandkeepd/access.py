@@ -58,7 +58,8 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
         """Raise `not_found` unless there is such a sandbox and the caller is shown it."""
         owner = state.owner_of("", sandbox_id)
         if owner is None or not self.sees(owner):
-            raise CallerError("not_found", f"there is no sandbox {sandbox_id!r}", sandbox_id=sandbox_id)
+            message = f"there is no sandbox {sandbox_id!r}{state.log.hint}"
+            raise CallerError("not_found", message, sandbox_id=sandbox_id)
 
 
 def is_admin(peer: Peer) -> bool:
@@ -115,4 +116,5 @@ def _check(state: State, method: Method, params: Params, owner: str) -> None:
         is_image = method.subject == "image_id"
         if state.owner_of(subject if is_image else "", None if is_image else subject) != owner:
             noun = method.subject.removesuffix("_id")
-            raise CallerError("not_found", f"there is no {noun} {subject!r}", **{method.subject: subject})
+            message = f"there is no {noun} {subject!r}{state.log.hint}"
+            raise CallerError("not_found", message, **{method.subject: subject})

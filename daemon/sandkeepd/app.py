@@ -6,6 +6,7 @@ The nursery tree, with what ends each task::
     ├── log.run                       the writer of the event log; ended last, when nobody can append any more
     └── carriers                      ended when all of the below have ended
         ├── files.run                 writes metadata.json, debounced
+        ├── retention.run             moves what ended long ago into the archive
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
@@ -55,6 +56,7 @@ from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Provider
 from sandkeepd.providers.registry import open_providers
 from sandkeepd.reconcile import Reconciler
+from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.status import Software
 from sandkeepd.stream.access import Access
@@ -128,7 +130,8 @@ async def _run_parts(
         tokens = Tokens(config.state_dir)
         software.stream = [address_of(listener) for listener in listeners.stream]
         stream_access = Access(software.stream, tokens)
-        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access)
+        retention = Retention(core)
+        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention)
         stream = StreamServer(endpoints(core, sandboxes, processes), tokens, settings.STREAM_ORIGINS())
         if not problems:
             reconciler.announce()
@@ -138,6 +141,7 @@ async def _run_parts(
             carriers.start_soon(reconciler.run)
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
+            carriers.start_soon(retention.run)
             carriers.start_soon(caching.run, core, config.state_dir)
             carriers.start_soon(caching.check_later, core)
         reason = await _serve_until_stopped(listeners, dispatch, stream, software, stopping, manager, task_status)

@@ -82,11 +82,11 @@ async def run(core: Core, state_dir: str) -> None:
         await trio.sleep(LOOK_EVERY_S)
         if core.log.head - saved >= WORTH_EVENTS:
             saved = core.log.head
-            await trio.to_thread.run_sync(_refresh, core.log, state_dir)
+            await trio.to_thread.run_sync(refresh, core.log, state_dir)
 
 
-def _refresh(log: EventLog, state_dir: str) -> None:
-    """Fold apart from the daemon's own state, which moves on meanwhile."""
+def refresh(log: EventLog, state_dir: str) -> None:
+    """Bring the cached fold up to date, apart from the daemon's own state, which moves on meanwhile. Blocks."""
     try:
         state = folded.load(state_dir, log) or State()
         fold_rest(state, log, state_dir)

@@ -50,7 +50,7 @@ def image(state: State, image_id: str) -> ImageState:
     while found is not None and found.reused is not None:
         found = state.images.get(found.reused)
     if found is None:
-        raise CallerError("not_found", f"there is no image {image_id!r}", image_id=image_id)
+        raise CallerError("not_found", f"there is no image {image_id!r}{state.log.hint}", image_id=image_id)
     return found
 
 
@@ -58,7 +58,8 @@ def sandbox(state: State, sandbox_id: str) -> SandboxState:
     """The sandbox of that id. Raises `not_found`."""
     found = state.sandboxes.get(sandbox_id)
     if found is None:
-        raise CallerError("not_found", f"there is no sandbox {sandbox_id!r}", sandbox_id=sandbox_id)
+        message = f"there is no sandbox {sandbox_id!r}{state.log.hint}"
+        raise CallerError("not_found", message, sandbox_id=sandbox_id)
     return found
 
 

@@ -56,6 +56,7 @@ class History:
         deadline = trio.current_time() + query.wait_s
         while True:
             page = await self._page(request, after, query.limit, query.sandbox_id, query.type)
+            log.require_gapless(after)
             if page.events or not page.caught_up or trio.current_time() >= deadline:
                 return page
             after = log.parse_token(page.next)
@@ -63,10 +64,11 @@ class History:
                 await log.wait(after)
 
     async def of_sandbox(self, request: Request[HistoryQuery]) -> RawEventPage:
-        """The events of one sandbox and of its processes."""
-        query = request.params
+        """The events of one sandbox and of its processes, but for those of processes that are in the archive."""
+        query, log = request.params, self._core.log
         decide.sandbox(self._core.state, query.sandbox_id)
-        return await self._page(request, self.start(query.after), query.limit, query.sandbox_id, None)
+        after = 0 if query.after is None else log.parse_token(query.after, gaps=True)
+        return await self._page(request, after, query.limit, query.sandbox_id, None)
 
     def start(self, token: str | None) -> int:
         """The position that a token, or its absence, or ``now`` says to begin after. Raises as `parse_token` does."""
@@ -78,7 +80,9 @@ class History:
     async def page(self, request: Request[EventQuery], after: int, max_bytes: int) -> RawEventPage:
         """The next events of those asked for, for a reader that follows."""
         query = request.params
-        return await self._page(request, after, query.limit, query.sandbox_id, query.type, max_bytes)
+        page = await self._page(request, after, query.limit, query.sandbox_id, query.type, max_bytes)
+        self._core.log.require_gapless(after)  # afterwards, as they may have been going while they were read
+        return page
 
     async def _page(
         self,

@@ -11,6 +11,7 @@ from sandkeepd.history import History
 from sandkeepd.images import Images
 from sandkeepd.journals import Journals
 from sandkeepd.processes import Processes
+from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.status import Software
 from sandkeepd.stream.access import Access
@@ -21,7 +22,13 @@ __all__ = ["Dispatch", "dispatch"]
 
 
 def dispatch(
-    core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, software: Software, access: Access
+    core: Core,
+    images: Images,
+    sandboxes: Sandboxes,
+    processes: Processes,
+    software: Software,
+    access: Access,
+    retention: Retention,
 ) -> Dispatch:
     """The daemon's handler of calls."""
     history, upkeep, terminals, files = (
@@ -57,6 +64,7 @@ def dispatch(
         "process.open_output": Journals(core, processes).open_output,
         "event.list": history.list,
         "stream.access": access.access,
+        "store.compact": retention.compact,
         "store.verify": upkeep.verify,
         "store.rebuild": upkeep.rebuild,
     }

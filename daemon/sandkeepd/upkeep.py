@@ -4,7 +4,7 @@ import trio
 
 from sandkeep import methods
 from sandkeep.model import RebuildReport, VerifyReport
-from sandkeep_store import folded, metadata_files, offline
+from sandkeep_store import folded, metadata_files, offline, segments
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeepd.access import Request
 from sandkeepd.core import Core
@@ -18,14 +18,15 @@ class Upkeep:
         self._state_dir = state_dir
 
     async def verify(self, request: Request[methods.NoParams]) -> VerifyReport:
-        """Check the log's every row, and against it every metadata.json and the cached fold."""
+        """Check the log's every row, and every segment; and against it every metadata.json and the cached fold."""
         core = self._core
         await core.files.flush()
         problems = await trio.to_thread.run_sync(core.log.verify)
+        problems += await trio.to_thread.run_sync(segments.verify, self._state_dir, core.log.log_id)
         problems += metadata_files.check(core.files.root, core.state, core.log.log_id, skip=core.files.pending())
         if not problems:
             problems += await trio.to_thread.run_sync(self._compare)
-        return offline.report(core.log, problems)
+        return await trio.to_thread.run_sync(offline.report, core.log, problems)
 
     def _compare(self) -> list[str]:
         log = self._core.log

@@ -9,7 +9,7 @@ An event whose name ends in ``_requested`` is an intent: it is durable before an
 `outcomes` follows, after a crash from the reconciliation at start. Secrets are never in an event, only their names.
 
 Each event belongs to one stream, which is named by the id of the entity it tells about; `Daemon...` events are in the
-stream ``daemon``.
+stream ``daemon``, `Log...` events in the stream ``log``.
 """
 
 from typing import Any, ClassVar, Final, Literal
@@ -20,6 +20,7 @@ from sandkeep.model import Isolation, SandboxSpec, SkippedFile
 
 MAX_EVENT_BYTES: Final = 64 * 1024
 DAEMON_STREAM: Final = "daemon"
+LOG_STREAM: Final = "log"
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):
@@ -61,6 +62,32 @@ class DaemonStopped(Event, frozen=True, kw_only=True):
 
     type = "daemon.stopped"
     reason: str
+
+
+# -- the log itself ---------------------------------------------------------------------------------------------------
+
+
+class LogCompactRequested(Event, frozen=True, kw_only=True):
+    """Events of what ended before a moment (microseconds since 1970) are about to go into the archive. From here on
+    no view holds these sandboxes and images.
+    """
+
+    type = "log.compact_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("log.compacted",)
+    before_us: int
+    sandboxes: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+
+
+class LogCompacted(Event, frozen=True, kw_only=True):
+    """So many events are in these segments of the archive, and no longer in the log, which has no gaps from
+    `first_position` on.
+    """
+
+    type = "log.compacted"
+    events: int
+    segments: list[str]
+    first_position: int
 
 
 # -- images -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Sec
 
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
+MAX_AGE_S: Final = 100 * 366 * 86_400
 MAX_WRITE_BYTES: Final = 8 * 1024 * 1024
 """How much one `sandbox.write_file` takes. More goes by `sandbox.copy_in`, or the stream server."""
 
@@ -356,6 +357,14 @@ class EventQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait_s: Wait = 0
 
 
+class StoreCompact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ended longer ago than `older_than_s`, at least a day, goes into the archive; without it the daemon's setting
+    says how long.
+    """
+
+    older_than_s: Annotated[float, Meta(ge=86_400, le=MAX_AGE_S)] | None = None
+
+
 class Method(Struct, frozen=True, kw_only=True):
     """One row. `deadline_s` is None for a method that waits for what its caller asks it to wait for, or cannot wait at
     all.
@@ -584,6 +593,13 @@ METHODS: Final[dict[str, Method]] = {
             model.VerifyReport,
             **_ADMIN,
             deadline_s=3600.0,
+        ),
+        _M(
+            "store.compact",
+            "Move the events of what ended long ago into the archive.",
+            model.CompactReport,
+            StoreCompact,
+            **_ADMIN,
         ),
         _M(
             "store.rebuild",

@@ -402,5 +402,18 @@ class RebuildReport(Struct, frozen=True, kw_only=True):
     removed: int
 
 
+class CompactReport(Struct, frozen=True, kw_only=True):
+    """What a compaction moved from the event log into `segments` of the archive, which take `size_bytes`. The log has
+    no gaps from `first_position` on.
+    """
+
+    events: int = 0
+    sandboxes: int = 0
+    images: int = 0
+    segments: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    first_position: int
+
+
 class Empty(Struct, frozen=True, kw_only=True):
     """An answer that says only that it was done."""

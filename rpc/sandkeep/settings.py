@@ -64,6 +64,28 @@ def parse_size(text: str) -> int:
     return int(float(digits) * 1024 ** units[unit])
 
 
+def parse_age(text: str) -> float:
+    """Seconds from text such as ``36h``, ``30d`` or ``8w``. Raises ValueError."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+    number, unit = text.strip()[:-1], text.strip()[-1:]
+    if unit not in units or not number.replace(".", "", 1).isdigit():
+        raise ValueError("give an age such as 36h, 30d or 8w")
+    return float(number) * units[unit]
+
+
+def parse_retention(text: str) -> float | None:
+    """An age of at least `LEAST_RETAINED_S`, in seconds; None for ``forever``. Raises ValueError."""
+    if text.strip().lower() == "forever":
+        return None
+    age = parse_age(text)
+    if age < LEAST_RETAINED_S:
+        raise ValueError("give at least 24h, for which commands given again get their first answer, or forever")
+    return age
+
+
+LEAST_RETAINED_S: Final = 86_400.0
+
+
 def _level(text: str) -> str:
     if text.lower() not in ("debug", "info", "warning", "error"):
         raise ValueError("give debug, info, warning or error")
@@ -177,6 +199,14 @@ DISK_LIMIT = Setting(
     lambda: 10 * 1024**3,
     "10G",
     "How many bytes a sandbox may write when it was not given a limit of its own.",
+)
+RETAIN = Setting(
+    "SANDKEEP_RETAIN",
+    parse_retention,
+    lambda: 30 * 86_400.0,
+    "30d",
+    "How long what has ended stays on record: sandboxes with their processes and output, and removed images. Older "
+    "events go into the archive. An age such as 36h or 30d, at least 24h, or `forever`.",
 )
 LOG_LEVEL = Setting(
     "SANDKEEP_LOG_LEVEL",

@@ -324,6 +324,13 @@ class TrioStore:
         progress: Callable[[str], None] | None = ...,
     ) -> model.VerifyReport:
         """Check the event log and every metadata.json."""
+    async def compact(
+        self,
+        *,
+        older_than_s: float | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.CompactReport:
+        """Move the events of what ended long ago into the archive."""
     async def rebuild(
         self,
         *,
@@ -658,6 +665,13 @@ class BlockingStore:
         progress: Callable[[str], None] | None = ...,
     ) -> model.VerifyReport:
         """Check the event log and every metadata.json."""
+    def compact(
+        self,
+        *,
+        older_than_s: float | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.CompactReport:
+        """Move the events of what ended long ago into the archive."""
     def rebuild(
         self,
         *,

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 _SCHEMA: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -42,6 +42,11 @@ CREATE TABLE events (
 CREATE INDEX events_of_sandbox ON events (sandbox) WHERE sandbox IS NOT NULL;
 CREATE INDEX events_of_command ON events (command_id) WHERE command_id IS NOT NULL;
 """
+_ARCHIVED: Final = """
+CREATE TABLE archived (sandbox INTEGER PRIMARY KEY, execs INTEGER NOT NULL, crc INTEGER NOT NULL);
+"""
+"""Of sandboxes that are still here: how many of their unnamed processes went into the archive."""
+_TO_SCHEMA_2: Final = "UPDATE meta SET value = 2 WHERE key = 'schema';"
 
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -141,6 +146,9 @@ class Database:
         if new or self._is_empty():
             self._create()
         meta = self._read_meta()
+        if meta.get("schema") == 1:
+            self.writer.executescript("BEGIN IMMEDIATE;" + _ARCHIVED + _TO_SCHEMA_2 + "COMMIT;")
+            meta = self._read_meta()
         if meta.get("schema") != SCHEMA_VERSION:
             raise DaemonError(
                 "storage_unavailable",
@@ -162,9 +170,14 @@ class Database:
         self.writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self.writer.execute("PRAGMA journal_mode = WAL")
         facts = {"schema": SCHEMA_VERSION, "log_id": new_id("log"), "first_position": 1}
-        self.writer.executescript("BEGIN IMMEDIATE;" + _SCHEMA)
+        self.writer.executescript("BEGIN IMMEDIATE;" + _SCHEMA + _ARCHIVED)
         self.writer.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
         self.writer.execute("COMMIT")
+
+
+def first_position(connection: sqlite3.Connection) -> int:
+    """From where on the log has no gaps, as this connection sees it. What is before that is what live objects need."""
+    return int(connection.execute("SELECT value FROM meta WHERE key = 'first_position'").fetchone()[0])
 
 
 def _make_file(path: str) -> bool:

@@ -18,8 +18,9 @@ from msgspec import Struct
 from sandkeep.errors import DaemonError
 from sandkeep.events import ProcessLaunchRequested, SandboxCreateRequested
 from sandkeep_store.codec import Codec, UnknownEvent
-from sandkeep_store.record import COLUMNS, Place, Row, damaged, name_checksum, pack_numbers, verified
+from sandkeep_store.record import COLUMNS, Place, Row, damaged, name_checksum, number_checksum, pack_numbers, verified
 from sandkeep_store.views.processes import ENDS, RECENT_NAMED, RECENT_UNNAMED, ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 
 _ROW: Final = ", ".join(COLUMNS)
@@ -54,13 +55,13 @@ class _Plan(NamedTuple):
     what: int
 
 
-class _Named(Struct, gc=False):
+class Named(Struct, gc=False):
     """What a launch is looked at for."""
 
     name: str | None
 
 
-_LAUNCHED: Final = msgspec.json.Decoder(_Named).decode
+_LAUNCHED: Final = msgspec.json.Decoder(Named).decode
 
 
 class _Shown:
@@ -98,7 +99,9 @@ class Fold:
         state then stands at the event before it.
         """
         try:
-            self._walk(self._connection.execute(_ALL, (self._first - 1, head)))
+            self._walk(self._connection.execute(_ALL, (0, self._first - 1)), sparse=True)
+            self._state.position = self._first - 1
+            self._walk(self._connection.execute(_ALL, (self._first - 1, head)), sparse=False)
             if self._state.position < head:
                 raise damaged(self._state.position + 1, f"the log ends before its last event, {head}")
         except (UnknownEvent, DaemonError, sqlite3.Error):
@@ -107,15 +110,15 @@ class Fold:
             raise
         self._apply_processes()
 
-    def _walk(self, rows: Iterable[Sequence[Any]]) -> None:
+    def _walk(self, rows: Iterable[Sequence[Any]], *, sparse: bool) -> None:
         """Check every row, apply those that are not about a process, and see which processes stay in the view."""
         state, plans, shown, active = self._state, self._plans, self._shown, self._active
-        position = state.position = self._first - 1
+        position = state.position
         # This loop is what a start waits for: nothing is called that can be inlined, and nothing looked up twice.
         for (
             at, stream, revision, sandbox, type, version, time_us, data, meta, command_id, more, crc,
         ) in rows:  # fmt: skip
-            position += 1
+            position = at if sparse else position + 1
             name, newest, decode, what = plans.get(type) or self._plan(type)
             # With the position that is due: a gap shows as a wrong checksum.
             numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time_us, more, len(data))
@@ -161,13 +164,25 @@ class Fold:
                 self._apply(verified(row))
         state.position = upto
         for sandbox, of in self._shown.items():
-            view = state.sandboxes.get(self._place(upto, 0, sandbox or 0, 0, sandbox).stream) if sandbox else None
+            view = self._view(sandbox)
             if view is not None:
                 view.exec_count = of.execs
                 view.recent_named = self._in_order(of.named)
                 view.recent_unnamed = self._in_order(of.unnamed)
             of.named.clear()  # they refer to themselves
             of.unnamed.clear()
+        for sandbox, execs, crc in self._connection.execute("SELECT sandbox, execs, crc FROM archived"):
+            if number_checksum(sandbox, execs) != crc:
+                raise damaged(upto, f"the count of archived processes of the sandbox with key {sandbox} is wrong")
+            view = self._view(sandbox)
+            if view is not None:
+                view.exec_count += execs
+
+    def _view(self, sandbox: int | None) -> SandboxState | None:
+        """The state of the sandbox of that key; None for one that went into the archive."""
+        if sandbox is None:
+            return None
+        return self._state.sandboxes.get(self._place(self._state.position, 0, sandbox, 0, sandbox).stream)
 
     def _apply(self, row: Row) -> None:
         """Apply an event of a process; one whose sandbox went into the archive is in no view."""

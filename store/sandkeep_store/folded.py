@@ -27,6 +27,7 @@ from sandkeep.version import VERSION
 from sandkeep_store import codec, fold, views
 from sandkeep_store.log import EventLog
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
@@ -50,6 +51,7 @@ class Header(Struct, array_like=True):
     position: int
     crc: int
     sandboxes: int
+    log: LogState
     images: list[ImageState]
 
 
@@ -91,9 +93,8 @@ def fingerprint() -> str:
 def records(state: State, log: EventLog) -> Iterator[bytes]:
     """The state as records; equal states have equal ones."""
     crc = log.row_checksum(state.position) or 0
-    yield _encode(
-        Header(fingerprint(), log.log_id, state.position, crc, len(state.sandboxes), list(state.images.values()))
-    )
+    images = list(state.images.values())
+    yield _encode(Header(fingerprint(), log.log_id, state.position, crc, len(state.sandboxes), state.log, images))
     of: dict[str, list[tuple[int, ProcessState]]] = {name: [] for name in state.sandboxes}
     for place, process in enumerate(state.processes.values()):
         of.get(process.sandbox_id, []).append((place, process))
@@ -186,6 +187,7 @@ def _restored(content: bytes, log: EventLog) -> State:
         raise _UnusableError(f"the log has not the event at position {header.position} that it has seen")
     state = State()
     state.position = state.cached_upto = header.position
+    state.log = header.log
     state.images = {image.image_id: image for image in header.images}
     placed: list[tuple[int, ProcessState]] = []
     for part in parts:

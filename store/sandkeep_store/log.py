@@ -12,7 +12,8 @@ Everything but `open`, `scan`, `verify` and `close` is for the trio thread.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -21,7 +22,7 @@ from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import Event, Meta
 from sandkeep_store.codec import CODEC, Codec, UnknownEvent
 from sandkeep_store.database import Database
-from sandkeep_store.reader import EVERYTHING, Filter, LogReader
+from sandkeep_store.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
 from sandkeep_store.record import Recorded
 from sandkeep_store.recorder import Draft, LogRecorder
 from sandkeep_store.reserve import Reserve
@@ -67,8 +68,8 @@ class EventLog:
 
     def __init__(self, database: Database, codec: Codec = CODEC) -> None:
         self.log_id = database.log_id
-        self.first_position = database.first_position
         self.on_commit: list[Callable[[Sequence[Recorded]], None]] = []
+        self._first_position = database.first_position
         self._database = database
         self._codec = codec
         self._reader = LogReader(database, codec)
@@ -77,6 +78,7 @@ class EventLog:
         reserve = Reserve(os.path.join(database.directory, "ballast"))
         with contextlib.suppress(OSError):  # a full disk is told to those who append
             reserve.hold()
+        self._recorder = recorder
         self._writer = Writer(recorder, reserve, database.directory)
         self._readers = trio.CapacityLimiter(_READERS)
         self._arrival = trio.lowlevel.ParkingLot()
@@ -102,6 +104,16 @@ class EventLog:
     def head(self) -> int:
         """The position of the last event that was committed and told of; 0 before the first."""
         return self._ring.head
+
+    @property
+    def first_position(self) -> int:
+        """From where on there are no gaps. Of what was before it, only what live objects need is still here."""
+        return self._first_position
+
+    @property
+    def directory(self) -> str:
+        """Where the log lies."""
+        return self._database.directory
 
     @property
     def failure(self) -> str | None:
@@ -143,6 +155,10 @@ class EventLog:
         Raises `storage_unavailable` for one that is damaged or missing.
         """
         return self._reader.check(after, upto, limit)
+
+    def count(self) -> int:
+        """How many events the log holds; those in the archive are not among them."""
+        return self._reader.count()
 
     def row_checksum(self, position: int) -> int | None:
         """The checksum of the row at a position, which tells that event from any other; None when there is no row."""
@@ -210,10 +226,12 @@ class EventLog:
         """
         await self._through_writer([], essential=False)
 
-    async def _through_writer(self, drafts: Sequence[Draft], essential: bool) -> Append:
+    async def _through_writer(
+        self, drafts: Sequence[Draft], essential: bool, work: Callable[[], Any] | None = None
+    ) -> Append:
         while self._writer.full:
             await self._room.park()
-        call = Append(drafts, essential, trio.lowlevel.current_task())
+        call = Append(drafts, essential, trio.lowlevel.current_task(), work=work)
         self._writer.put(call)
 
         def abort(_: Any) -> trio.lowlevel.Abort:
@@ -221,6 +239,38 @@ class EventLog:
 
         await trio.lowlevel.wait_task_rescheduled(abort)
         return call
+
+    # -- compaction -------------------------------------------------------------------------------------------------
+
+    def removable(self, kept: Kept, before_us: int, most: int) -> list[int]:
+        """The positions of events that can go; see `LogReader.removable`. Blocks."""
+        return self._reader.removable(kept, before_us, most)
+
+    def leaving(self, positions: Sequence[int], kept: Kept) -> tuple[list[Recorded], list[Leaving]]:
+        """The events at these positions, and what it takes to delete each. Blocks."""
+        return self._reader.leaving(positions, kept)
+
+    async def raise_first(self, position: int) -> None:
+        """Say, durably and before any event goes, that there may be gaps before a position."""
+        self._first_position = max(position, self._first_position)
+        self._ring.forget(position - 1)
+        await self._work(partial(self._recorder.raise_first, position))
+
+    async def remove(self, positions: Sequence[int], streams: Mapping[int, str], execs: Mapping[int, int]) -> None:
+        """Take events before `first_position` out of the log for good; see `LogRecorder.remove`. A few hundred at
+        once: appends wait meanwhile.
+        """
+        await self._work(partial(self._recorder.remove, positions, streams, execs))
+
+    async def release_pages(self, most: int) -> int:
+        """Give up to `most` free pages of the file back; answer how many are left free."""
+        return int(await self._work(partial(self._recorder.release_pages, most)))
+
+    async def _work(self, work: Callable[[], Any]) -> Any:
+        call = await self._through_writer([], essential=False, work=work)
+        if call.error is not None:
+            raise call.error
+        return call.result
 
     def _drafts(self, new: Iterable[NewEvent], meta: Meta) -> list[Draft]:
         encode = self._codec.encode
@@ -335,8 +385,8 @@ class EventLog:
         """What a client keeps in order to go on after `position`."""
         return f"{self.log_id}:{position}"
 
-    def parse_token(self, token: str) -> int:
-        """The position of a client's token.
+    def parse_token(self, token: str, *, gaps: bool = False) -> int:
+        """The position of a client's token; with `gaps` also one after which events are gone.
 
         Raises `invalid` for what is no token, `wrong_log` for another log's or one from a future that this log does not
         have, and `compacted`, with the `first` position there is, when events after it are gone.
@@ -357,13 +407,18 @@ class EventLog:
                 f"the token is of position {position}, but the event log ends at {self.head}: begin anew without one",
                 log_id=self.log_id,
             )
-        if position + 1 < self.first_position:
+        if not gaps:
+            self.require_gapless(position)
+        return position
+
+    def require_gapless(self, after: int) -> None:
+        """Refuse to go on after a position, or to have done so just now, if events after it are gone: `compacted`."""
+        if after + 1 < self.first_position:
             raise DataError(
                 "compacted",
                 f"events before position {self.first_position} were archived: read the objects again and go on there",
                 first=self.first_position,
             )
-        return position
 
 
 def _chosen(recent: list[Recorded], limit: int, wanted: Filter, end: int) -> Page:

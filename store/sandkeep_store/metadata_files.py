@@ -85,7 +85,8 @@ class MetadataFiles:
         """
         async with self._writing:
             live = self._state.sandboxes
-            settled = [s for s in fresh.sandboxes.values() if live[s.sandbox_id].position == s.position]
+            now = {s.sandbox_id: s.position for s in live.values()}
+            settled = [s for s in fresh.sandboxes.values() if now.get(s.sandbox_id) == s.position]
             documents = {s.sandbox_id: document(s, self._log_id) for s in settled}
             report = await trio.to_thread.run_sync(rebuild, self.root, documents, fresh.position)
         await self.flush()

@@ -1,11 +1,19 @@
 """The store looked after without a daemon, or by one: folded, checked, and its documents written anew."""
 
+import math
 import os
+import subprocess
+from collections.abc import Sequence
 
+import trio
+
+from sandkeep.clock import now_us
 from sandkeep.errors import SetupError
-from sandkeep.model import RebuildReport, VerifyReport
-from sandkeep_store import folded, metadata_files
-from sandkeep_store.log import EventLog
+from sandkeep.events import Meta
+from sandkeep.model import CompactReport, RebuildReport, VerifyReport
+from sandkeep_store import folded, metadata_files, segments
+from sandkeep_store.compaction import Compaction
+from sandkeep_store.log import EventLog, Recorded
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
 
@@ -31,7 +39,7 @@ def verify(state_dir: str) -> VerifyReport:
     """Check the log and every metadata.json of a state directory. Raises `conflict` while a daemon uses it."""
     log = open_log(state_dir)
     try:
-        problems = log.verify()
+        problems = log.verify() + segments.verify(state_dir, log.log_id)
         if not problems:
             root = f"{state_dir}/sandboxes"
             problems = metadata_files.ahead_of(root, log.log_id, log.head)
@@ -47,11 +55,46 @@ def report(log: EventLog, problems: list[str]) -> VerifyReport:
     """What a check found, with the log's extent."""
     return VerifyReport(
         ok=not problems,
-        events=log.head - log.first_position + 1,
+        events=log.count(),
         first_position=log.first_position,
         last_position=log.head,
         problems=problems,
     )
+
+
+def compact(state_dir: str, age_s: float) -> CompactReport:
+    """Move the events of what ended longer ago than that into the archive. Raises `conflict` while a daemon uses it."""
+    log = open_log(state_dir)
+    try:
+        return trio.run(_compact, log, state_dir, 0 if age_s == math.inf else now_us() - int(age_s * 1e6))
+    finally:
+        log.close()
+
+
+async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactReport:
+    state = fold(log)
+
+    def follow(recorded: Sequence[Recorded]) -> None:
+        for fact in recorded:
+            assert fact.event is not None
+            state.apply(fact.event, fact)
+
+    async def forget(sandboxes: Sequence[str]) -> None:
+        folders = [f"{state_dir}/sandboxes/{sandbox_id}" for sandbox_id in sandboxes]
+        await trio.to_thread.run_sync(_remove, folders)
+
+    log.on_commit.append(follow)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(log.run)
+        report = await Compaction(log, state, forget).run(before_us, Meta(client="sandkeep-store"))
+        nursery.cancel_scope.cancel()
+    return report
+
+
+def _remove(folders: Sequence[str]) -> None:
+    """`rm` and not Python: what was written inside a sandbox may be deeper than Python goes."""
+    if folders:
+        subprocess.run(["rm", "-rf", "--one-file-system", "--", *folders], check=False)
 
 
 def rebuild(state_dir: str) -> RebuildReport:

@@ -4,18 +4,30 @@ All of it blocks; the log calls it in threads of its own. Every row's checksum i
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+import msgspec
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep.events import Event
+from sandkeep.events import DAEMON_STREAM, LOG_STREAM, Event, ProcessLaunchRequested
 from sandkeep_store.codec import Codec, UnknownEvent
-from sandkeep_store.database import Database
-from sandkeep_store.fold import Fold, Names
-from sandkeep_store.record import COLUMNS, Recorded, checksum, damaged, name_checksum, pack_numbers, verified
+from sandkeep_store.database import Database, first_position
+from sandkeep_store.fold import Fold, Named, Names
+from sandkeep_store.record import (
+    COLUMNS,
+    Recorded,
+    checksum,
+    damaged,
+    due,
+    name_checksum,
+    number_checksum,
+    pack_numbers,
+    verified,
+)
 from sandkeep_store.views.state import State
 
 _COLUMNS: Final = ", ".join(f"e.{column}" for column in COLUMNS)
@@ -24,6 +36,7 @@ _PAGE: Final = (
     "LEFT JOIN streams s ON s.id = e.stream LEFT JOIN streams b ON b.id = e.sandbox "
 )
 _ALL: Final = f"SELECT {_COLUMNS} FROM events e WHERE e.position > ? AND e.position <= ? ORDER BY e.position"  # noqa: S608
+_OLD: Final = "SELECT position, stream, sandbox, type FROM events WHERE position < ? ORDER BY position"
 _OF_COMMAND: Final = (
     "WHERE e.command_id = ? AND json_extract(CAST(e.meta AS TEXT), '$.owner') = ? ORDER BY e.position DESC LIMIT 1"
 )
@@ -60,6 +73,24 @@ class Filter(Struct, frozen=True):
 EVERYTHING: Final = Filter()
 
 
+class Kept(NamedTuple):
+    """What the views still hold, and therefore need the events of."""
+
+    sandboxes: AbstractSet[str]
+    processes: AbstractSet[str]
+    images: AbstractSet[str]
+
+
+class Leaving(Struct, frozen=True, gc=False):
+    """What it takes to delete an event: where it is, the keys and names of streams that may have none left, and the key
+    of the sandbox for which it is still counted, if any.
+    """
+
+    position: int
+    streams: tuple[tuple[int, str], ...]
+    counted: int | None
+
+
 class LogReader:
     """Reads one log's rows."""
 
@@ -87,15 +118,14 @@ class LogReader:
 
         Raises `UnknownEvent` for one that cannot be decoded and `storage_unavailable` for one that is damaged.
         """
-        position = max(after, self._database.first_position - 1)
         shapes: dict[str, tuple[bytes, int, Callable[[bytes], Event] | None]] = {}
         with self._database.reader() as connection:
             names = Names(connection) if after else _all_names(connection)
-            # This loop is what a start waits for: nothing is called that can be inlined, and nothing looked up twice.
+            first, position = first_position(connection), after
             for (
                 at, stream, revision, sandbox, type, version, time_us, data, meta, command_id, more, crc,
             ) in connection.execute(_ALL, (position, head)):  # fmt: skip
-                position += 1
+                position = due(position, at, first)
                 name, newest, decode = shapes.get(type) or shapes.setdefault(type, self._shape(type))
                 # With the position that is due: a gap shows as a wrong checksum.
                 numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time_us, more, len(data))
@@ -123,22 +153,28 @@ class LogReader:
         Raises as `scan` does; the state then stands at the event before.
         """
         with self._database.reader() as connection:
-            Fold(connection, self._codec, state, self._database.first_position).run(head)
+            Fold(connection, self._codec, state, first_position(connection)).run(head)
 
     def check(self, after: int, upto: int, limit: int) -> int:
         """Check up to `limit` rows after a position; answer the last position checked, `upto` when that was all.
 
         Raises `storage_unavailable` for one that is damaged or missing.
         """
-        position = max(after, self._database.first_position - 1)
+        position = after
         with self._database.reader() as connection:
+            first = first_position(connection)
             rows = connection.execute(f"{_ALL} LIMIT ?", (position, upto, limit)).fetchall()
         for row in rows:
-            position += 1
+            position = due(position, row[0], first)
             if row[0] != position:
                 raise damaged(position, "this event is missing")
             verified(row)
         return position if len(rows) == limit else upto
+
+    def count(self) -> int:
+        """How many events there are."""
+        with self._database.reader() as connection:
+            return int(connection.execute("SELECT count(*) FROM events").fetchone()[0])
 
     def row_checksum(self, position: int) -> int | None:
         """The checksum that the row at a position has, if there is such a row."""
@@ -149,6 +185,52 @@ class LogReader:
     def _shape(self, type: str) -> tuple[bytes, int, Callable[[bytes], Event] | None]:
         shape = self._codec.shape(type)
         return (shape.name, shape.version, shape.decode) if shape else (type.encode(), 0, None)
+
+    def removable(self, kept: Kept, before_us: int, most: int) -> list[int]:
+        """The positions of up to `most` events that no view needs, in streams whose every event is older than a moment;
+        of the streams of the daemon and of the log, which never end, all but the last event.
+        """
+        found: list[int] = []
+        with self._database.reader() as connection:
+            names, last = Names(connection), _LastPositions(connection)
+            until = _first_since(connection, before_us)
+            for position, stream, sandbox, type in connection.execute(_OLD, (until,)):
+                name = names[stream]
+                if name in (DAEMON_STREAM, LOG_STREAM):
+                    goes = last[stream] > position
+                elif sandbox is None:
+                    goes = type.startswith("image.") and name not in kept.images and last[stream] < until
+                elif names[sandbox] in kept.sandboxes:
+                    ours = type.startswith("process.") and name not in kept.processes
+                    goes = ours and last[stream] < until
+                else:
+                    goes = last[stream] < until
+                if goes:
+                    found.append(position)
+                    if len(found) == most:
+                        break
+        return found
+
+    def leaving(self, positions: Sequence[int], kept: Kept) -> tuple[list[Recorded], list[Leaving]]:
+        """The events at these positions, and what it takes to delete each."""
+        events, leaving = [], []
+        where = "WHERE e.position IN (SELECT value FROM json_each(?)) ORDER BY e.position"
+        with self._database.reader() as connection:
+            for row in connection.execute(_PAGE + where, (msgspec.json.encode(positions).decode(),)):
+                event = _recorded(*row)
+                events.append(event)
+                leaving.append(self._leaving(event, row[5], row[7], kept))
+        return events, leaving
+
+    def _leaving(self, event: Recorded, stream: int, sandbox: int | None, kept: Kept) -> Leaving:
+        own = (stream, event.stream)
+        if sandbox is None or event.sandbox_id is None:
+            return Leaving(event.position, (own,), None)
+        if event.sandbox_id not in kept.sandboxes:
+            return Leaving(event.position, (own, (sandbox, event.sandbox_id)), None)
+        launch = event.type == ProcessLaunchRequested.type
+        unnamed = launch and msgspec.json.decode(event.data, type=Named).name is None
+        return Leaving(event.position, (own,), sandbox if unnamed else None)
 
     def verify(self, head: int) -> list[str]:
         """Check everything there is to check; answer what is wrong, a sentence each, at most a hundred."""
@@ -169,13 +251,15 @@ class LogReader:
             for key, name, crc in connection.execute("SELECT id, name, crc FROM streams")
             if name_checksum(key, name) == crc
         }
-        first = self._database.first_position
-        position, left = first - 1, 0
+        first = first_position(connection)
+        position, left = 0, 0
         revisions: dict[int, int] = {}
         for row in connection.execute(_ALL, (position, head)):
             at, stream, revision, sandbox, type, version, _, data, _, _, more, crc = row
+            expected = due(position, at, first)
+            if at != expected:
+                problems.add(f"the events from position {expected} to {at - 1} are missing")
             if at != position + 1:
-                problems.add(f"the events from position {position + 1} to {at - 1} are missing")
                 left = 0
             if checksum(*row[:-1]) != crc:
                 problems.add(f"the event at position {at} is damaged: its checksum is wrong")
@@ -188,8 +272,14 @@ class LogReader:
                 problems.add(f"the event at position {at} is not the rest of the append before it")
             self._verify_document(at, type, version, data, problems)
             position, left, revisions[stream] = at, more, revision
+        self._verify_archived(connection, problems)
         if position != head or left:
             problems.add(f"the log ends at position {position} within an append or before its last event, {head}")
+
+    def _verify_archived(self, connection: sqlite3.Connection, problems: "_Problems") -> None:
+        for sandbox, execs, crc in connection.execute("SELECT sandbox, execs, crc FROM archived"):
+            if number_checksum(sandbox, execs) != crc:
+                problems.add(f"the count of archived processes of the sandbox with key {sandbox} is damaged")
 
     def _verify_document(self, position: int, type: str, version: int, data: bytes, problems: "_Problems") -> None:
         try:
@@ -207,6 +297,26 @@ class _Problems:
             self.found.append(sentence)
         elif len(self.found) == _MAX_PROBLEMS:
             self.found.append("there is more that is wrong")
+
+
+class _LastPositions(dict[int, int]):
+    """The position of the last event of each stream, looked up when asked for."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def __missing__(self, stream: int) -> int:
+        query = "SELECT position FROM events WHERE stream = ? ORDER BY revision DESC LIMIT 1"
+        self[stream] = found = int(self._connection.execute(query, (stream,)).fetchone()[0])
+        return found
+
+
+def _first_since(connection: sqlite3.Connection, time_us: int) -> int:
+    """The position of the first event that is not older than a moment; that of the next one if all are."""
+    query = "SELECT position FROM events WHERE time >= ? ORDER BY position LIMIT 1"
+    row = connection.execute(query, (time_us,)).fetchone()
+    return int((row or connection.execute("SELECT coalesce(max(position), 0) + 1 FROM events").fetchone())[0])
 
 
 def _all_names(connection: sqlite3.Connection) -> dict[int | None, Any]:

@@ -53,6 +53,11 @@ def name_checksum(key: int, name: str) -> int:
     return crc32(name.encode(), key)
 
 
+def number_checksum(key: int, number: int) -> int:
+    """The CRC-32 of a row of the table of what went into the archive."""
+    return crc32(b"%d %d" % (key, number))
+
+
 class Recorded(Struct, frozen=True, gc=False):
     """An event that is in the log.
 
@@ -90,6 +95,11 @@ def damaged(position: int, what: str) -> DaemonError:
         f"the event log is damaged at position {position}: {what}; restore the state directory from a backup",
         position=position,
     )
+
+
+def due(position: int, at: int, first: int) -> int:
+    """Which position must follow `position` when the next row has `at`; before `first`, any may be missing."""
+    return at if at < first else max(position + 1, first)
 
 
 def verified(row: Row) -> Row:

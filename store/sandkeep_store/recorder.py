@@ -11,7 +11,7 @@ SQLite fails at, with SQLite's own as its cause.
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 from uuid import UUID
@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from sandkeep.events import Event
 from sandkeep_store.database import Database
-from sandkeep_store.record import COLUMNS, Row, damaged, name_checksum, pack_numbers, verified
+from sandkeep_store.record import COLUMNS, Row, damaged, name_checksum, number_checksum, pack_numbers, verified
 
 __all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
 
@@ -48,6 +48,16 @@ _SELECT_STREAMS: Final = (
 )
 _SELECT_LAST: Final = f"SELECT {_ROW} FROM events e ORDER BY position DESC LIMIT 1"  # noqa: S608
 _SELECT_NAMED: Final = f"SELECT s.name, {_ROW} FROM events e LEFT JOIN streams s ON s.id = e.stream"  # noqa: S608
+_DELETE: Final = "DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))"
+_DELETE_STREAMS: Final = (
+    "DELETE FROM streams WHERE id IN (SELECT value FROM json_each(?)) "
+    "AND NOT EXISTS (SELECT 1 FROM events WHERE stream = streams.id) "
+    "AND NOT EXISTS (SELECT 1 FROM events WHERE sandbox = streams.id)"
+)
+_DELETE_ARCHIVED: Final = (
+    "DELETE FROM archived WHERE sandbox IN (SELECT value FROM json_each(?)) "
+    "AND NOT EXISTS (SELECT 1 FROM streams WHERE id = archived.sandbox)"
+)
 _KEPT_STREAMS: Final = 8192
 _LIBRARY_ERRORS: Final[dict[type[sqlite3.Error], type[PersistenceError]]] = {
     sqlite3.InterfaceError: persistence.InterfaceError,
@@ -92,9 +102,9 @@ def _translated() -> Iterator[None]:
         raise _LIBRARY_ERRORS.get(type(error), PersistenceError)(str(error)) from error
 
 
-def _json(names: Sequence[str]) -> str:
-    """One parameter that stands for any number of names, by `json_each`."""
-    return msgspec.json.encode(names).decode()
+def _json(values: Sequence[str] | Sequence[int]) -> str:
+    """One parameter that stands for any number of values, by `json_each`."""
+    return msgspec.json.encode(values).decode()
 
 
 def _insert(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
@@ -103,6 +113,14 @@ def _insert(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         while len(rows) - at >= size:
             connection.execute(statement, list(chain.from_iterable(rows[at : at + size])))
             at += size
+
+
+def _carry(connection: sqlite3.Connection, execs: Mapping[int, int]) -> None:
+    for sandbox, count in execs.items():
+        row = connection.execute("SELECT execs FROM archived WHERE sandbox = ?", (sandbox,)).fetchone()
+        total = count + (row[0] if row else 0)
+        values = (sandbox, total, number_checksum(sandbox, total))
+        connection.execute("INSERT OR REPLACE INTO archived VALUES (?, ?, ?)", values)
 
 
 def _last_number(connection: sqlite3.Connection, table: str) -> int:
@@ -212,6 +230,33 @@ class StreamRecorder(AggregateRecorder):
                 connection.executemany(_INSERT_STREAM, new)
             _insert(connection, rows)
         return rows
+
+    def raise_first(self, position: int) -> None:
+        """Say that there may be gaps before a position. Durable when it returns."""
+        with self._lock, _translated(), self._transaction() as connection:
+            connection.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'first_position'", (position,))
+        self._database.first_position = max(position, self._database.first_position)
+
+    def remove(self, positions: Sequence[int], streams: Mapping[int, str], execs: Mapping[int, int]) -> None:
+        """Take events out of the log, and those of `streams` (names by keys) that have no events any more.
+
+        `execs` are the launches among them that are to be counted on, by the keys of their sandboxes.
+        """
+        with self._lock:
+            with _translated(), self._transaction() as connection:
+                connection.execute(_DELETE, (_json(positions),))
+                _carry(connection, execs)
+                connection.execute(_DELETE_STREAMS, (_json(list(streams)),))
+                connection.execute(_DELETE_ARCHIVED, (_json(list(streams)),))
+            for name in streams.values():
+                self._streams.pop(name, None)
+
+    def release_pages(self, most: int) -> int:
+        """Give up to `most` free pages back to the file system; answer how many are left free."""
+        with self._lock, _translated():
+            connection = self._database.writer
+            connection.executescript(f"PRAGMA incremental_vacuum({most:d})")  # `execute` would release one
+            return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
 
     def reopen(self) -> None:
         """Read the log back from the disk after it failed, without what was written but never acknowledged.

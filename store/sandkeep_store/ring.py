@@ -52,6 +52,11 @@ class Ring:
         """The event at a position that is here."""
         return self._slots[position % self._size]
 
+    def forget(self, upto: int) -> None:
+        """Let go of the events up to a position; the last one stays."""
+        while self.first <= min(upto, self.head - 1):
+            self._drop_first()
+
     def _drop_first(self) -> None:
         place = self.first % self._size
         self._gone = self._totals[place]

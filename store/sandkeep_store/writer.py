@@ -37,7 +37,8 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 class Append(Struct, gc=False):
     """A caller's events until its answer, which is `recorded` or `error`. `waiter` is the caller's own.
 
-    One without events asks for nothing but the answer: it touches no disk.
+    One without events asks for nothing but the answer: it touches no disk. Or it brings `work` of its own, which has
+    the database for itself and must be short, since appends wait meanwhile.
     """
 
     drafts: Sequence[Draft]
@@ -45,6 +46,8 @@ class Append(Struct, gc=False):
     waiter: Any
     taken: bool = False
     withdrawn: bool = False
+    work: Callable[[], Any] | None = None
+    result: Any = None
     recorded: list[Recorded] = []
     error: SandkeepError | None = None
 
@@ -102,6 +105,7 @@ class Writer:
         try:
             while batch := self._take():
                 self._carry_out(batch)
+                self._work(batch)
                 deliver(batch)
         except BaseException:
             self.stop()
@@ -138,6 +142,20 @@ class Writer:
         except SandkeepError as error:
             self.failure = error.message
             _refuse(batch, error)
+
+    def _work(self, batch: Sequence[Append]) -> None:
+        for append in batch:
+            if append.work is None:
+                continue
+            try:
+                self._mend()
+                append.result = append.work()
+            except PersistenceError as error:
+                self._distrusted = not _is_full(error)
+                message = f"the event log cannot be written ({error}): mend the disk, and try again"
+                append.error = DaemonError("storage_unavailable", message)
+            except SandkeepError as error:
+                append.error = error
 
     def _commit(self, batch: Sequence[Append]) -> None:
         """Commit what passes its checks. Raises `PersistenceError` or OSError when nothing was committed."""

@@ -17,6 +17,7 @@ from sandkeepd.images import Images
 from sandkeepd.processes import Processes
 from sandkeepd.providers.fake import FakeProvider, open_fake
 from sandkeepd.reconcile import Reconciler
+from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.status import Software
 from sandkeepd.stream.access import Access
@@ -25,6 +26,8 @@ from sandkeepd.stream.tokens import Tokens
 
 class Inside:
     """The parts, and `call`, which goes the way of a request behind the socket."""
+
+    retention: Retention
 
     def __init__(
         self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], dispatch: Any
@@ -67,8 +70,10 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
             sandboxes = Sandboxes(core, images)
             parts = (images, sandboxes, Processes(core, sandboxes))
             software = Software(core, state_dir, "", trio.Event())
-            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)))
+            retention = Retention(core)
+            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention)
             made = Inside(core, fake, parts, dispatch)
+            made.retention = retention
             made.reconciler.announce()
             yield made
             carriers.cancel_scope.cancel()

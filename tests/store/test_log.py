@@ -449,7 +449,7 @@ async def test_a_token_comes_back_as_its_position(tmp_path: Path) -> None:
 async def test_a_token_that_cannot_be_followed_is_refused(tmp_path: Path, token: str, code: str) -> None:
     async with running(tmp_path) as log:
         await append_many(log, 3)
-        log.first_position = 3
+        await log.raise_first(3)
         with pytest.raises(SandkeepError) as caught:
             log.parse_token(token.replace("{log}", log.log_id))
         assert caught.value.code == code

@@ -118,7 +118,7 @@ def test_commits_wait_for_the_disk_also_after_reopening(log_of_ten: str) -> None
 @pytest.mark.parametrize(
     ("prepare", "sentence"),
     [
-        ("UPDATE meta SET value = 7 WHERE key = 'schema'", "its schema is 7, not 1"),
+        ("UPDATE meta SET value = 7 WHERE key = 'schema'", "its schema is 7, not 2"),
         ("DELETE FROM meta", "its schema is None"),
         ("DROP TABLE meta", "its schema is None"),
     ],

@@ -300,6 +300,12 @@ class Provider(Protocol):
         """End a sandbox and remove its files, but not its journals. Safe to repeat, and for a sandbox half made."""
         ...
 
+    async def forget(self, sandbox_ids: Sequence[str]) -> None:
+        """Remove what is left of sandboxes that have ended: their journals. Safe to repeat, and for sandboxes of other
+        providers.
+        """
+        ...
+
     async def found(self) -> tuple[list[str], list[str]]:
         """The ids of the sandboxes and of the images that the provider holds anything of."""
         ...

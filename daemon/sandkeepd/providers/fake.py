@@ -197,6 +197,11 @@ class FakeProvider:
         """End a sandbox as if it had died by itself. Its files stay."""
         await trio.to_thread.run_sync(_kill, sandbox_id, handle)
 
+    async def forget(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Provider.forget`."""
+        for sandbox_id in sandbox_ids:
+            await trio.to_thread.run_sync(_remove, self._sandbox(sandbox_id))
+
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
         sandboxes = [

@@ -403,6 +403,10 @@ class LocalProvider:
             kill_all(lambda: cgroups.members(plan.cgroups))
             cgroups.remove(plan.cgroups)
 
+    async def forget(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Provider.forget`."""
+        await self._in_thread(self.layout.discard, [self.layout.sandbox(sandbox_id) for sandbox_id in sandbox_ids])
+
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
         await self._in_thread(self.layout.empty_trash)

@@ -61,6 +61,7 @@ SANDBOX_COMMANDS: Final = {name: COMMANDS[name] for name in ("create", "ls", "ge
 
 STORE_COMMANDS: Final = {
     "verify": ("store:verify", "Check the event log and every metadata.json."),
+    "compact": ("store:compact", "Move the events of what ended long ago into the archive."),
     "rebuild": ("store:rebuild", "Write every metadata.json anew from the event log."),
 }
 

@@ -3,9 +3,10 @@
 import click
 
 from sandkeep.cli.daemon import execute
-from sandkeep.cli.options import DIRECTORY, Frontend, command, common
+from sandkeep.cli.options import DIRECTORY, Frontend, command, common, given
 from sandkeep.cli.output import json_line, note, plain
 from sandkeep.cli.progress import progress
+from sandkeep.settings import RETAIN
 
 state_dir_option = click.option(
     "--state-dir",
@@ -15,8 +16,8 @@ state_dir_option = click.option(
 )
 
 
-def _offline(front: Frontend, action: str, state_dir: str) -> None:
-    execute("sandkeep-store", [action, "--state-dir", state_dir, *(["--json"] if front.as_json else [])])
+def _offline(front: Frontend, action: str, state_dir: str, *more: str) -> None:
+    execute("sandkeep-store", [action, "--state-dir", state_dir, *(["--json"] if front.as_json else []), *more])
 
 
 @command(examples=["sandkeep store verify", "sandkeep store verify --state-dir /var/lib/sandkeep"])
@@ -51,3 +52,20 @@ def rebuild(front: Frontend, state_dir: str | None) -> None:
         return json_line(report)
     counts = f"{report.written} written, {report.unchanged} unchanged, {report.removed} removed"
     return print(f"{counts}, at position {report.position}")
+
+
+@command(examples=["sandkeep store compact", "sandkeep store compact --older-than 7d"])
+@click.option("--older-than", metavar="AGE", help="What ended longer ago, such as 7d; else by SANDKEEP_RETAIN.")
+@state_dir_option
+@common()
+def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> None:
+    """Move the events of what ended long ago into the archive, and remove its output."""
+    if state_dir:
+        _offline(front, "compact", state_dir, *(["--older-than", older_than] if older_than else []))
+    age_s = RETAIN({RETAIN.name: older_than}) if older_than else None
+    with progress("archiving") as told, front.client() as client:
+        report = client.store.compact(**given(older_than_s=age_s), progress=told)
+    if front.as_json:
+        return json_line(report)
+    what = f"{report.events} events of {report.sandboxes} sandboxes and {report.images} images archived"
+    return print(f"{what} in {len(report.segments)} segments; no gaps from position {report.first_position} on")

@@ -23,6 +23,7 @@ class ImageState(Struct, kw_only=True, array_like=True):
     created: events.ImageCreated | None = None
     reused: str | None = None
     error: tuple[str, str] | None = None
+    ended_us: int | None = None
 
     @property
     def owner(self) -> str:
@@ -65,29 +66,40 @@ def _requested(state: "State", event: events.ImageCreateRequested, fact: Fact) -
 
 @folds(events.ImageCreated)
 def _created(state: "State", event: events.ImageCreated, fact: Fact) -> None:
-    image = state.images[fact.stream]
-    image.created, image.status, image.revision = event, "ready", fact.revision
+    image = _advance(state, fact, "ready")
+    if image is not None:
+        image.created = event
 
 
 @folds(events.ImageReused)
 def _reused(state: "State", event: events.ImageReused, fact: Fact) -> None:
-    image = state.images[fact.stream]
-    image.reused, image.status, image.revision = event.image_id, "removed", fact.revision
+    image = _advance(state, fact, "removed")
+    if image is not None:
+        image.reused, image.ended_us = event.image_id, fact.time_us
 
 
 @folds(events.ImageCreateFailed)
 def _create_failed(state: "State", event: events.ImageCreateFailed, fact: Fact) -> None:
-    image = state.images[fact.stream]
-    image.error, image.status, image.revision = (event.code, event.message), "failed", fact.revision
+    image = _advance(state, fact, "failed")
+    if image is not None:
+        image.error, image.ended_us = (event.code, event.message), fact.time_us
 
 
 @folds(events.ImageRemoveRequested)
 def _remove_requested(state: "State", event: events.ImageRemoveRequested, fact: Fact) -> None:
-    image = state.images[fact.stream]
-    image.status, image.revision = "removing", fact.revision
+    _advance(state, fact, "removing")
 
 
 @folds(events.ImageRemoved)
 def _removed(state: "State", event: events.ImageRemoved, fact: Fact) -> None:
-    image = state.images[fact.stream]
-    image.status, image.revision = "removed", fact.revision
+    image = _advance(state, fact, "removed")
+    if image is not None:
+        image.ended_us = fact.time_us
+
+
+def _advance(state: "State", fact: Fact, status: model.ImageStatus) -> ImageState | None:
+    """Move an image on; None for one whose first events are in the archive already, as all of them soon will be."""
+    image = state.images.get(fact.stream)
+    if image is not None:
+        image.status, image.revision = status, fact.revision
+    return image

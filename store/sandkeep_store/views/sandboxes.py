@@ -103,15 +103,14 @@ def _create_requested(state: "State", event: events.SandboxCreateRequested, fact
 
 @folds(events.SandboxCreated)
 def _created(state: "State", event: events.SandboxCreated, fact: Fact) -> None:
-    sandbox = _advance(state, fact)
-    sandbox.status, sandbox.made = "running", True
-    sandbox.isolation, sandbox.handle = event.isolation, event.handle
+    sandbox = _advance(state, fact, "running")
+    if sandbox is not None:
+        sandbox.made, sandbox.isolation, sandbox.handle = True, event.isolation, event.handle
 
 
 @folds(events.SandboxCreateFailed)
 def _create_failed(state: "State", event: events.SandboxCreateFailed, fact: Fact) -> None:
-    sandbox = _advance(state, fact)
-    sandbox.status, sandbox.error, sandbox.ended_us = "failed", (event.code, event.message), fact.time_us
+    _end(state, fact, "failed", (event.code, event.message))
 
 
 @folds(events.SandboxAdopted)
@@ -121,14 +120,12 @@ def _adopted(state: "State", event: events.SandboxAdopted, fact: Fact) -> None:
 
 @folds(events.SandboxFailed)
 def _failed(state: "State", event: events.SandboxFailed, fact: Fact) -> None:
-    sandbox = _advance(state, fact)
-    sandbox.status, sandbox.error, sandbox.ended_us = "failed", ("provider_unavailable", event.message), fact.time_us
+    _end(state, fact, "failed", ("provider_unavailable", event.message))
 
 
 @folds(events.SandboxLost)
 def _lost(state: "State", event: events.SandboxLost, fact: Fact) -> None:
-    sandbox = _advance(state, fact)
-    sandbox.status, sandbox.error, sandbox.ended_us = "lost", ("provider_unavailable", event.message), fact.time_us
+    _end(state, fact, "lost", ("provider_unavailable", event.message))
 
 
 @folds(events.SandboxFileWritten)
@@ -140,17 +137,28 @@ def _file_written(state: "State", event: events.SandboxFileWritten, fact: Fact) 
 
 @folds(events.SandboxTerminateRequested)
 def _terminate_requested(state: "State", event: events.SandboxTerminateRequested, fact: Fact) -> None:
-    sandbox = _advance(state, fact)
-    sandbox.status, sandbox.terminated_reason = "stopping", event.reason
+    sandbox = _advance(state, fact, "stopping")
+    if sandbox is not None:
+        sandbox.terminated_reason = event.reason
 
 
 @folds(events.SandboxTerminated)
 def _terminated(state: "State", event: events.SandboxTerminated, fact: Fact) -> None:
-    sandbox = _advance(state, fact)
-    sandbox.status, sandbox.terminated_reason, sandbox.ended_us = "stopped", event.reason, fact.time_us
+    sandbox = _advance(state, fact, "stopped")
+    if sandbox is not None:
+        sandbox.terminated_reason, sandbox.ended_us = event.reason, fact.time_us
 
 
-def _advance(state: "State", fact: Fact) -> SandboxState:
-    sandbox = state.sandboxes[fact.stream]
-    sandbox.revision, sandbox.position, sandbox.last_activity_us = fact.revision, fact.position, fact.time_us
+def _end(state: "State", fact: Fact, status: model.SandboxStatus, error: tuple[str, str]) -> None:
+    sandbox = _advance(state, fact, status)
+    if sandbox is not None:
+        sandbox.error, sandbox.ended_us = error, fact.time_us
+
+
+def _advance(state: "State", fact: Fact, status: model.SandboxStatus | None = None) -> SandboxState | None:
+    """Move a sandbox on; None for one whose first events are in the archive already, as all of them soon will be."""
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None:
+        sandbox.revision, sandbox.position, sandbox.last_activity_us = fact.revision, fact.position, fact.time_us
+        sandbox.status = status or sandbox.status
     return sandbox

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.events import DAEMON_STREAM, Event
-from sandkeep_store.views import daemon, images, processes, sandboxes
+from sandkeep_store.views import daemon, images, log, processes, sandboxes
 from sandkeep_store.views.base import HANDLERS, Fact
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 
 # Importing a noun's module registers its handlers; naming them here says that all of them are needed.
-_NOUNS: Final = (daemon, images, processes, sandboxes)
+_NOUNS: Final = (daemon, images, log, processes, sandboxes)
 
 
 class State:
@@ -21,6 +22,7 @@ class State:
         self.position = 0
         self.cached_upto = 0
         """Up to where it is from a cached fold, and nobody has looked at the events themselves."""
+        self.log = LogState()
         self.images: dict[str, ImageState] = {}
         self.sandboxes: dict[str, SandboxState] = {}
         self.processes: dict[str, ProcessState] = {}

@@ -1,0 +1,159 @@
+"""Compaction: what ended long ago goes from the log into the archive, so that log, views and starts stay small.
+
+What goes: the events of sandboxes that ended, with all their processes; of processes that ended in sandboxes that are
+still here, once no view shows them; of images that were removed; and those of the daemon's own stream. They go as whole
+streams, and only when all of a stream is older than a given moment. What is as old but still needed stays and is folded
+as before.
+
+How it survives a crash at any instant: first ``log.compact_requested`` says which sandboxes and images no view holds
+any more. Then, portion by portion, events are written into a segment, which is made durable and read back; only then
+`first_position` rises, and they are deleted in small batches by the log's one writer. At last ``log.compacted`` says
+so. At any moment an event is in the log, or in a segment, or in both; in that case the next compaction, which looks at
+what is there and not at what was planned, writes it into a segment again.
+"""
+
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Final
+
+import trio
+
+from sandkeep.events import (
+    LOG_STREAM,
+    Event,
+    LogCompacted,
+    LogCompactRequested,
+    Meta,
+)
+from sandkeep.model import CompactReport
+from sandkeep_store import segments
+from sandkeep_store.log import EventLog, NewEvent
+from sandkeep_store.reader import Kept, Leaving
+from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.state import State
+
+ROUND_NAMES: Final = 400
+"""How many sandboxes, and how many images, one ``log.compact_requested`` names: it must fit into an event."""
+ROUND_EVENTS: Final = 200_000
+SEGMENT_EVENTS: Final = 20_000
+BATCH_EVENTS: Final = 200
+"""How many events are deleted at once: about a millisecond."""
+BATCH_PAGES: Final = 64
+FREE_PAGES: Final = 1024
+"""So many free pages stay in the file for what is appended next."""
+
+Forget = Callable[[Sequence[str]], Awaitable[None]]
+
+
+class Compaction:
+    """Compacts one log. `state` must follow the log; `forget` removes what is left of sandboxes besides events."""
+
+    def __init__(self, log: EventLog, state: State, forget: Forget) -> None:
+        self._log = log
+        self._state = state
+        self._forget = forget
+
+    async def run(self, before_us: int, meta: Meta, *, least: int = 1) -> CompactReport:
+        """Archive what had ended before a moment. With fewer than `least` events to archive it does nothing, unless an
+        earlier compaction was interrupted.
+
+        Raises `storage_unavailable`; what is half done is finished by the next compaction.
+        """
+        report = CompactReport(first_position=self._log.first_position)
+        full = True
+        while full:
+            part = await self._round(before_us, meta, least)
+            report = _sum(report, part)
+            full = part.events == ROUND_EVENTS or ROUND_NAMES in (part.sandboxes, part.images)
+        while report.events and await self._log.release_pages(BATCH_PAGES) > FREE_PAGES:
+            pass
+        return report
+
+    async def _round(self, before_us: int, meta: Meta, least: int) -> CompactReport:
+        """Archive as much as one intent may name."""
+        state, log = self._state, self._log
+        interrupted = list(state.log.leaving)
+        sandboxes = list(islice(_ended_sandboxes(state, before_us), ROUND_NAMES - len(interrupted)))
+        images = list(islice(_ended_images(state, before_us), ROUND_NAMES))
+        kept = Kept(
+            frozenset(state.sandboxes).difference(sandboxes),
+            frozenset(state.processes),
+            frozenset(state.images).difference(images),
+        )
+        positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
+        if len(positions) < least and not state.log.compacting:
+            return CompactReport(first_position=log.first_position)
+        intent = LogCompactRequested(before_us=before_us, sandboxes=[*interrupted, *sandboxes], images=images)
+        await self._record(intent, meta)
+        await self._forget(intent.sandboxes)
+        names, size = [], 0
+        for start in range(0, len(positions), SEGMENT_EVENTS):
+            name = await self._archive(positions[start : start + SEGMENT_EVENTS], kept)
+            names.append(name)
+            size += os.stat(f"{log.directory}/{segments.FOLDER}/{name}").st_size
+        outcome = LogCompacted(events=len(positions), segments=names, first_position=log.first_position)
+        await self._record(outcome, meta)
+        return CompactReport(
+            events=len(positions),
+            sandboxes=len(intent.sandboxes),
+            images=len(images),
+            segments=names,
+            size_bytes=size,
+            first_position=log.first_position,
+        )
+
+    async def _record(self, event: Event, meta: Meta) -> None:
+        await self._log.append([NewEvent(LOG_STREAM, event)], meta)
+
+    async def _archive(self, positions: Sequence[int], kept: Kept) -> str:
+        """Move events into a segment; answer its name."""
+        log = self._log
+        name, leaving = await trio.to_thread.run_sync(partial(write_segment, log, positions, kept))
+        await log.raise_first(positions[-1] + 1)
+        for start in range(0, len(leaving), BATCH_EVENTS):
+            batch = leaving[start : start + BATCH_EVENTS]
+            execs: dict[int, int] = {}
+            for event in batch:
+                if event.counted is not None:
+                    execs[event.counted] = execs.get(event.counted, 0) + 1
+            streams = {key: stream for event in batch for key, stream in event.streams}
+            await log.remove([event.position for event in batch], streams, execs)
+        return name
+
+
+def write_segment(log: EventLog, positions: Sequence[int], kept: Kept) -> tuple[str, list[Leaving]]:
+    """Write the events at these positions into a segment; answer its name and what deleting them takes. Blocks."""
+    events, leaving = log.leaving(positions, kept)
+    return segments.write(log.directory, log.log_id, events), leaving
+
+
+def _ended_sandboxes(state: State, before_us: int) -> Iterator[str]:
+    return (s.sandbox_id for s in state.sandboxes.values() if _has_ended(s, before_us))
+
+
+def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
+    return sandbox.hidden and sandbox.ended_us is not None and sandbox.ended_us < before_us
+
+
+def _ended_images(state: State, before_us: int) -> Iterator[str]:
+    return (image.image_id for image in state.images.values() if _is_gone(state, image, before_us))
+
+
+def _is_gone(state: State, image: ImageState, before_us: int) -> bool:
+    """Whether nobody will ask for it: removed long ago, and no other name of an image that is here."""
+    alias = image.reused is not None and image.reused in state.images
+    return image.ended and not alias and image.ended_us is not None and image.ended_us < before_us
+
+
+def _sum(one: CompactReport, other: CompactReport) -> CompactReport:
+    return CompactReport(
+        events=one.events + other.events,
+        sandboxes=one.sandboxes + other.sandboxes,
+        images=one.images + other.images,
+        segments=[*one.segments, *other.segments],
+        size_bytes=one.size_bytes + other.size_bytes,
+        first_position=other.first_position,
+    )

@@ -1,0 +1,184 @@
+"""Segments of the archive: files of events that left the log, each complete and checked before they leave it.
+
+A segment is a zstd file: ``zstdcat SEGMENT`` shows an event a line. A frame that zstd skips is at its beginning and
+says what must be in it. Nothing is ever added to a segment, and no new one takes the place of another.
+"""
+
+import contextlib
+import hashlib
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+import zstandard
+from msgspec import Raw, Struct
+
+from sandkeep.errors import DaemonError
+from sandkeep_store.record import Recorded
+
+FOLDER: Final = "archive"
+SUFFIX: Final = ".zst"
+FORMAT: Final = 1
+_SKIPPED: Final = struct.Struct("<II")
+_SKIPPABLE_MAGIC: Final = 0x184D2A53
+_MAX_HEADER_BYTES: Final = 64 * 1024
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    """What a segment holds. The digest and the size are those of the lines."""
+
+    format: int
+    log_id: str
+    first: int
+    last: int
+    events: int
+    size_bytes: int
+    sha256: str
+
+
+class Line(Struct, frozen=True):
+    """An event in a segment."""
+
+    position: int
+    time_us: int
+    stream: str
+    revision: int
+    sandbox_id: str | None
+    type: str
+    version: int
+    more: int
+    data: Raw
+    meta: Raw
+
+
+_decode_header: Final = msgspec.json.Decoder(Header).decode
+_decode_line: Final = msgspec.json.Decoder(Line).decode
+
+
+def write(state_dir: str, log_id: str, events: Sequence[Recorded]) -> str:
+    """Write events, in their order, into a new segment, and read it back; answer its name.
+
+    It is durable and proved to hold them when this returns. Blocks. Raises `storage_unavailable`.
+    """
+    content = b"".join(map(_line, events))
+    header = Header(
+        format=FORMAT,
+        log_id=log_id,
+        first=events[0].position,
+        last=events[-1].position,
+        events=len(events),
+        size_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+    name = f"{header.first:020}-{header.last:020}-{header.sha256[:16]}{SUFFIX}"
+    folder = f"{state_dir}/{FOLDER}"
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        replace(folder, name, header, content)
+    except OSError as error:
+        raise DaemonError("storage_unavailable", f"{folder} cannot be written: {error.strerror}") from None
+    return name
+
+
+def replace(folder: str, name: str, header: Header, content: bytes) -> None:
+    """Put a segment in its place once it is durable and was read back. Raises OSError, and DaemonError if what was read
+    is not what was written.
+    """
+    temporary = f"{folder}/.{name}.new"
+    said = msgspec.json.encode(header)
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(_SKIPPED.pack(_SKIPPABLE_MAGIC, len(said)) + said)
+            file.write(zstandard.ZstdCompressor(level=3).compress(content))
+            file.flush()
+            os.fsync(file.fileno())
+        if read(temporary) != (header, content):
+            raise _damaged(temporary, "it reads differently from what was written")
+        os.rename(temporary, f"{folder}/{name}")
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _line(event: Recorded) -> bytes:
+    line = Line(
+        event.position,
+        event.time_us,
+        event.stream,
+        event.revision,
+        event.sandbox_id,
+        event.type,
+        event.version,
+        event.more,
+        Raw(event.data),
+        Raw(event.meta),
+    )
+    return msgspec.json.encode(line) + b"\n"
+
+
+def names(state_dir: str) -> list[str]:
+    """The segments of a state directory, in the order of their first events."""
+    try:
+        return sorted(n for n in os.listdir(f"{state_dir}/{FOLDER}") if n.endswith(SUFFIX) and not n.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
+def read(path: str) -> tuple[Header, bytes]:
+    """A segment's header and its lines, checked against each other. Raises `storage_unavailable` for a damaged one."""
+    try:
+        with open(path, "rb") as file:
+            whole = file.read()
+        magic, length = _SKIPPED.unpack_from(whole)
+        if magic != _SKIPPABLE_MAGIC or length > _MAX_HEADER_BYTES:
+            raise _damaged(path, "it is no segment")
+        begin = _SKIPPED.size + length
+        header = _decode_header(whole[_SKIPPED.size : begin])
+        content = zstandard.ZstdDecompressor().decompress(whole[begin:], max_output_size=header.size_bytes)
+    except OSError as error:
+        raise _damaged(path, str(error.strerror)) from None
+    except (struct.error, msgspec.MsgspecError, zstandard.ZstdError) as error:
+        raise _damaged(path, str(error)) from None
+    if header.format != FORMAT or hashlib.sha256(content).hexdigest() != header.sha256:
+        raise _damaged(path, "its content is not what its header says")
+    return header, content
+
+
+def events(path: str) -> Iterator[Line]:
+    """The events of a segment. Raises `storage_unavailable` for a damaged one."""
+    header, content = read(path)
+    count = 0
+    for text in content.splitlines():
+        count += 1
+        yield _decode_line(text)
+    if count != header.events:
+        raise _damaged(path, f"it has {count} events, not {header.events}")
+
+
+def verify(state_dir: str, log_id: str) -> list[str]:
+    """Check every segment; answer what is wrong, a sentence each. Blocks."""
+    problems = []
+    for name in names(state_dir):
+        path = f"{state_dir}/{FOLDER}/{name}"
+        try:
+            positions = [line.position for line in events(path)]
+            header, _ = read(path)
+            if header.log_id != log_id:
+                problems.append(f"{path} belongs to another event log: move it away")
+            elif positions != sorted(positions) or [positions[0], positions[-1]] != [header.first, header.last]:
+                problems.append(f"{path} is damaged: its events are not in order; restore it from a backup")
+        except (DaemonError, msgspec.MsgspecError) as error:
+            problems.append(str(error))
+    return problems
+
+
+def _damaged(path: str, why: str) -> DaemonError:
+    return DaemonError("storage_unavailable", f"the segment {path} is damaged ({why}): restore it from a backup")

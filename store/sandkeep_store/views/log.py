@@ -1,0 +1,57 @@
+"""The log's own stream: what went into the archive, and is therefore in no view any more."""
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from sandkeep import events
+from sandkeep.clock import rfc3339
+from sandkeep_store.views.base import Fact, folds
+
+if TYPE_CHECKING:
+    from sandkeep_store.views.state import State
+
+
+class LogState(Struct, kw_only=True, array_like=True):
+    """What is known of the log itself.
+
+    `archived_before_us` is the moment before which what had ended may be in the archive; 0 when nothing is. `leaving`
+    are the sandboxes of a compaction under way; `compacting` says that one is.
+    """
+
+    archived_before_us: int = 0
+    compacting: bool = False
+    leaving: list[str] = field(default_factory=list)
+
+    @property
+    def hint(self) -> str:
+        """What to add when something is not found: that it may be in the archive."""
+        if not self.archived_before_us:
+            return ""
+        return f" (what ended before {rfc3339(self.archived_before_us)} was archived)"
+
+
+@folds(events.LogCompactRequested)
+def _compact_requested(state: "State", event: events.LogCompactRequested, fact: Fact) -> None:
+    log = state.log
+    log.archived_before_us = max(log.archived_before_us, event.before_us)
+    log.compacting, log.leaving = True, event.sandboxes
+    for image_id in event.images:
+        state.images.pop(image_id, None)
+    without_sandbox = set()
+    for sandbox_id in event.sandboxes:
+        sandbox = state.sandboxes.pop(sandbox_id, None)
+        if sandbox is None:
+            without_sandbox.add(sandbox_id)
+            continue
+        for process in (*sandbox.active.values(), *sandbox.recent_named, *sandbox.recent_unnamed):
+            state.processes.pop(process.process_id, None)
+    if without_sandbox:  # their events are half gone
+        gone = [process_id for process_id, of in state.processes.items() if of.sandbox_id in without_sandbox]
+        for process_id in gone:
+            del state.processes[process_id]
+
+
+@folds(events.LogCompacted)
+def _compacted(state: "State", event: events.LogCompacted, fact: Fact) -> None:
+    state.log.compacting, state.log.leaving = False, []

@@ -1,0 +1,333 @@
+"""Compaction: what is not needed any more leaves the log, is never in neither place, and the state is the same."""
+
+import os
+import sqlite3
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from tests.store import stories
+
+from sandkeep import events
+from sandkeep.errors import DaemonError, DataError
+from sandkeep.events import LOG_STREAM, Meta
+from sandkeep.model import CompactReport
+from sandkeep_store import compaction, folded, offline, segments
+from sandkeep_store.compaction import Compaction
+from sandkeep_store.log import EventLog
+from sandkeep_store.views.metadata import document
+from sandkeep_store.views.state import State
+
+NOBODY = Meta()
+LATER_US = 4_000_000_000_000_000
+"""After all that the stories tell, and all that is appended here."""
+
+
+class Opened:
+    """A log that runs, a state that follows it, and what compaction was told to forget."""
+
+    def __init__(self, log: EventLog) -> None:
+        self.log = log
+        self.state = offline.fold(log)
+        self.forgotten: list[str] = []
+        log.on_commit.append(self._follow)
+
+    def _follow(self, recorded: Sequence[Any]) -> None:
+        for fact in recorded:
+            self.state.apply(fact.event, fact)
+
+    async def _forget(self, sandboxes: Sequence[str]) -> None:
+        self.forgotten += sandboxes
+
+    async def compact(self, before_us: int = LATER_US, **options: Any) -> CompactReport:
+        return await Compaction(self.log, self.state, self._forget).run(before_us, NOBODY, **options)
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[Opened]:
+    log = EventLog.open(str(directory / "events.db"))
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(log.run)
+            yield Opened(log)
+            nursery.cancel_scope.cancel()
+    finally:
+        log.close()
+
+
+def positions_in_log(directory: Path) -> list[int]:
+    with sqlite3.connect(directory / "events.db") as db:
+        found = [row[0] for row in db.execute("SELECT position FROM events ORDER BY position")]
+    db.close()
+    return found
+
+
+def positions_in_archive(directory: Path) -> list[int]:
+    folder = directory / segments.FOLDER
+    return [line.position for name in segments.names(str(directory)) for line in segments.events(f"{folder}/{name}")]
+
+
+def bytes_of(state: State, log: EventLog) -> list[bytes]:
+    return list(folded.records(state, log))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_state_stays_as_it_was_but_for_what_ended(tmp_path: Path, seed: int) -> None:
+    stories.write(str(tmp_path / "events.db"), [*stories.tangle(seed), *stories.crowded("sbx_big", seed)])
+    async with opened(tmp_path) as here:
+        before, head = here.state, here.log.head
+        ended = {name for name, s in before.sandboxes.items() if s.hidden}
+        kept = {name: document(s, "log") for name, s in before.sandboxes.items() if not s.hidden}
+        report = await here.compact()
+        assert set(here.forgotten) == ended
+        assert (report.sandboxes, report.first_position) == (len(ended), here.log.first_position)
+        assert {name: document(s, "log") for name, s in here.state.sandboxes.items()} == kept
+        fresh = offline.fold(here.log)
+        assert bytes_of(fresh, here.log) == bytes_of(here.state, here.log)
+        assert here.log.verify() == []
+        assert segments.verify(str(tmp_path), here.log.log_id) == []
+        assert here.log.count() == head + 2 - report.events
+    archived = positions_in_archive(tmp_path)
+    assert len(archived) == report.events
+    assert sorted([*archived, *positions_in_log(tmp_path)]) == list(range(1, head + 3))
+
+
+async def test_of_a_sandbox_that_runs_what_its_view_shows_stays(tmp_path: Path) -> None:
+    stories.write(str(tmp_path / "events.db"), stories.crowded("sbx_a", 1))
+    async with opened(tmp_path) as here:
+        sandbox = here.state.sandboxes["sbx_a"]
+        execs, shown = sandbox.exec_count, sorted(here.state.processes)
+        await here.compact()
+        types = [event.type for event in await here.log.read(0, 1000, sandbox_id="sbx_a")]
+        assert types[:2] == ["sandbox.create_requested", "sandbox.created"]
+        assert types.count("process.launch_requested") == len(shown)
+    async with opened(tmp_path) as here:
+        assert (here.state.sandboxes["sbx_a"].exec_count, sorted(here.state.processes)) == (execs, shown)
+        stories_of_today = await here.log.read(here.log.first_position - 1, 1000)
+        assert [event.type for event in stories_of_today][-2:] == ["log.compact_requested", "log.compacted"]
+
+
+async def test_what_is_younger_stays(tmp_path: Path) -> None:
+    """A sandbox that ended, but not before the moment; and a process that began before it and ended after."""
+    path = str(tmp_path / "events.db")
+    stories.write(path, [[("sbx_a", "sbx_a", stories.requested())], [("sbx_a", "sbx_a", stories.created())]])
+    first, _ = stories.execution("sbx_a", "prc_1")
+    stories.write(path, [first, *stories.ending("sbx_a")])
+    async with opened(tmp_path) as here:
+        nothing = await here.compact(stories.START_US + 5 * stories.EVERY_US)  # that is when it ended
+        assert nothing.events == 0
+        assert here.log.head == 5
+        assert (await here.compact(stories.START_US + 5 * stories.EVERY_US + 1)).sandboxes == 1
+        assert here.state.sandboxes == {}
+
+
+async def test_a_name_that_stands_for_an_image_lasts_as_long_as_the_image(tmp_path: Path) -> None:
+    asked = events.ImageCreateRequested(owner="uid:7", provider="fake", kind="directory", source="/src")
+    made = events.ImageCreated(digest="sha256:0", size_bytes=1, file_count=1)
+    life = [asked, made]
+    stories.write(str(tmp_path / "events.db"), [[("img_1", None, event)] for event in life])
+    reused = [asked, events.ImageReused(image_id="img_1")]
+    stories.write(str(tmp_path / "events.db"), [[("img_2", None, event)] for event in reused])
+    async with opened(tmp_path) as here:
+        assert (await here.compact()).images == 0
+    stories.write(str(tmp_path / "events.db"), [[("img_1", None, events.ImageRemoveRequested())]])
+    stories.write(str(tmp_path / "events.db"), [[("img_1", None, events.ImageRemoved())]])
+    async with opened(tmp_path) as here:
+        assert (await here.compact()).images == 1
+        assert (await here.compact()).images == 1
+        assert here.state.images == {}
+
+
+async def test_who_followed_from_before_is_told(tmp_path: Path) -> None:
+    stories.write(str(tmp_path / "events.db"), [*stories.crowded("sbx_a", 1)])
+    async with opened(tmp_path) as here:
+        token = here.log.token(5)
+        assert here.log.parse_token(token) == 5
+        await here.compact()
+        with pytest.raises(DataError) as caught:
+            here.log.parse_token(token)
+        assert (caught.value.code, caught.value.data) == ("compacted", {"first": here.log.first_position})
+        assert here.log.parse_token(token, gaps=True) == 5
+        assert here.log.parse_token(here.log.token(here.log.first_position - 1)) > 5
+
+
+async def test_an_id_can_be_used_again(tmp_path: Path) -> None:
+    lives = [[("sbx_a", "sbx_a", stories.requested())], [("sbx_a", "sbx_a", stories.created())]]
+    stories.write(str(tmp_path / "events.db"), [*lives, *stories.execution("sbx_a", "prc_1"), *stories.ending("sbx_a")])
+    async with opened(tmp_path) as here:
+        await here.compact()
+    stories.write(str(tmp_path / "events.db"), [*lives, *stories.execution("sbx_a", "prc_1")])
+    async with opened(tmp_path) as here:
+        assert (here.state.sandboxes["sbx_a"].status, here.state.sandboxes["sbx_a"].exec_count) == ("running", 1)
+        assert here.log.verify() == []
+
+
+# -- crashes ----------------------------------------------------------------------------------------------------------
+
+
+class _KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+STEPS = ("append", "raise_first", "remove")
+
+
+def _kill_at(here: Opened, monkeypatch: pytest.MonkeyPatch, instant: int) -> Callable[[], int]:
+    """Let the process end before or after the n-th durable step: after it all, memory is lost and files stay."""
+    done = [0]
+
+    def kills(step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def killed(*args: Any, **options: Any) -> Any:
+            if done[0] == instant:
+                raise _KilledError
+            done[0] += 1
+            answer = await step(*args, **options)
+            if done[0] == instant:
+                raise _KilledError
+            done[0] += 1
+            return answer
+
+        return killed
+
+    for name in STEPS:
+        monkeypatch.setattr(here.log, name, kills(getattr(here.log, name)))
+    write = segments.write
+
+    def write_or_die(*args: Any) -> str:
+        if done[0] == instant:
+            raise _KilledError
+        done[0] += 1
+        return write(*args)
+
+    monkeypatch.setattr(segments, "write", write_or_die)
+    return lambda: done[0]
+
+
+async def test_killed_at_any_step_every_event_is_somewhere_and_the_next_one_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = tmp_path / "story"
+    story.mkdir()
+    stories.write(str(story / "events.db"), stories.tangle(5, steps=200))
+    monkeypatch.setattr(compaction, "SEGMENT_EVENTS", 100)
+    monkeypatch.setattr(compaction, "BATCH_EVENTS", 40)
+    everything = positions_in_log(story)
+    async with opened(story) as here:
+        ended = {name for name, s in here.state.sandboxes.items() if s.hidden}
+        alive = {name: document(s, "log") for name, s in here.state.sandboxes.items() if not s.hidden}
+        folded.save(str(story), here.state, here.log)
+    instant, finished = 0, False
+    while not finished:
+        directory = tmp_path / str(instant)
+        subprocess.run(["cp", "-r", str(story), str(directory)], check=True)
+        with monkeypatch.context() as patch:
+            async with opened(directory) as here:
+                steps = _kill_at(here, patch, instant)
+                try:
+                    await here.compact()
+                    finished = True
+                except _KilledError:
+                    assert steps() == instant
+                forgotten = set(here.forgotten)
+        found = {*positions_in_log(directory), *positions_in_archive(directory)}
+        assert set(everything) <= found, f"lost at step {instant}"
+        async with opened(directory) as here:
+            assert here.log.verify() == []
+            assert folded.difference(str(directory), here.log, offline.fold(here.log)) == []
+            assert here.state.sandboxes.keys() in (alive.keys(), alive.keys() | ended)
+            assert alive == {n: document(s, "log") for n, s in here.state.sandboxes.items() if n in alive}
+            await here.compact()
+            assert forgotten | set(here.forgotten) == ended
+            assert alive == {n: document(s, "log") for n, s in here.state.sandboxes.items()}
+            assert not here.state.log.compacting
+            assert bytes_of(offline.fold(here.log), here.log) == bytes_of(here.state, here.log)
+            assert not await _left(here, ended)
+        assert set(everything) <= {*positions_in_log(directory), *positions_in_archive(directory)}
+        instant += 1
+    assert instant > 15
+
+
+async def _left(here: Opened, sandboxes: set[str]) -> list[int]:
+    return [event.position for name in sandboxes for event in await here.log.read(0, 1000, sandbox_id=name)]
+
+
+async def test_a_damaged_event_stops_it(tmp_path: Path) -> None:
+    stories.write(str(tmp_path / "events.db"), [*stories.crowded("sbx_a", 1), *stories.ending("sbx_a")])
+    async with opened(tmp_path) as here:
+        here.log._database.writer.execute("UPDATE events SET data = CAST('{}' AS BLOB) WHERE position = 9")
+        with pytest.raises(DaemonError, match="position 9"):
+            await here.compact()
+        assert here.log.count() == here.log.head
+
+
+# -- segments ---------------------------------------------------------------------------------------------------------
+
+
+async def test_any_tool_can_read_a_segment(tmp_path: Path) -> None:
+    stories.write(str(tmp_path / "events.db"), stories.crowded("sbx_a", 1))
+    async with opened(tmp_path) as here:
+        (name,) = (await here.compact()).segments
+    path = tmp_path / segments.FOLDER / name
+    header, content = segments.read(str(path))
+    assert content.count(b"\n") == header.events
+    assert (os.stat(path).st_mode & 0o777, os.stat(path.parent).st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("at", [0, 10, 300, -1])
+async def test_a_damaged_segment_is_found(tmp_path: Path, at: int) -> None:
+    stories.write(str(tmp_path / "events.db"), stories.crowded("sbx_a", 1))
+    async with opened(tmp_path) as here:
+        (name,) = (await here.compact()).segments
+        path = tmp_path / segments.FOLDER / name
+        content = bytearray(path.read_bytes())
+        content[at] ^= 1
+        path.write_bytes(content)
+        (problem,) = segments.verify(str(tmp_path), here.log.log_id)
+        assert str(path) in problem
+
+
+# -- growth -----------------------------------------------------------------------------------------------------------
+
+
+async def test_ten_thousand_commands_leave_the_log_and_the_state_as_small_as_some(tmp_path: Path) -> None:
+    path = str(tmp_path / "events.db")
+    sizes = []
+    for day in range(5):
+        boxes = [f"sbx_{day}_{number}" for number in range(4)]
+        story = [[(box, box, event)] for box in boxes for event in (stories.requested(), stories.created())]
+        for number in range(2000):
+            story += stories.execution(boxes[number % 4], f"prc_{day}_{number}")
+        story += [append for box in boxes for append in stories.ending(box)]
+        stories.write(path, story)
+        async with opened(tmp_path) as here:
+            await here.compact()
+            assert (here.state.sandboxes, here.state.processes) == ({}, {})
+            assert here.log.count() < 8
+        sizes.append(os.stat(path).st_size)
+    assert sizes[-1] <= 1.1 * sizes[0]
+
+
+async def test_appends_go_on_meanwhile(tmp_path: Path) -> None:
+    stories.write(str(tmp_path / "events.db"), [*stories.crowded("sbx_a", 1), *stories.ending("sbx_a")])
+    async with opened(tmp_path) as here, trio.open_nursery() as nursery:
+        appended = []
+
+        async def append() -> None:
+            while here.state.sandboxes or here.state.log.compacting or here.state.position < 400:
+                new = offline_event()
+                appended.extend(await here.log.append([new], NOBODY))
+
+        nursery.start_soon(append)
+        await here.compact()
+        assert here.log.verify() == []
+        assert [event.position for event in appended] == sorted(event.position for event in appended)
+
+
+def offline_event() -> Any:
+    from sandkeep_store.log import NewEvent
+
+    return NewEvent(LOG_STREAM, events.LogCompacted(events=0, segments=[], first_position=1))
