@@ -29,6 +29,7 @@ from sandkeep_store.record import (
     verified,
 )
 from sandkeep_store.views.state import State
+from sandkeep_store.yielding import yielding
 
 _COLUMNS: Final = ", ".join(f"e.{column}" for column in COLUMNS)
 _PAGE: Final = (
@@ -194,7 +195,7 @@ class LogReader:
         with self._database.reader() as connection:
             names, last = Names(connection), _LastPositions(connection)
             until = _first_since(connection, before_us)
-            for position, stream, sandbox, type in connection.execute(_OLD, (until,)):
+            for position, stream, sandbox, type in yielding(connection.execute(_OLD, (until,))):
                 name = names[stream]
                 if name in (DAEMON_STREAM, LOG_STREAM):
                     goes = last[stream] > position
@@ -216,7 +217,7 @@ class LogReader:
         events, leaving = [], []
         where = "WHERE e.position IN (SELECT value FROM json_each(?)) ORDER BY e.position"
         with self._database.reader() as connection:
-            for row in connection.execute(_PAGE + where, (msgspec.json.encode(positions).decode(),)):
+            for row in yielding(connection.execute(_PAGE + where, (msgspec.json.encode(positions).decode(),))):
                 event = _recorded(*row)
                 events.append(event)
                 leaving.append(self._leaving(event, row[5], row[7], kept))

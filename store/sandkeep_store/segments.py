@@ -17,6 +17,7 @@ from msgspec import Raw, Struct
 
 from sandkeep.errors import DaemonError
 from sandkeep_store.record import Recorded
+from sandkeep_store.yielding import yielding
 
 FOLDER: Final = "archive"
 SUFFIX: Final = ".zst"
@@ -62,7 +63,7 @@ def write(state_dir: str, log_id: str, events: Sequence[Recorded]) -> str:
 
     It is durable and proved to hold them when this returns. Blocks. Raises `storage_unavailable`.
     """
-    content = b"".join(map(_line, events))
+    content = b"".join(_line(event) for event in yielding(events))
     header = Header(
         format=FORMAT,
         log_id=log_id,

@@ -67,6 +67,7 @@ async def test_a_sandbox_that_was_archived_is_not_found_and_leaves_nothing(tmp_p
         await daemon.call("sandbox.create", image_id=image_id, sandbox_id="old")
         for box in ("old", "new"):
             await daemon.call("sandbox.terminate", sandbox_id=box)
+        await daemon.core.files.flush()
     assert offline.verify(state_dir).problems == []
 
 
@@ -85,6 +86,7 @@ async def test_pages_of_a_history_go_on_where_events_left(tmp_path: Path, source
 
 async def test_it_happens_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "FIRST_AFTER_S", 0)
+    monkeypatch.setattr(retention, "LEAST_EVENTS", 1)
     stories.write(str(tmp_path / "events.db"), [*stories.tangle(1), *stories.crowded("sbx_a", 1)])
     async with inside(str(tmp_path)) as daemon:
         core = daemon.core

@@ -331,3 +331,23 @@ def offline_event() -> Any:
     from sandkeep_store.log import NewEvent
 
     return NewEvent(LOG_STREAM, events.LogCompacted(events=0, segments=[], first_position=1))
+
+
+@pytest.mark.soak
+async def test_a_million_commands_leave_the_log_the_state_and_the_start_as_small_as_some(tmp_path: Path) -> None:
+    path = str(tmp_path / "events.db")
+    sizes, folds = [], []
+    for day in range(20):
+        box = f"sbx_{day}"
+        story = [[(box, box, stories.requested())], [(box, box, stories.created())]]
+        for number in range(50_000):
+            first, second = stories.execution(box, f"prc_{day}_{number}")
+            story.append([*first, *second])
+        stories.write(path, [*story, *stories.ending(box)])
+        async with opened(tmp_path) as here:
+            await here.compact()
+            assert here.log.verify() == []
+            folds.append(len(list(folded.records(offline.fold(here.log), here.log))))
+        sizes.append(os.stat(path).st_size)
+    assert max(sizes) <= 1.2 * sizes[0]
+    assert folds == [1] * 20
