@@ -90,6 +90,12 @@ class LogCompacted(Event, frozen=True, kw_only=True):
     first_position: int
 
 
+class LogEventLost(Event, frozen=True, kw_only=True):
+    """Here was an event that a damaged disk lost. A repair of the log put this in its place."""
+
+    type = "log.event_lost"
+
+
 # -- images -----------------------------------------------------------------------------------------------------------
 
 

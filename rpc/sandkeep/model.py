@@ -415,5 +415,16 @@ class CompactReport(Struct, frozen=True, kw_only=True):
     first_position: int
 
 
+class RepairReport(Struct, frozen=True, kw_only=True):
+    """What is wrong with a log, and how many of its events are `kept` by its repair. Once it is `mended`, the damaged
+    files are in `quarantine`.
+    """
+
+    kept: int
+    problems: list[str]
+    mended: bool
+    quarantine: str | None = None
+
+
 class Empty(Struct, frozen=True, kw_only=True):
     """An answer that says only that it was done."""

@@ -59,6 +59,11 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
         self._in_use = 0
         self._changed = threading.Condition()
+        if os.path.exists(repairing(self.path)):
+            raise DaemonError(
+                "storage_unavailable",
+                f"a repair of {self.path} was interrupted: run `sandkeep store repair --yes` once more",
+            )
         new = _make_file(self.path)
         try:
             self.writer = self._connect()
@@ -175,6 +180,11 @@ class Database:
         self.writer.execute("COMMIT")
 
 
+def repairing(path: str) -> str:
+    """The file that marks a log whose repair is under way."""
+    return f"{path}.repairing"
+
+
 def first_position(connection: sqlite3.Connection) -> int:
     """From where on the log has no gaps, as this connection sees it. What is before that is what live objects need."""
     return int(connection.execute("SELECT value FROM meta WHERE key = 'first_position'").fetchone()[0])
@@ -212,6 +222,8 @@ def _refused(path: str, error: sqlite3.Error) -> SandkeepError:
         return DaemonError(
             "storage_unavailable", f"{path} is not an event log: move it away or use another state directory"
         )
+    if code == sqlite3.SQLITE_CORRUPT:
+        return _unreadable(path, error)
     return DaemonError(
         "storage_unavailable",
         f"the event log {path} cannot be opened ({error}): mend the disk or the directory's permissions",
@@ -221,6 +233,6 @@ def _refused(path: str, error: sqlite3.Error) -> SandkeepError:
 def _unreadable(path: str, error: sqlite3.Error) -> DaemonError:
     return DaemonError(
         "storage_unavailable",
-        f"the event log {path} cannot be read ({error}): check the disk, and restore the state directory from a backup "
-        "if it is damaged",
+        f"the event log {path} cannot be read ({error}): check the disk; if the log is damaged, restore the state "
+        "directory from a backup, or run `sandkeep store repair` without a daemon",
     )

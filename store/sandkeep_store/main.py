@@ -10,22 +10,23 @@ import msgspec
 
 from sandkeep import settings
 from sandkeep.errors import SandkeepError
-from sandkeep.model import CompactReport, RebuildReport, VerifyReport
+from sandkeep.model import CompactReport, RebuildReport, RepairReport, VerifyReport
 from sandkeep_store import offline
 from sandkeep_store.log import UnknownEvent
 
-Report: TypeAlias = VerifyReport | RebuildReport | CompactReport
+Report: TypeAlias = VerifyReport | RebuildReport | CompactReport | RepairReport
 
 
 def main() -> None:
-    """Verify, rebuild or compact. Exits with 1 when something is wrong with what was verified, or it cannot be done."""
+    """Do what is asked. Exits with 1 when something is wrong with what was verified, or it cannot be done."""
     parser = argparse.ArgumentParser(
         prog="sandkeep-store", description="Look after a state directory without a daemon."
     )
-    parser.add_argument("action", choices=("verify", "rebuild", "compact"))
+    parser.add_argument("action", choices=("verify", "rebuild", "compact", "repair"))
     parser.add_argument("--state-dir", metavar="DIR", help=f"the directory ({settings.STATE_DIR.name})")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--older-than", metavar="AGE", help=f"compact: what ended longer ago ({settings.RETAIN.name})")
+    parser.add_argument("--yes", action="store_true", help="repair: mend the log, and not only say what is lost")
     options = parser.parse_args()
     try:
         report = _act(options, os.path.abspath(options.state_dir or settings.STATE_DIR()))
@@ -34,7 +35,13 @@ def main() -> None:
     except UnknownEvent as unknown:
         sys.exit(_complain(str(unknown)))
     sys.stdout.write((msgspec.json.encode(report).decode() if options.json else _words(report)) + "\n")
-    sys.exit(0 if not isinstance(report, VerifyReport) or report.ok else 1)
+    sys.exit(0 if _is_well(report) else 1)
+
+
+def _is_well(report: Report) -> bool:
+    if isinstance(report, RepairReport):
+        return report.mended or not report.problems
+    return not isinstance(report, VerifyReport) or report.ok
 
 
 def _act(options: argparse.Namespace, state_dir: str) -> Report:
@@ -42,6 +49,10 @@ def _act(options: argparse.Namespace, state_dir: str) -> Report:
         return offline.verify(state_dir)
     if options.action == "rebuild":
         return offline.rebuild(state_dir)
+    if options.action == "repair":
+        from sandkeep_store.repair import repair
+
+        return repair(state_dir, yes=options.yes)
     age_s = settings.RETAIN({settings.RETAIN.name: options.older_than} if options.older_than else None)
     return offline.compact(state_dir, age_s if age_s is not None else math.inf)
 
@@ -62,8 +73,21 @@ def _words(report: Report) -> str:
             f"{report.written} written, {report.unchanged} unchanged, {report.removed} removed, "
             f"at position {report.position}"
         )
+    if isinstance(report, RepairReport):
+        return _repaired(report)
     extent = f"{report.events} events, {report.first_position} to {report.last_position}"
     return f"sound: {extent}" if report.ok else "\n".join([f"not sound: {extent}", *report.problems])
+
+
+def _repaired(report: RepairReport) -> str:
+    if not report.problems:
+        return f"sound: {report.kept} events, nothing to repair"
+    verdict = (
+        f"mended: {report.kept} events kept, the damaged files are in {report.quarantine}"
+        if report.mended
+        else f"not mended: {report.kept} events would be kept; repeat it with --yes"
+    )
+    return "\n".join([*report.problems, verdict])
 
 
 if __name__ == "__main__":

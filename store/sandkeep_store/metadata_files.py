@@ -139,9 +139,15 @@ def ahead_of(root: str, log_id: str, head: int) -> list[str]:
         if seen is not None and seen.log_id == log_id and seen.position > head:
             problems.append(
                 f"the event log ends at position {head}, but {root}/{name}/{FILE_NAME} has seen {seen.position}: "
-                "events were lost, restore the log from a copy"
+                "events were lost, restore the log from a copy, or run `sandkeep store repair` without a daemon"
             )
     return problems
+
+
+def newest_seen(root: str, log_id: str) -> int:
+    """The highest position of a log that any document has seen."""
+    seen = (_seen(read(root, name)) for name in _names(root))
+    return max((s.position for s in seen if s is not None and s.log_id == log_id), default=0)
 
 
 def read(root: str, sandbox_id: str) -> bytes | None:

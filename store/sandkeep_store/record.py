@@ -92,7 +92,8 @@ def damaged(position: int, what: str) -> DaemonError:
     """The error for a log that cannot be what was committed; `what` is half a sentence."""
     return DaemonError(
         "storage_unavailable",
-        f"the event log is damaged at position {position}: {what}; restore the state directory from a backup",
+        f"the event log is damaged at position {position}: {what}; restore the state directory from a backup, "
+        "or run `sandkeep store repair` without a daemon",
         position=position,
     )
 

@@ -6,7 +6,7 @@ from sandkeep.cli.daemon import execute
 from sandkeep.cli.options import DIRECTORY, Frontend, command, common, given
 from sandkeep.cli.output import json_line, note, plain
 from sandkeep.cli.progress import progress
-from sandkeep.settings import RETAIN
+from sandkeep.settings import RETAIN, STATE_DIR
 
 state_dir_option = click.option(
     "--state-dir",
@@ -69,3 +69,12 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
         return json_line(report)
     what = f"{report.events} events of {report.sandboxes} sandboxes and {report.images} images archived"
     return print(f"{what} in {len(report.segments)} segments; no gaps from position {report.first_position} on")
+
+
+@command(examples=["sandkeep store repair --state-dir /var/lib/sandkeep"])
+@click.option("--state-dir", type=DIRECTORY, metavar="DIR", help="The state directory; else SANDKEEP_STATE_DIR says.")
+@click.option("--yes", is_flag=True, help="Mend it, and not only say what is lost.")
+@common()
+def repair(front: Frontend, state_dir: str | None, yes: bool) -> None:
+    """Mend a damaged event log while no daemon runs. Says what is lost; the damaged files are kept."""
+    _offline(front, "repair", state_dir or STATE_DIR(), *(["--yes"] if yes else []))

@@ -52,6 +52,11 @@ def _compact_requested(state: "State", event: events.LogCompactRequested, fact: 
             del state.processes[process_id]
 
 
+@folds(events.LogEventLost)
+def _event_lost(state: "State", event: events.LogEventLost, fact: Fact) -> None:
+    """Changes nothing: what it stood for is not known."""
+
+
 @folds(events.LogCompacted)
 def _compacted(state: "State", event: events.LogCompacted, fact: Fact) -> None:
     state.log.compacting, state.log.leaving = False, []
