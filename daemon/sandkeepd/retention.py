@@ -9,10 +9,11 @@ import trio
 from sandkeep.clock import now_us
 from sandkeep.errors import DaemonError, SandkeepError
 from sandkeep.events import Meta
-from sandkeep.methods import StoreCompact
-from sandkeep.model import CompactReport
+from sandkeep.methods import StoreCompact, StoreRedact
+from sandkeep.model import CompactReport, RedactReport
 from sandkeep.settings import RETAIN
 from sandkeep_store.compaction import Compaction
+from sandkeep_store.redaction import Redaction
 from sandkeepd import caching
 from sandkeepd.access import Request
 from sandkeepd.core import Core
@@ -26,7 +27,7 @@ LEAST_EVENTS: Final = 1000
 
 
 class Retention:
-    """The handler of ``store.compact``, and the task that compacts by itself."""
+    """The handlers of ``store.compact`` and ``store.redact``, and the task that compacts by itself."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -44,12 +45,34 @@ class Retention:
         await trio.sleep(FIRST_AFTER_S)
         while True:
             try:
+                if self._core.state.log.redacting:
+                    await self._finish_redactions()
                 age_s = RETAIN()
                 if age_s is not None:
                     await self.archive(now_us() - int(age_s * 1e6), Meta(), least=LEAST_EVENTS)
             except SandkeepError as error:
                 logger.warning("nothing was archived", extra={"why": error.message})
             await trio.sleep(EVERY_S)
+
+    async def redact(self, request: Request[StoreRedact]) -> RedactReport:
+        """Take what a caller put into an event out of the log and the archive."""
+        core, position = self._core, request.params.position
+        if core.problems:
+            raise DaemonError("storage_unavailable", core.problems[0])
+        async with self._one_at_a_time:
+            report = await Redaction(core.log).run(position, request.meta)
+        self._refresh_documents()
+        return report
+
+    async def _finish_redactions(self) -> None:
+        async with self._one_at_a_time:
+            for position in list(self._core.state.log.redacting):
+                await Redaction(self._core.log).finish(position, Meta())
+        self._refresh_documents()
+
+    def _refresh_documents(self) -> None:
+        for sandbox_id in self._core.state.sandboxes:
+            self._core.files.mark(sandbox_id)
 
     async def archive(self, before_us: int, meta: Meta, *, least: int = 1) -> CompactReport:
         """Archive what had ended before a moment in the past. Raises `storage_unavailable`."""

@@ -65,6 +65,7 @@ def dispatch(
         "event.list": history.list,
         "stream.access": access.access,
         "store.compact": retention.compact,
+        "store.redact": retention.redact,
         "store.verify": upkeep.verify,
         "store.rebuild": upkeep.rebuild,
     }

@@ -90,6 +90,23 @@ class LogCompacted(Event, frozen=True, kw_only=True):
     first_position: int
 
 
+class LogRedactRequested(Event, frozen=True, kw_only=True):
+    """What a caller put into the event at `position` is about to be taken out of the log and the archive."""
+
+    type = "log.redact_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("log.redacted",)
+    position: int
+
+
+class LogRedacted(Event, frozen=True, kw_only=True):
+    """What a caller had put into the event at `position`, which is `what` in the stream `of`, is nowhere any more."""
+
+    type = "log.redacted"
+    position: int
+    of: str
+    what: str
+
+
 class LogEventLost(Event, frozen=True, kw_only=True):
     """Here was an event that a damaged disk lost. A repair of the log put this in its place."""
 

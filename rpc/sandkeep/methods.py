@@ -365,6 +365,12 @@ class StoreCompact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
     older_than_s: Annotated[float, Meta(ge=86_400, le=MAX_AGE_S)] | None = None
 
 
+class StoreRedact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The event whose content is to go for good."""
+
+    position: Annotated[int, Meta(ge=1, lt=2**63)]
+
+
 class Method(Struct, frozen=True, kw_only=True):
     """One row. `deadline_s` is None for a method that waits for what its caller asks it to wait for, or cannot wait at
     all.
@@ -599,6 +605,13 @@ METHODS: Final[dict[str, Method]] = {
             "Move the events of what ended long ago into the archive.",
             model.CompactReport,
             StoreCompact,
+            **_ADMIN,
+        ),
+        _M(
+            "store.redact",
+            "Take what a caller put into an event out of the log and the archive.",
+            model.RedactReport,
+            StoreRedact,
             **_ADMIN,
         ),
         _M(

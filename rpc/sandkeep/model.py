@@ -415,6 +415,15 @@ class CompactReport(Struct, frozen=True, kw_only=True):
     first_position: int
 
 
+class RedactReport(Struct, frozen=True, kw_only=True):
+    """Which event was redacted, and in which `places`: the ``log``, or segments of the archive."""
+
+    position: int
+    type: str
+    stream: str
+    places: list[str]
+
+
 class RepairReport(Struct, frozen=True, kw_only=True):
     """What is wrong with a log, and how many of its events are `kept` by its repair. Once it is `mended`, the damaged
     files are in `quarantine`.

@@ -331,6 +331,13 @@ class TrioStore:
         progress: Callable[[str], None] | None = ...,
     ) -> model.CompactReport:
         """Move the events of what ended long ago into the archive."""
+    async def redact(
+        self,
+        position: int,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.RedactReport:
+        """Take what a caller put into an event out of the log and the archive."""
     async def rebuild(
         self,
         *,
@@ -672,6 +679,13 @@ class BlockingStore:
         progress: Callable[[str], None] | None = ...,
     ) -> model.CompactReport:
         """Move the events of what ended long ago into the archive."""
+    def redact(
+        self,
+        position: int,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.RedactReport:
+        """Take what a caller put into an event out of the log and the archive."""
     def rebuild(
         self,
         *,

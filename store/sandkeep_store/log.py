@@ -20,6 +20,7 @@ import trio
 
 from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import Event, Meta
+from sandkeep_store.blanks import redact_data
 from sandkeep_store.codec import CODEC, Codec, UnknownEvent
 from sandkeep_store.database import Database
 from sandkeep_store.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
@@ -265,6 +266,19 @@ class EventLog:
     async def release_pages(self, most: int) -> int:
         """Give up to `most` free pages of the file back; answer how many are left free."""
         return int(await self._work(partial(self._recorder.release_pages, most)))
+
+    def at(self, position: int) -> Recorded | None:
+        """The event at a position, from the file; None when it is not there any more. Blocks."""
+        found = self._reader.page(position - 1, position, 1, EVERYTHING)
+        return found[0] if found else None
+
+    async def redact(self, position: int) -> bool:
+        """Take what a caller put into an event out of the file, its write-ahead log and memory. False when the event is
+        not in the log.
+        """
+        found = await self._work(partial(self._recorder.redact, position, redact_data))
+        self._ring.forget(self.head - 1)
+        return bool(found)
 
     async def _work(self, work: Callable[[], Any]) -> Any:
         call = await self._through_writer([], essential=False, work=work)

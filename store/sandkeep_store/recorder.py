@@ -11,7 +11,7 @@ SQLite fails at, with SQLite's own as its cause.
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 from uuid import UUID
@@ -33,7 +33,16 @@ from msgspec import Struct
 
 from sandkeep.events import Event
 from sandkeep_store.database import Database
-from sandkeep_store.record import COLUMNS, Row, damaged, name_checksum, number_checksum, pack_numbers, verified
+from sandkeep_store.record import (
+    COLUMNS,
+    Row,
+    checksum,
+    damaged,
+    name_checksum,
+    number_checksum,
+    pack_numbers,
+    verified,
+)
 
 __all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
 
@@ -250,6 +259,22 @@ class StreamRecorder(AggregateRecorder):
                 connection.execute(_DELETE_ARCHIVED, (_json(list(streams)),))
             for name in streams.values():
                 self._streams.pop(name, None)
+
+    def redact(self, position: int, change: Callable[[bytes], bytes]) -> bool:
+        """Change the data of an event, and leave nothing of the old ones in the files. False when it is not here."""
+        with self._lock, _translated():
+            connection = self._database.writer
+            connection.execute("PRAGMA secure_delete = ON")
+            with self._transaction():
+                query = f"SELECT {_ROW} FROM events e WHERE position = ?"  # noqa: S608
+                row = connection.execute(query, (position,)).fetchone()
+                if row is not None:
+                    fields = (*row[:7], change(verified(row)[7]), *row[8:11])
+                    values = (fields[7], checksum(*fields), position)
+                    connection.execute("UPDATE events SET data = ?, crc = ? WHERE position = ?", values)
+            connection.execute("PRAGMA secure_delete = OFF")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # readers may keep a part for a moment
+        return row is not None
 
     def release_pages(self, most: int) -> int:
         """Give up to `most` free pages back to the file system; answer how many are left free."""

@@ -63,30 +63,36 @@ def write(state_dir: str, log_id: str, events: Sequence[Recorded]) -> str:
 
     It is durable and proved to hold them when this returns. Blocks. Raises `storage_unavailable`.
     """
-    content = b"".join(_line(event) for event in yielding(events))
+    lines = [_line(event) for event in yielding(events)]
+    folder = f"{state_dir}/{FOLDER}"
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return store(folder, log_id, events[0].position, events[-1].position, lines)
+    except OSError as error:
+        raise DaemonError("storage_unavailable", f"{folder} cannot be written: {error.strerror}") from None
+
+
+def store(folder: str, log_id: str, first: int, last: int, lines: Sequence[bytes]) -> str:
+    """Write a segment of these lines, and read it back; answer its name. Raises OSError, and `storage_unavailable` if
+    what was read is not what was written.
+    """
+    content = b"".join(lines)
     header = Header(
         format=FORMAT,
         log_id=log_id,
-        first=events[0].position,
-        last=events[-1].position,
-        events=len(events),
+        first=first,
+        last=last,
+        events=len(lines),
         size_bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
     )
     name = f"{header.first:020}-{header.last:020}-{header.sha256[:16]}{SUFFIX}"
-    folder = f"{state_dir}/{FOLDER}"
-    try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        replace(folder, name, header, content)
-    except OSError as error:
-        raise DaemonError("storage_unavailable", f"{folder} cannot be written: {error.strerror}") from None
+    _put(folder, name, header, content)
     return name
 
 
-def replace(folder: str, name: str, header: Header, content: bytes) -> None:
-    """Put a segment in its place once it is durable and was read back. Raises OSError, and DaemonError if what was read
-    is not what was written.
-    """
+def _put(folder: str, name: str, header: Header, content: bytes) -> None:
+    """Put a segment in its place once it is durable and was read back."""
     temporary = f"{folder}/.{name}.new"
     said = msgspec.json.encode(header)
     try:

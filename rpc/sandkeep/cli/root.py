@@ -62,6 +62,7 @@ SANDBOX_COMMANDS: Final = {name: COMMANDS[name] for name in ("create", "ls", "ge
 STORE_COMMANDS: Final = {
     "verify": ("store:verify", "Check the event log and every metadata.json."),
     "compact": ("store:compact", "Move the events of what ended long ago into the archive."),
+    "redact": ("store:redact", "Take what a caller put into an event out of the log and the archive."),
     "repair": ("store:repair", "Mend a damaged event log while no daemon runs."),
     "rebuild": ("store:rebuild", "Write every metadata.json anew from the event log."),
 }

@@ -78,3 +78,18 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
 def repair(front: Frontend, state_dir: str | None, yes: bool) -> None:
     """Mend a damaged event log while no daemon runs. Says what is lost; the damaged files are kept."""
     _offline(front, "repair", state_dir or STATE_DIR(), *(["--yes"] if yes else []))
+
+
+@command(examples=["sandkeep store redact 4711"])
+@click.argument("position", type=click.IntRange(min=1))
+@common()
+def redact(front: Frontend, position: int) -> None:
+    """Take what a caller put into an event out of the log and the archive, for good.
+
+    The event stays, with its type and its place; `sandkeep events` tells positions.
+    """
+    with progress("redacting") as told, front.client() as client:
+        report = client.store.redact(position, progress=told)
+    if front.as_json:
+        return json_line(report)
+    return print(f"{report.type} of {report.stream} redacted in {', '.join(report.places) or 'nothing'}")

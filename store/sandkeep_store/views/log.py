@@ -6,9 +6,13 @@ from msgspec import Struct, field
 
 from sandkeep import events
 from sandkeep.clock import rfc3339
+from sandkeep_store.blanks import REDACTED, redact_event
 from sandkeep_store.views.base import Fact, folds
 
 if TYPE_CHECKING:
+    from sandkeep_store.views.images import ImageState
+    from sandkeep_store.views.processes import ProcessState
+    from sandkeep_store.views.sandboxes import SandboxState
     from sandkeep_store.views.state import State
 
 
@@ -16,12 +20,14 @@ class LogState(Struct, kw_only=True, array_like=True):
     """What is known of the log itself.
 
     `archived_before_us` is the moment before which what had ended may be in the archive; 0 when nothing is. `leaving`
-    are the sandboxes of a compaction under way; `compacting` says that one is.
+    are the sandboxes of a compaction under way; `compacting` says that one is. `redacting` are the positions of events
+    whose redaction is under way.
     """
 
     archived_before_us: int = 0
     compacting: bool = False
     leaving: list[str] = field(default_factory=list)
+    redacting: list[int] = field(default_factory=list)
 
     @property
     def hint(self) -> str:
@@ -50,6 +56,34 @@ def _compact_requested(state: "State", event: events.LogCompactRequested, fact: 
         gone = [process_id for process_id, of in state.processes.items() if of.sandbox_id in without_sandbox]
         for process_id in gone:
             del state.processes[process_id]
+
+
+@folds(events.LogRedactRequested)
+def _redact_requested(state: "State", event: events.LogRedactRequested, fact: Fact) -> None:
+    state.log.redacting = [*state.log.redacting, event.position]
+
+
+@folds(events.LogRedacted)
+def _redacted(state: "State", event: events.LogRedacted, fact: Fact) -> None:
+    """Forget in the views what is no longer in the log."""
+    state.log.redacting = [position for position in state.log.redacting if position != event.position]
+    image, sandbox, process = state.images.get(event.of), state.sandboxes.get(event.of), state.processes.get(event.of)
+    if image is not None:
+        _blank(image, event.what, "image.create_requested")
+        if event.what == "image.created" and image.created is not None:
+            image.created = redact_event(image.created)
+    if sandbox is not None:
+        _blank(sandbox, event.what, "sandbox.create_requested")
+        sandbox.seen = None
+    if process is not None:
+        _blank(process, event.what, "process.launch_requested")
+
+
+def _blank(entity: "ImageState | SandboxState | ProcessState", what: str, request: str) -> None:
+    if what == request:
+        entity.requested = redact_event(entity.requested)  # type: ignore[assignment,type-var]
+    elif what.endswith(("failed", "lost")) and entity.error is not None:
+        entity.error = (entity.error[0], REDACTED)
 
 
 @folds(events.LogEventLost)

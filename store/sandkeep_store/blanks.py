@@ -1,0 +1,45 @@
+"""What is left of an event that is redacted: numbers, ids, names and what providers wrote; nothing else that callers gave.
+
+Pure. It works on documents, so that events of every version can be redacted, and redacting twice changes nothing.
+"""
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from sandkeep.events import Event
+
+REDACTED: Final = "[redacted]"
+MARK: Final = "redacted"
+_KEPT: Final = frozenset(
+    {
+        "owner", "provider", "kind", "image_id", "sandbox_id", "name", "code", "reason", "digest", "last_status",
+        "signal", "plan", "handle", "isolation", "network", "user", MARK,
+    }
+)  # fmt: skip
+
+E = TypeVar("E", bound=Event)
+
+
+def redact_data(data: bytes) -> bytes:
+    """The data of a redacted event."""
+    return msgspec.json.encode({**_blank_document(msgspec.json.decode(data)), MARK: True})
+
+
+def redact_event(event: E) -> E:
+    """The event as it is read once its data are redacted."""
+    return msgspec.json.decode(redact_data(msgspec.json.encode(event)), type=type(event))
+
+
+def _blank_document(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value if key in _KEPT else _blank(key, value) for key, value in document.items()}
+
+
+def _blank(key: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return REDACTED
+    if isinstance(value, list):
+        return [REDACTED] if key == "command" else []
+    if isinstance(value, dict):
+        return {**_blank_document(value), "working_dir": None} if key == "spec" else {}
+    return value
