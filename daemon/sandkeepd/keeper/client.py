@@ -41,6 +41,9 @@ ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
 
+STUCK_S: Final = KILL_DEADLINE_S / 2
+"""How long a killed process's tmux has for noticing; then it is killed, too."""
+
 
 class KeeperInstance:
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
@@ -201,11 +204,15 @@ class KeeperInstance:
         if process.exit is None:
             await self._send(requests.request("kill", process_id, str(int(signal))))
             if signal == Signals.SIGKILL:
-                await self._killed(process)
+                await self._killed(process_id, process)
 
-    async def _killed(self, process: Known) -> None:
+    async def _killed(self, process_id: str, process: Known) -> None:
         """The code inside can stop or end whoever would tell. That must not keep those waiting who had it killed."""
         with trio.move_on_after(KILL_DEADLINE_S):
+            with trio.move_on_after(STUCK_S):
+                await process.ended.wait()
+            if process.exit is None:
+                self._end_terminal(process_id)
             await process.ended.wait()
         if process.exit is None:
             process.end(Exit(exit_code=None, message=LOST_END))
@@ -289,6 +296,14 @@ class KeeperInstance:
             self._processes.pop(viewer, None)
             self._remove(viewer)
 
+    def _end_terminal(self, process_id: str) -> None:
+        """Have the tmux of a killed process killed, if it has one: it may hang, and so nobody knows of the end."""
+        fd = fifo.open_fifo(f"{self._in}/{process_id}.told")
+        if fd is not None:
+            with suppress(OSError):  # it is full
+                os.write(fd, terminal.STUCK)
+            os.close(fd)
+
     async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
         """See `Terminals.resize_terminal`."""
         await self._ask_tmux(terminal.resize(self._journals, process_id, rows, cols))
@@ -301,7 +316,11 @@ class KeeperInstance:
         return len(data)
 
     async def _ask_tmux(self, command: Sequence[str], stdin: bytes | None = None) -> None:
-        code, _, stderr = await self.run_command(command, stdin, working_dir=self._journals)
+        try:
+            with trio.fail_after(terminal.DEADLINE_S):
+                code, _, stderr = await self.run_command(command, stdin, working_dir=self._journals)
+        except trio.TooSlowError:
+            raise terminal.silent() from None
         if code != 0:
             raise terminal.refused(stderr)
 
