@@ -132,7 +132,10 @@ def new_box(daemon: Any, image: str, **options: Any) -> Iterator[Box]:
 
 
 def archive(*members: tuple[str, bytes | None] | tarfile.TarInfo, contents: bytes = b"") -> bytes:
-    """A tar archive of files, directories (None), and members as they are given, filled from `contents`."""
+    """A tar archive of files, directories (None), and members as they are given, filled from `contents`.
+
+    A member with pax headers has them.
+    """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for member in members:
@@ -148,6 +151,7 @@ def archive(*members: tuple[str, bytes | None] | tarfile.TarInfo, contents: byte
 
 
 def _add(tar: tarfile.TarFile, member: tarfile.TarInfo, contents: bytes) -> None:
+    tar.format = tarfile.PAX_FORMAT if member.pax_headers else tarfile.GNU_FORMAT
     if member.size <= len(contents):
         tar.addfile(member, io.BytesIO(contents[: member.size]))
         return

@@ -18,6 +18,7 @@ import io
 import os
 import re
 import select
+import signal
 import stat
 import subprocess
 import tempfile
@@ -44,6 +45,9 @@ MAX_SAID_BYTES: Final = 65536
 
 _CHANGED: Final = 1
 """What tar exits with when a file changed, or went away, while it was read."""
+
+_NO_READER: Final = -signal.SIGPIPE
+"""How a program ends when the sandbox does not take what it writes: the call tells why."""
 
 _CUT_SHORT: Final = ("Unexpected EOF", "does not look like a tar archive")
 """What tar says of an archive whose sender failed: he has more to tell."""
@@ -74,7 +78,7 @@ def copy_in(client: Client, source: Path, sandbox_id: str, path: Path, *, moved:
     with _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor):
         with _reader([*_CREATE, directory, name], descriptor) as tar:
             _watch([call], tar, moved, "wchar")
-        if not call.answered and tar.returncode > _CHANGED:
+        if not call.answered and tar.returncode not in (0, _CHANGED, _NO_READER):
             raise _unreadable(tar)
         return commit()
 
@@ -87,7 +91,7 @@ def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved
     place, given = os.fsencode(target), os.fsencode(path)
     contents = _is_contents(given)
     with _stage(place) as stage, _sending(client, sandbox_id, path, contents=contents) as (call, descriptor):
-        with _writer([*_EXTRACT, stage.tree], stage.tree, descriptor) as tar:
+        with _writer([*_EXTRACT, stage.tree], stage, descriptor) as tar:
             _watch([call], tar, moved, "rchar")
         copied = _complete(call, tar)
         with _telling(place):
@@ -108,6 +112,8 @@ def copy_across(
             _watch([into, out], cat, moved, "wchar")
         if not into.answered:
             out.answer()  # raises what is missing
+            if cat.returncode not in (0, _NO_READER):
+                raise _unreadable(cat)
         return commit()
 
 
@@ -128,7 +134,7 @@ def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path
     with _receiving(client, sandbox_id, path, contents=True) as (call, commit, pipe):
         with _reader(["cat"], pipe, os.dup(descriptor)) as cat:
             _watch([call], cat, None, "wchar")
-        if not call.answered and cat.returncode:
+        if not call.answered and cat.returncode not in (0, _NO_READER):
             raise _unreadable(cat)
         return commit()
 
@@ -192,15 +198,15 @@ def _reader(argv: list[str | bytes], output: int, source: int | None = None) -> 
 
 
 @contextmanager
-def _writer(argv: list[str | bytes], directory: bytes, source: int) -> "Iterator[subprocess.Popen[bytes]]":
-    """A program that reads from a pipe and writes in one directory. The descriptor is closed here.
+def _writer(argv: list[str | bytes], stage: Stage, source: int) -> "Iterator[subprocess.Popen[bytes]]":
+    """A program that reads from a pipe and writes in a stage, with which it ends. The descriptor is closed here.
 
     Its umask is none, so that modes are those of the archive.
     """
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        begin = confined.start
-        program = _start(begin, argv, directory, stdin=source, stdout=nothing, umask=0)
+        begin, group = confined.start, stage.group
+        program = _start(begin, argv, stage.tree, stdin=source, stdout=nothing, umask=0, process_group=group)
     finally:
         os.close(source)
         os.close(nothing)

@@ -416,6 +416,29 @@ def test_a_conflict_changes_nothing(box: Box, tree: bytes) -> None:
     refused("conflict", box.copy_in, archive(("tree", b"")))
 
 
+def test_what_leads_to_something_is_not_replaced(box: Box) -> None:
+    box.sh("mkdir tree; mkfifo fifo tree/fifo")
+    for data, path in ((("fifo", b"1"), "."), (("file", b"1"), "fifo"), (("tree", None), ".")):
+        more = [("tree/fifo", b"1")] if data[0] == "tree" else []
+        assert "neither a file" in refused("conflict", box.copy_in, archive(data, *more), path).message
+    fifo = tarfile.TarInfo("fifo")
+    fifo.type = tarfile.FIFOTYPE
+    box.copy_in(archive(fifo))
+    box.copy_in(archive(("tree", None), fifo), contents=True)
+    assert box.sh("[ -p fifo ] && [ -p tree/fifo ] && ls") == b"fifo\nhello\nsub\ntree\n"
+
+
+def test_a_sandbox_without_tar_says_so(shared_daemon: Any, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("cat", "sh", "readlink", "mkdir", "stat", "dd"):
+        (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
+    with shared_daemon.connect() as client:
+        image = client.image.create(str(tmp_path)).image_id
+    with new_box(shared_daemon, image, env={"PATH": "/workspace/bin"}) as box:
+        assert "no tar" in refused("not_supported", box.copy_in, archive(("x", b""))).message
+        assert "no tar" in refused("not_supported", box.copy_out, "bin").message
+
+
 def test_two_copies_to_one_target_at_once(box: Box) -> None:
     def tree(letter: bytes) -> bytes:
         files = [(f"tree/{number}", letter * 5000) for number in range(40)]

@@ -98,6 +98,9 @@ only_entry() {
 	[ -n "$top" ] || refuse 'Invalid argument: the archive is empty'
 }
 
+# A socket, a FIFO or a device is not replaced by something else: whoever names one means what it leads to.
+may_go() { ! [ -e "$dest" ] || [ -f "$dest" ] || [ -L "$dest" ] || { [ -p "$dest" ] && [ -p "$top" ]; }; }
+
 # Says what is in the way of merging $top into $dest, if anything is.
 obstacle() {
 	find "$top" -exec sh -c '
@@ -114,6 +117,9 @@ obstacle() {
 				fi
 			elif [ -d "$there" ] && ! [ -L "$there" ]; then
 				echo "Conflict: $shown is there, and is a directory"
+				exit
+			elif [ -e "$there" ] && ! [ -f "$there" ] && ! [ -L "$there" ] && ! { [ -p "$entry" ] && [ -p "$there" ]; }; then
+				echo "Conflict: $shown is there, and is neither a file nor a link"
 				exit
 			fi
 		done' sh "$top" "$dest" {} +
@@ -144,6 +150,7 @@ make_effective() {
 		merge
 	else
 		is_tree "$dest" && refuse "Conflict: $full is there, and is a directory"
+		may_go || refuse "Conflict: $full is there, and is neither a file nor a link"
 		[ -z "$directory" ] || [ -n "$into" ] || refuse 'No such file or directory'
 		mv -fT -- "$top" "$dest" || exit 1
 	fi
