@@ -3,7 +3,7 @@
 from collections import Counter
 from functools import partial
 
-from sandkeep import events, ids
+from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, error_from
 from sandkeep.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
 from sandkeep.model import Image, ImageList
@@ -54,6 +54,7 @@ class Images:
             failed = events.ImageCreateFailed(code=error.code, message=error.message)
             await core.record([NewEvent(image_id, failed)], intent)
             return
+        failpoints.reach("image.copied")
         same = None if requested.clean else decide.same_content(core.state, image_id, made.digest)
         if same is None:
             outcome: events.Event = events.ImageCreated(
@@ -100,6 +101,7 @@ class Images:
         """Remove the files of an image whose removal is on record."""
         core = self._core
         await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
+        failpoints.reach("image.discarded")
         await core.record([NewEvent(image_id, events.ImageRemoved())], intent)
 
     def hold(self, image_id: str) -> None:

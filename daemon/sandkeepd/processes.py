@@ -11,7 +11,7 @@ from signal import Signals
 
 import trio
 
-from sandkeep import events, ids
+from sandkeep import events, failpoints, ids
 from sandkeep.clock import now_us
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeep.methods import (
@@ -143,6 +143,7 @@ class Processes:
         """Start the process and follow it to its end."""
         try:
             pid = await runtime.instance.launch(launch)
+            failpoints.reach("launch.answered")
         except SandkeepError as error:
             await self._record(
                 process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent
@@ -218,6 +219,7 @@ class Processes:
         await self._core.intend(NewEvent(process.process_id, event, process.sandbox_id), request.meta)
         if not process.ended:  # it may have, while that went to the disk
             await runtime.instance.signal(process.process_id, number)
+            failpoints.reach("signal.sent")
         return process.view()
 
     async def write_stdin(self, request: Request[ProcessWriteStdin]) -> Written:
@@ -232,6 +234,7 @@ class Processes:
             why = "has ended" if process.ended else "was started without an input: launch it with stdin"
             raise StateError("not_ready", f"process {command.name!r} {why}", name=command.name, status=process.status)
         taken = await runtime.instance.write_stdin(process.process_id, command.data, eof=command.eof)
+        failpoints.reach("stdin.written")
         return Written(written_bytes=taken)
 
     async def open_terminal(

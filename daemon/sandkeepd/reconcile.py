@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from sandkeep import events
+from sandkeep import events, failpoints
 from sandkeep.errors import StateError
 from sandkeep_store.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
@@ -95,6 +95,7 @@ class Reconciler:
         try:
             with trio.fail_after(ADOPTION_DEADLINE_S):
                 instance = await self._take_over(sandbox)
+            failpoints.reach("adopt.held")
         except trio.TooSlowError:
             why = f"its provider did not answer within {ADOPTION_DEADLINE_S:g} s"
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
@@ -146,6 +147,7 @@ class Reconciler:
         """Remove what the provider holds and nobody owns. What was made since the daemon started is not in question."""
         state = self._core.state
         sandboxes, images = await provider.found()
+        failpoints.reach("sweep.found")
         for sandbox_id in sandboxes:
             sandbox = state.sandboxes.get(sandbox_id)
             if sandbox is None or (sandbox_id in known and sandbox.hidden):

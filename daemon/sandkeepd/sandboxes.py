@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from sandkeep import events, ids
+from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, ProviderError, StateError, error_from
 from sandkeep.methods import SandboxCreate, SandboxQuery, SandboxRef, SandboxTerminate
 from sandkeep.model import Sandbox, SandboxList
@@ -91,6 +91,7 @@ class Sandboxes:
         finally:
             self._images.release(image.image_id)
             del self._planned[sandbox_id]
+        failpoints.reach("create.planned")
         self._making[sandbox_id] = (trio.CancelScope(), trio.Event())
         core.carry(partial(self._make, sandbox_id, dict(command.secrets), intent), f"creation of {sandbox_id}")
         return await self.answer_create(sandbox_id)
@@ -256,7 +257,9 @@ class Sandboxes:
         runtime = self.runtimes.get(sandbox_id)
         if runtime is not None:
             await runtime.stop()
+        failpoints.reach("end.stopped")
         await self._terminate_for_sure(sandbox)
+        failpoints.reach("end.discarded")
         instance = runtime.instance if runtime is not None else None
         outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
         last_words = self._last_words(sandbox, instance, KILLED)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
@@ -101,8 +102,10 @@ class KeeperInstance:
             )
         secrets = list(requests.secret_requests(process_id, launch.secrets))
         await self._write_script(process_id, launch, opening)
+        failpoints.reach("launch.written")
         process = self._processes[process_id] = Known()
         await self._send(*secrets, requests.request("run", process_id, _mode(launch)))
+        failpoints.reach("launch.sent")
         await self._news(process, lambda: process.pid is not None or process.answer == "none")
         if process.pid is None:
             raise self._not_started(process_id, launch)

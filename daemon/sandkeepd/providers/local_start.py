@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
+from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies, Limits
@@ -90,6 +91,7 @@ def start(job: Job) -> Started:
     control = -1
     try:
         _make_directories(job)
+        failpoints.reach("create.directories")
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)  # before mounts can hide it
         if job.plan.uid is not None:
             argv, workspace = _as_root(job)
@@ -247,6 +249,7 @@ def _run(job: Job, argv: Sequence[str], control: int, workspace: str) -> Started
     info, info_end = os.pipe()
     try:
         child = spawn(argv, stdin=control, output=talk_end, third=info_end, env={**TOOL_ENV, MARK: job.sandbox_id})
+        failpoints.reach("create.spawned")
         os.close(talk_end)
         os.close(info_end)
         talk_end = info_end = -1
@@ -263,6 +266,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
     Ends the child when there is none.
     """
     said = listen(talk, START_DEADLINE_S)
+    failpoints.reach("create.answered")
     ready, newline, _ = said.partition(b"ready\n")
     first = None
     if newline:
