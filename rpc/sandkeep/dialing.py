@@ -15,6 +15,9 @@ _NOBODY: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR})
 def socket_path(given: str | os.PathLike[str] | None) -> str:
     """The socket to connect to: the one given, or the setting's. Raises `not_configured` if none can be there."""
     path = SOCKET() if given is None else os.fspath(given)
+    if not path:
+        words = "the path of the daemon's socket is empty: give one, or leave SANDKEEP_SOCKET unset"
+        raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         words = f"SANDKEEP_SOCKET: the path of a socket has at most {_MOST_PATH_BYTES} bytes, and {path} has more"
         raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")

@@ -21,6 +21,7 @@ from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 T = TypeVar("T")
 
 RECONNECT_S: Final = 15.0
+AT_ONCE_S: Final = 0.01
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
@@ -157,6 +158,20 @@ class Reader:
         """The process as it is now."""
         found: Process = self.ask(lambda client: client.process.get(*self._of))
         return found
+
+    def wait(self, timeout_s: float | None) -> Process:
+        """The process once it has ended. Raises `timeout` when it still runs after that long, restarts included."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        first = True
+
+        def ask(client: Client) -> Process:
+            nonlocal first
+            left = timeout_s if deadline is None or first else max(deadline - time.monotonic(), AT_ONCE_S)
+            first = False
+            found: Process = client.process.wait(*self._of, timeout_s=left)
+            return found
+
+        return self.ask(ask)
 
     def close(self) -> None:
         """Let go of the connection and of the journals."""
