@@ -2,6 +2,7 @@
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, error_from
@@ -10,7 +11,7 @@ from sandkeep.model import Image, ImageList
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.providers.base import Caller, Progress
 from sandkeepd.query import page
 
@@ -42,6 +43,12 @@ class Images:
         if image.status == "failed" and image.error is not None:
             raise error_from(*image.error, {"image_id": image_id})
         return decide.image(self._core.state, image_id).view()
+
+    async def created_before(self, request: Request[ImageCreate], first: Recorded) -> Any:  # noqa: ARG002
+        """The answer to a command that was given before."""
+        image = self._core.state.images[first.stream]
+        await self._core.settled(first.stream, lambda: image.status != "creating")
+        return ANEW if image.interrupted else await self.answer_create(first.stream)
 
     async def _import(self, image_id: str, caller: Caller, progress: Progress, intent: Recorded) -> None:
         core = self._core

@@ -64,7 +64,8 @@ class Reconciler:
     async def _undo_image(self, image_id: str) -> None:
         core = self._core
         await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
-        await core.record([NewEvent(image_id, events.ImageCreateFailed(code="not_ready", message=INTERRUPTED))], None)
+        failed = events.ImageCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
+        await core.record([NewEvent(image_id, failed)], None)
 
     async def _settle(self, sandbox: SandboxState) -> None:
         if sandbox.sandbox_id in self._sandboxes.adopting:
@@ -83,7 +84,7 @@ class Reconciler:
     async def _undo_sandbox(self, sandbox: SandboxState) -> None:
         core, asked = self._core, sandbox.requested
         await core.provider(asked.provider).terminate(sandbox.sandbox_id, asked.plan, {})
-        failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED)
+        failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id)], None)
 
     async def _adopt(self, sandbox: SandboxState) -> None:

@@ -28,7 +28,7 @@ from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
 from sandkeepd.keeper.processes import LOST_END, LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.pty import open_pty
 from sandkeepd.keeper.watcher import Watcher, grown
-from sandkeepd.providers.base import Chunk, Exit, Launch, Terminal
+from sandkeepd.providers.base import Chunk, Exit, InputNote, Launch, Terminal, unnoted
 
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
@@ -198,16 +198,28 @@ class KeeperInstance:
         process = self._processes.get(process_id)
         return process.exit if process else None
 
-    async def signal(self, process_id: str, signal: int) -> None:
+    async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
         """See `Instance.signal`.
 
         After SIGKILL it returns when the process's end is known, and at the latest when it ought to be.
         """
         process = self._known(process_id)
         if process.exit is None:
-            await self._send(requests.request("kill", process_id, str(int(signal))))
+            argument = str(int(signal)) if order is None else f"{int(signal)} {order}"
+            await self._send(requests.request("kill", process_id, argument))
+            if order is not None:
+                process.note_order(order)
             if signal == Signals.SIGKILL:
                 await self._killed(process_id, process)
+
+    async def was_signalled(self, process_id: str, order: int) -> bool:
+        """See `Instance.was_signalled`. The question goes behind what an earlier daemon left in the FIFO."""
+        process = self._known(process_id)
+        if process.exit is None and order not in process.orders:
+            process.answer = None
+            await self._send(requests.request("check", process_id))
+            await self._news(process, lambda: process.answer is not None or process.exit is not None)
+        return process.exit is not None or order in process.orders
 
     async def _killed(self, process_id: str, process: Known) -> None:
         """The code inside can stop or end whoever would tell. That must not keep those waiting who had it killed."""
@@ -231,15 +243,18 @@ class KeeperInstance:
 
     # Input and output
 
-    async def write_stdin(self, process_id: str, data: bytes, *, eof: bool) -> int:
+    async def write_stdin(
+        self, process_id: str, data: bytes, *, eof: bool, done: int = 0, note: InputNote = unnoted
+    ) -> int:
         """See `Instance.write_stdin`."""
         process = self._known(process_id)
         async with process.input_lock:
             self._open_input(process_id, process)
-            taken = await fifo.write_all(lambda: process.input_fd, data)
+            taken = await fifo.write_all(lambda: process.input_fd, data, done, note)
             if taken < len(data):
                 raise StateError("not_ready", f"process {process_id} ended after {taken} bytes of input", taken=taken)
             if eof:
+                note(len(data) + 1, 0)  # the end counts as one more, and can be told twice
                 await self._send(requests.request("eof", process_id))
                 process.close_input()
                 self._unlink(f"{process_id}.stdin")

@@ -119,6 +119,8 @@ def _make_directories(job: Job) -> None:
     """`out` is the daemon's, so that nobody inside can replace what is in it; `exits` and `p` are the code's."""
     directory = job.directory
     os.makedirs(directory, mode=0o700, exist_ok=True)
+    if os.path.lexists(f"{directory}/out"):  # an earlier daemon was killed while it made this sandbox
+        shutil.rmtree(f"{directory}/out")
     for name in ("upper", "work", "mount", "in", "out", "out/p"):
         os.mkdir(f"{directory}/{name}", 0o755)
     os.mkfifo(f"{directory}/in/.control", 0o600)

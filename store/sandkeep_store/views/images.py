@@ -23,6 +23,7 @@ class ImageState(Struct, kw_only=True):
     created: events.ImageCreated | None = None
     reused: str | None = None
     error: tuple[str, str] | None = None
+    interrupted: bool = False
 
     @property
     def owner(self) -> str:
@@ -79,6 +80,7 @@ def _reused(state: "State", event: events.ImageReused, fact: Fact) -> None:
 def _create_failed(state: "State", event: events.ImageCreateFailed, fact: Fact) -> None:
     image = state.images[fact.stream]
     image.error, image.status, image.revision = (event.code, event.message), "failed", fact.revision
+    image.interrupted = event.interrupted
 
 
 @folds(events.ImageRemoveRequested)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class SandboxState(Struct, kw_only=True):
-    """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing."""
+    """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing. `interrupted`: only
+    the end of an earlier daemon kept it from being made.
+    """
 
     sandbox_id: str
     requested: events.SandboxCreateRequested
@@ -30,6 +32,7 @@ class SandboxState(Struct, kw_only=True):
     ended_us: int | None = None
     terminated_reason: str | None = None
     error: tuple[str, str] | None = None
+    interrupted: bool = False
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
     named: dict[str, ProcessState] = field(default_factory=dict)
@@ -107,6 +110,7 @@ def _created(state: "State", event: events.SandboxCreated, fact: Fact) -> None:
 def _create_failed(state: "State", event: events.SandboxCreateFailed, fact: Fact) -> None:
     sandbox = _advance(state, fact)
     sandbox.status, sandbox.error, sandbox.ended_us = "failed", (event.code, event.message), fact.time_us
+    sandbox.interrupted = event.interrupted
 
 
 @folds(events.SandboxAdopted)
