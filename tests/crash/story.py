@@ -1,4 +1,4 @@
-"""What a client asks of a daemon that may die at any moment, what it is told, and what must be true of it afterwards."""
+"""What a client asks of a daemon that may die at any moment, what it is told, and what must be true afterwards."""
 
 import contextlib
 import os
@@ -14,21 +14,15 @@ from tests.conftest import RunningDaemon
 
 from sandkeep import failpoints, transfer
 from sandkeep.errors import SandkeepError
+from sandkeep.events import EVENTS
 from sandkeep.ids import new_id
 from sandkeep_store import offline
-from sandkeep.events import EVENTS
 from sandkeep_store.log import Recorded
 
 LINES = 300
 COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; exit 7'
 COUNTED = b"".join(b"line %d\n" % number for number in range(LINES))
 PATIENCE_S = 60.0
-TRY_AGAIN = ("the daemon stopped before", "the daemon stopped while")
-"""What a command is answered that was undone: it was never done, and may be given anew."""
-
-
-class UndoneError(Exception):
-    """The command was undone, and its answer said so."""
 
 
 class Story:
@@ -73,27 +67,21 @@ class Story:
         return self.daemon.process.poll() is not None
 
     def ask(self, method: str, *args: Any, **params: Any) -> Any:
-        """Call a method until it is answered, always with one command_id; a command that was undone is given anew."""
-        while self._goes_on():
-            with contextlib.suppress(UndoneError):
-                return self.ask_once(method, *args, command_id=new_id("cmd"), **params)
-
-    def ask_once(self, method: str, *args: Any, command_id: str, **params: Any) -> Any:
-        """Call a method until it is answered. Raises `UndoneError`."""
+        """Call a method until it is answered, always with one command_id."""
         noun, _, verb = method.partition(".")
+        command_id = new_id("cmd")
         while self._goes_on():
             try:
                 with self.daemon.connect() as client:
                     answer = getattr(getattr(client, noun), verb)(*args, command_id=command_id, **params)
-            except SandkeepError as error:
-                if error.message.startswith(TRY_AGAIN):
-                    raise UndoneError from None
+            except SandkeepError:
                 if not self.lost():
                     raise
                 self.revive()
             else:
                 self.acknowledged[command_id] = method
                 return answer
+        return None
 
     def look(self, work: Callable[[Any], Any]) -> Any:
         """Read something, however often the daemon dies of it."""
@@ -105,6 +93,7 @@ class Story:
                 if not self.lost():
                     raise
                 self.revive()
+        return None
 
     def _goes_on(self) -> bool:
         assert time.monotonic() < self._deadline, "the story does not come to its end"
@@ -168,7 +157,7 @@ def events_of(state_dir: str) -> list[Recorded]:
 
 
 def check(story: Story) -> None:
-    """See that nothing acknowledged is lost, nothing was done twice, and nothing is left over. The daemon is stopped."""
+    """See that nothing acknowledged is lost, nothing done twice, and nothing left over. The daemon is stopped."""
     state_dir = story.daemon.state_dir
     report = offline.verify(state_dir)  # the log, row by row, and that each metadata.json is what the log tells
     assert report.problems == []
@@ -180,8 +169,9 @@ def check(story: Story) -> None:
 
 
 def check_commands(facts: list[Recorded], acknowledged: dict[str, str]) -> None:
-    """Each command that was answered is on record, and none is there twice."""
-    given = Counter(meta_of(fact).get("command_id") for fact in facts)
+    """Each command that was answered is on record, and none is there twice, but for those that were begun anew."""
+    undone = {(fact.stream, fact.revision - 1) for fact in facts if getattr(fact.event, "interrupted", False)}
+    given = Counter(meta_of(fact).get("command_id") for fact in facts if (fact.stream, fact.revision) not in undone)
     del given[None]
     assert [command for command in given if given[command] > 1] == []
     silent = {"process.write_stdin"}  # it leaves no event
@@ -195,13 +185,19 @@ def meta_of(fact: Recorded) -> dict[str, Any]:
 
 
 def check_intents(facts: list[Recorded]) -> None:
-    """Each intent has one outcome."""
-    outcomes = {kind: event.outcomes for kind, event in EVENTS.items()}
+    """Each intent has one outcome, which comes before the same is intended anew."""
+    streams: dict[str, list[Recorded]] = {}
     for fact in facts:
-        wanted = outcomes[fact.type]
-        if wanted:
-            later = [f.type for f in facts if f.stream == fact.stream and f.position > fact.position]
-            assert sum(kind in wanted for kind in later) == 1, (fact, later)
+        streams.setdefault(fact.stream, []).append(fact)
+    for stream in streams.values():
+        waiting: dict[str, tuple[str, ...]] = {}
+        for fact in stream:
+            outcomes = EVENTS[fact.type].outcomes
+            assert fact.type not in waiting, stream
+            waiting = {kind: wanted for kind, wanted in waiting.items() if fact.type not in wanted}
+            if outcomes:
+                waiting[fact.type] = outcomes
+        assert waiting == {}, stream
 
 
 def leftovers(story: Story) -> list[str]:
