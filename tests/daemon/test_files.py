@@ -304,6 +304,16 @@ def test_a_tree_comes_out_under_its_name(box: Box) -> None:
         assert [member.name for member in tar] == [".", "./inner"]
 
 
+def test_what_another_copy_has_under_way_does_not_come_out(box: Box) -> None:
+    with box.copying_in() as (_, _, pipe):
+        pipe.write(archive(("tree", None), ("tree/file", bytes(5000)))[:3000])
+        until(box.staged)
+        data, copied = box.copy_out(".", contents=True)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert sorted(tar.getnames()) == [".", "./hello", "./sub", "./sub/inner"]
+    assert copied.files == 4
+
+
 @pytest.mark.parametrize(("path", "name"), [
     ("sub/", "sub"), ("sub/.", "sub"), (".", "workspace"), ("sub/..", "workspace"), ("link", "link"),
     ("link/", "sub"), ("hello", "hello"),

@@ -234,7 +234,6 @@ def test_what_cannot_be_copied_is_told_in_a_sentence(box: Box, here: Path, sourc
 
 
 def test_a_copy_into_what_is_copied_ends(box: Box) -> None:
-    """Neither copy sees what the other has under way."""
     box.sh("mkdir -p tree/sub; echo data >tree/file")
     assert copied(box, f"{box.id}:tree/.", f"{box.id}:tree/sub/copy")["files"] == 3
     assert box.sh("cd tree; find | sort") == b".\n./file\n./sub\n./sub/copy\n./sub/copy/file\n./sub/copy/sub\n"
@@ -505,6 +504,22 @@ def test_a_fifo_replaces_a_fifo(box: Box, here: Path) -> None:
         transfer.copy_in(box.client, here, box.id, "back")
     assert (here / "fifo").is_fifo()
     assert box.sh("cd back/here; [ -p fifo ] && ls") == b"fifo\n"
+
+
+def test_a_disk_that_is_full_inside_is_told(shared_daemon: Any, box: Box, image: str, here: Path) -> None:
+    """Whoever writes here finds the pipe closed; why it is, the sandbox tells."""
+    (here / "large").write_bytes(bytes(range(256)) * 10_000)
+    with tarfile.open(here / "large.tar", "w") as tar:
+        tar.add(here / "large", "large")
+    transfer.copy_in(box.client, here / "large", box.id, "large")
+    with new_box(shared_daemon, image, disk_bytes=1024**2) as small, open(here / "large.tar", "rb") as stream:
+        for copy in (
+            lambda: transfer.copy_in(box.client, here / "large", small.id, "new"),
+            lambda: transfer.receive_archive(box.client, stream.fileno(), small.id, "new"),
+            lambda: transfer.copy_across(box.client, box.id, "large", small.id, "new"),
+        ):
+            refused("disk_limit", copy)
+        assert b"new" not in small.sh("ls")
 
 
 def test_a_disk_that_is_full_here_is_told_and_nothing_is_left(box: Box, tmp_path: Path) -> None:
