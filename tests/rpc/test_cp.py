@@ -616,6 +616,14 @@ def test_a_command_can_be_ended_while_nobody_inside_reads(box: Box, here: Path, 
     assert b"new" not in box.sh("ls")
 
 
+def test_a_helper_that_does_not_hear_at_once_is_told_again(box: Box) -> None:
+    """As when the signal comes while a shell starts a program: the program goes on, and the shell waits for it."""
+    box.write("evil", b"case $1 in --version) echo GNU;; *) trap : TERM; sleep 1000; trap - TERM; sleep 1000;; esac")
+    with box.copying_in():
+        until(box.staged)
+    until(box.is_tidy)
+
+
 def test_a_sandbox_that_ends_ends_the_command(shared_daemon: Any, image: str, here: Path) -> None:
     (here / "large").write_bytes(bytes(5_000_000))
     for words in ((str(here), "BOX:new"), ("BOX:bin", f"{here}/out")):
