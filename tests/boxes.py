@@ -105,7 +105,7 @@ class Box:
 
     def staged(self) -> bytes:
         """What copies have left beside their targets, or have there now."""
-        return self.sh("find /workspace /tmp /home -name '.sandkeep-*'")
+        return self.sh("find /workspace /tmp /home -name '.sandkeep-hlp_*'")
 
     def left(self) -> list[str]:
         """What is left of any helper: files on either side, processes, and what was staged."""
@@ -114,8 +114,8 @@ class Box:
         running = self.sh("for p in /proc/[0-9]*; do tr '\\0\\n' '  ' <$p/cmdline; echo; done 2>/dev/null")
         return [
             *(name for name in names if name.startswith("hlp")),
-            *(line[-200:] for line in running.decode().splitlines() if " receive " in line or " send " in line),
-            *self.staged().decode().split(),
+            *(line[-200:] for line in os.fsdecode(running).splitlines() if " receive " in line or " send " in line),
+            *os.fsdecode(self.staged()).splitlines(),
         ]
 
     def is_tidy(self) -> bool:

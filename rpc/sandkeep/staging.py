@@ -51,6 +51,7 @@ class Stage:
                 stderr=subprocess.DEVNULL,
                 process_group=0,
                 cwd="/",
+                env={"PATH": f"{os.environ.get('PATH', '')}:{os.defpath}"},
             )
         except BaseException:
             subprocess.run(["/bin/rm", "-rf", "--", self.path], check=False)
@@ -103,6 +104,9 @@ class Stage:
         try:
             for act in (False, True):
                 _settle(made, os.path.basename(there), parent, there, act=act)
+        except RecursionError:
+            words = "its directories lie in one another too deeply to be merged: choose another place"
+            raise CallerError("invalid", f"{words}; nothing was copied", field="target") from None
         finally:
             os.close(parent)
 

@@ -304,6 +304,16 @@ def test_a_tree_comes_out_under_its_name(box: Box) -> None:
         assert [member.name for member in tar] == [".", "./inner"]
 
 
+def test_what_another_copy_has_under_way_does_not_come_out(box: Box) -> None:
+    with box.copying_in() as (_, _, pipe):
+        pipe.write(archive(("tree", None), ("tree/file", bytes(5000)))[:3000])
+        until(box.staged)
+        data, copied = box.copy_out(".", contents=True)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert sorted(tar.getnames()) == [".", "./hello", "./sub", "./sub/inner"]
+    assert copied.files == 4
+
+
 @pytest.mark.parametrize(("path", "name"), [
     ("sub/", "sub"), ("sub/.", "sub"), (".", "workspace"), ("sub/..", "workspace"), ("link", "link"),
     ("link/", "sub"), ("hello", "hello"),
@@ -680,6 +690,8 @@ def test_all_of_it_with_busybox_alone(shared_daemon: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("said", "code"), [
     (b"cat: write error: No space left on device", "disk_limit"), (b"sh: can't open x: no such file", "not_found"),
     (b"tar: x: Cannot open: Permission denied\ntar: Exiting", "permission_denied"), (b"", "provider_unavailable"),
+    (b"tar: This does not look like a tar archive\ntar: Exiting with failure", "invalid"),
+    (b"tar: Unexpected EOF in archive", "invalid"), (b"tar: Archive is compressed. Use -z option", "invalid"),
     (b"\xff\x1b[2J", "provider_unavailable"), (b"tar: unknown typeflag: 0x53", "not_supported"),
 ])  # fmt: skip
 def test_what_commands_say_becomes_an_error(said: bytes, code: str) -> None:
@@ -712,7 +724,7 @@ def test_an_entry_is_only_as_good_as_its_form() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is the run as an ordinary user")
 def test_all_of_this_with_a_users_own_daemon() -> None:
     uid = 30_124
-    these = "read or written or confirmed or goes or modes or merged or swapped or full_disk or without_rights or once"
+    these = "pieces or written or confirmed or caller_goes or modes or merged or swapped or without_rights"
     with tempfile.TemporaryDirectory(prefix="sandkeep-user-") as base:
         os.chown(base, uid, uid)
         suite = [

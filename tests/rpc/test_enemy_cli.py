@@ -105,6 +105,8 @@ def test_what_makes_no_sense_is_told_as_what_it_is(shared_daemon: Any, tmp_path:
     assert (done.returncode, b"the present directory was removed" in done.stderr) == (2, True)
     done = shared_daemon.cli("--socket", "", "ls")
     assert (done.returncode, b"socket is empty" in done.stderr) == (1, True)
+    done = shared_daemon.cli("image", "--json", "ls")
+    assert (done.returncode, b"behind the command, as in: sandkeep image COMMAND --json" in done.stderr) == (2, True)
     done = shared_daemon.cli("events", "--type", "process.exitd")
     assert (done.returncode, done.stdout) == (0, b"")
     assert b"is it process.exited?" in done.stderr

@@ -36,6 +36,9 @@ MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 TIDY_UP_S: Final = 25.0
 """How long a helper command that is not wanted any more has for removing what it began."""
 
+ASK_AGAIN_S: Final = 1.0
+"""How often it is told so meanwhile."""
+
 ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
 """What the names of a process's files in `in` end in."""
 
@@ -429,15 +432,21 @@ class KeeperInstance:
 
     async def _drop(self, process_id: str) -> None:
         process = self._processes.get(process_id)
-        if process and process.exit is None and not self._gone.is_set():
-            await self._send(requests.request("kill", process_id, str(int(Signals.SIGTERM))))
+        if process:
             with trio.move_on_after(TIDY_UP_S):  # a helper removes what it had not finished
-                await process.ended.wait()
+                await self._ask_to_go(process_id, process)
         if process and process.exit is None and not self._gone.is_set():
             await self._send(requests.request("kill", process_id, "9"))
             await process.ended.wait()
         self.forget(process_id)
         self._remove(process_id)
+
+    async def _ask_to_go(self, process_id: str, process: Known) -> None:
+        """Again and again: a shell that starts a program at that moment takes the signal from it, and waits for it."""
+        while process.exit is None and not self._gone.is_set():
+            await self._send(requests.request("kill", process_id, str(int(Signals.SIGTERM))))
+            with trio.move_on_after(ASK_AGAIN_S):
+                await process.ended.wait()
 
     def _remove(self, process_id: str) -> None:
         """Remove every file of a helper command."""
