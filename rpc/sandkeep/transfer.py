@@ -8,12 +8,14 @@ Names work as with ``cp -a``: into a directory that is there a thing goes under 
 of that name, and a path that ends in ``/.`` stands for what is in the directory. Kept are modes (but for set-uid and
 set-gid bits), times in seconds, symbolic links as links, hard links, holes, empty directories and every byte of a name;
 owners are not: what is copied belongs to who copies. All is seen at its destination when it is complete, file by file
-where a tree is merged; what is interrupted before leaves nothing.
+where a tree is merged; what is interrupted before leaves nothing. When the daemon goes away in the middle, files and
+trees are copied anew as soon as it is back.
 
 The bytes go from one ``tar`` to another, through a pipe and past this process. What a sandbox sends can be anything:
 see `confined` for what holds the ``tar`` that unpacks it here.
 """
 
+import functools
 import io
 import os
 import re
@@ -24,7 +26,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any, Final
+from typing import IO, Any, Concatenate, Final, ParamSpec
 
 from sandkeep import confined
 from sandkeep.blocking import Client
@@ -36,6 +38,7 @@ from sandkeep.staging import Stage
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Moved = Callable[[int], None]
+P = ParamSpec("P")
 
 BEAT_S: Final = 0.1
 """How often it is told how much was moved."""
@@ -68,6 +71,17 @@ _EXTRACT: Final = (
 _SCALARS: Final = {"TAR_OPTIONS": None, "POSIXLY_CORRECT": None, "LC_ALL": "C"}
 
 
+def _persistent(copy: Callable[Concatenate[Client, P], Copied]) -> Callable[Concatenate[Client, P], Copied]:
+    """Have a copy begun anew when the daemon went away in the middle: nothing of it counts before its end."""
+
+    def copy_at_last(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Copied:
+        return client.persist(lambda: copy(client, *args, **kwargs))
+
+    functools.update_wrapper(copy_at_last, copy)
+    return copy_at_last
+
+
+@_persistent
 def copy_in(client: Client, source: Path, sandbox_id: str, path: Path, *, moved: Moved | None = None) -> Copied:
     """Copy a file or tree of this machine, as far as you may read it, to `path` in a sandbox.
 
@@ -83,6 +97,7 @@ def copy_in(client: Client, source: Path, sandbox_id: str, path: Path, *, moved:
         return commit()
 
 
+@_persistent
 def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved: Moved | None = None) -> Copied:
     """Copy a file or tree of a sandbox to `target` on this machine. See `copy_in`.
 
@@ -99,6 +114,7 @@ def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved
     return Copied(path=os.fsdecode(there), files=copied.files, size_bytes=copied.size_bytes)
 
 
+@_persistent
 def copy_across(
     client: Client, sandbox_id: str, path: Path, other_id: str, other: Path, *, moved: Moved | None = None
 ) -> Copied:
@@ -152,10 +168,12 @@ def _receiving(
     def commit() -> Copied:
         if not call.answered:
             try:
-                client.sandbox.copy_commit(sandbox_id, transfer_id)
+                committed: Copied = client.sandbox.copy_commit(sandbox_id, transfer_id)
             except CallerError as error:
                 if error.code != "not_found":  # it has failed just now, as the call itself tells
                     raise
+            else:
+                return committed
         answer: Copied = call.answer()
         return answer
 

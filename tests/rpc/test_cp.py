@@ -661,6 +661,7 @@ def test_a_daemon_that_is_killed_ends_the_command_and_leaves_nothing(
 ) -> None:
     daemon = new_daemon()
     daemon.start()
+    daemon.env["SANDKEEP_PATIENCE"] = "0.2"
     (tmp_path / "image").mkdir()
     with daemon.connect() as client:
         image = client.image.create(str(tmp_path / "image")).image_id

@@ -156,11 +156,14 @@ def test_who_waits_and_who_follows_events_outlives_a_daemon(running_daemon: Any,
         assert events.stdout is not None
         assert b"process.launch_requested" in events.stdout.readline()
         assert b"process.started" in events.stdout.readline()
+        with running_daemon.connect() as client:
+            while client.daemon.status().connections < 3:  # `wait` may still be on its way
+                pass
         running_daemon.kill()
         running_daemon.start()
         with running_daemon.connect() as client:
             client.process.write_stdin(sandbox, "slow", data=b"\n", eof=False)
-        assert wait.wait(30) == 6
+        assert wait.wait(30) == 6, wait.communicate()
         assert b"exit 6" in events.stdout.readline()
         events.send_signal(signal.SIGINT)
         assert (events.wait(30), events.communicate()[0]) == (130, b"")

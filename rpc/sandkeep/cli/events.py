@@ -1,16 +1,13 @@
 """What happened: the events of all that the caller owns, and the history of one sandbox."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
 from sandkeep.blocking import Client
-from sandkeep.cli.attach import connect_patiently, is_lost
 from sandkeep.cli.options import EVENT_TYPE, SANDBOX, Frontend, command, common
 from sandkeep.cli.output import json_line, moment, note, paint, plain, terminal_width
 from sandkeep.cli.timeline import Names, clock, day, history_line, line
-from sandkeep.errors import SandkeepError
 from sandkeep.model import Event
 
 
@@ -36,30 +33,14 @@ def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None
     """What happened, in the order it was committed."""
     if kind:
         _doubt(kind)
-    found = _found(front, after, follow=follow, sandbox_id=sandbox, type=kind)
-    if front.as_json and not follow:
-        return json_line(list(found))
-    show = json_line if front.as_json else _Lines(flush=follow).show
-    for event in found:
-        show(event)
+    with front.client() as client:
+        found = client.follow_events(after, sandbox_id=sandbox, type=kind, follow=follow)
+        if front.as_json and not follow:
+            return json_line(list(found))
+        show = json_line if front.as_json else _Lines(flush=follow).show
+        for event in found:
+            show(event)
     return None
-
-
-def _found(front: Frontend, after: str | None, *, follow: bool, **query: Any) -> Iterator[Event]:
-    """The events; those that are followed go on where they were when the daemon is just being restarted."""
-    client = front.connect()
-    while True:
-        events = client.follow_events(after, follow=follow, **query)
-        try:
-            yield from events
-            return
-        except SandkeepError as error:
-            if not follow or not is_lost(error):
-                raise
-        finally:
-            client.close()
-        after = events.token
-        client = connect_patiently(front)
 
 
 def _doubt(kind: str) -> None:

@@ -45,7 +45,7 @@ def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
     try:
         master = _open(front, process, own)
     except SandkeepError:
-        reader = Reader(front, process.sandbox_id, process.process_id, patient=True)
+        reader = Reader(front, process.sandbox_id, process.process_id)
         try:
             if _wait(reader, ENDING_S) is None:
                 raise
@@ -81,7 +81,7 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
 
 def _how_it_ended(front: Frontend, process: Process, patience_s: float) -> int:
     """What to exit with after the terminal has hung up. A daemon that is just being restarted is waited for."""
-    reader = Reader(front, process.sandbox_id, process.process_id, patient=True)
+    reader = Reader(front, process.sandbox_id, process.process_id)
     try:
         ended = _wait(reader, patience_s)
     finally:
