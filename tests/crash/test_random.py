@@ -1,4 +1,4 @@
-"""The daemon is killed again and again, at any moment, while clients have it work. They see a pause, and nothing else."""
+"""The daemon is killed at random moments while clients have it work. They see a pause, and nothing else."""
 
 import os
 import random
@@ -37,7 +37,7 @@ class Load:
             with self._daemon.connect() as client:
                 while self._going():
                     self._once(client)
-        except BaseException as failure:  # noqa: BLE001  # it is raised in the test
+        except BaseException as failure:  # it is raised in the test
             self.failure = failure
 
     def _once(self, client: Any) -> None:
@@ -60,7 +60,7 @@ class Load:
 def under_fire(daemon: RunningDaemon, source: Path, kills: int) -> None:
     """Have clients work, and kill the daemon that often."""
     seed = random.SystemRandom().randrange(10**6)
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     print(f"seed {seed}")
     daemon.start()
     with daemon.connect() as client:
