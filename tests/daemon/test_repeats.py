@@ -482,3 +482,18 @@ async def test_what_is_remembered_beside_the_log_may_be_lost(state_dir: str) -> 
     async with inside(state_dir) as daemon:
         await daemon.call("stream.access", renew=True, command_id="c")
         assert daemon.core.log.commands.find("uid:0", "c") is not None
+
+
+async def test_what_cannot_be_remembered_is_not_done(state_dir: str, source: str) -> None:
+    """But for stopping the daemon, which a full disk must not prevent."""
+    async with inside(state_dir) as daemon:
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+        await daemon.call("process.launch", sandbox_id="box", name="p", command=["cat"], stdin=True)
+        os.mkdir(f"{state_dir}/commands.db")
+        write = {"sandbox_id": "box", "name": "p", "data": b"x"}
+        await refused("storage_unavailable", daemon.call("process.write_stdin", **write, command_id="c"))
+        assert (await daemon.call("sandbox.exec", sandbox_id="box", command="true", command_id="d")).exit_code == 0
+        await daemon.call("daemon.shutdown", command_id="e")
+        os.rmdir(f"{state_dir}/commands.db")
+        assert (await daemon.call("process.write_stdin", **write, command_id="c")).written_bytes == 1
+        await daemon.call("sandbox.terminate", sandbox_id="box")

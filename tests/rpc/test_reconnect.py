@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.conftest import RunningDaemon
 
 import sandkeep
 from sandkeep import blocking, link, transfer
+from sandkeep.dialing import Daemon
 from sandkeep.errors import DataError, SandkeepError, StateError
 from sandkeep.model import ExecResult
 from sandkeepd.api.listener import listening
@@ -83,6 +84,17 @@ def until_connected(daemon: Any, count: int) -> None:
     with daemon.connect() as client:
         while client.daemon.status().connections <= count:
             pass
+
+
+def until_it_talks(running: "subprocess.Popen[bytes]") -> None:
+    """Return when a command has connected to the daemon."""
+    while True:
+        with open("/proc/net/unix") as table:  # Num RefCount Protocol Flags Type State Inode Path
+            connected = {fields[6] for fields in map(str.split, table) if fields[5] == "03"}
+        for number in os.listdir(f"/proc/{running.pid}/fd"):
+            with suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{running.pid}/fd/{number}")[8:-1] in connected:
+                    return
 
 
 def let_go(daemon: Any, box: str) -> None:
@@ -235,9 +247,6 @@ def test_descriptors_outlive_the_daemon(daemon: Any, box: str, restart: Callable
             let_go(daemon, box)
             client.process.wait(box, "p")
             assert os.pread(out, 100, 0) == b"one\ntwo\n"
-            before = len(os.listdir("/proc/self/fd"))
-            assert handed.answer().process.name == "p"
-            assert len(os.listdir("/proc/self/fd")) == before
             os.close(out)
             os.close(err)
         with client.with_descriptors("process.open_output", box, "p") as handed:
@@ -245,6 +254,51 @@ def test_descriptors_outlive_the_daemon(daemon: Any, box: str, restart: Callable
             for descriptor in handed.receive():
                 os.close(descriptor)
             assert handed.answer().process.exit_code == 0
+
+
+async def test_what_is_told_late_is_asked_anew(tmp_path: Path) -> None:
+    """The daemon dies between the descriptors and the answer: the next one's are closed, as they are known already."""
+    path = str(tmp_path / "s")
+    given = b'{"jsonrpc":"2.0","method":"descriptors","params":{"request":1,"count":2}}\n'
+    process = {"process_id": "p", "sandbox_id": "b", "name": "p", "named": True, "command": [], "requested_at": ""}
+    result = {"process": {**process, "status": "running"}, "stdout_bytes": 1, "stderr_bytes": 2}
+    answer = msgspec.json.encode({"jsonrpc": "2.0", "id": 1, "result": result}) + b"\n"
+
+    file = (tmp_path / "file").open("w")
+
+    def serve(listener: socket.socket) -> None:
+        for last in (b"", answer):
+            server = listener.accept()[0]
+            with server:
+                socket.send_fds(server, [given], [file.fileno()] * 2)
+                server.sendall(last)
+                while last and server.recv(65536):
+                    pass
+
+    def use_blocking() -> Any:
+        with blocking.Client(Daemon(path, "test")).with_descriptors("process.open_output", "b", "p") as handed:
+            for descriptor in handed.receive():
+                os.close(descriptor)
+            answered = handed.answer()
+            numbers = os.listdir("/proc/self/fd")
+            opened = [number for number in numbers if os.path.realpath(f"/proc/self/fd/{number}") == file.name]
+            assert len(opened) == 1
+            return answered
+
+    async def use_trio() -> Any:
+        async with sandkeep.connect(path) as client, client.with_descriptors("process.open_output", "b", "p") as handed:
+            for descriptor in await handed.receive():
+                os.close(descriptor)
+            return await handed.answer()
+
+    with file, listening(path) as listener:
+        listener.setblocking(True)
+        with in_thread(lambda: serve(listener)):
+            assert (await trio.to_thread.run_sync(use_blocking)).stderr_bytes == 2
+    with (tmp_path / "file").open() as file, listening(path) as listener:
+        listener.setblocking(True)
+        with in_thread(lambda: (listener.accept()[0].close(), serve(listener))):
+            assert (await use_trio()).stderr_bytes == 2
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -279,7 +333,7 @@ def test_commands_see_a_pause(how: str, daemon: Any, box: str, restart: Callable
             for running in (logs, attach):
                 assert running.stdout is not None
                 assert running.stdout.readline() == b"up\n"
-            until_connected(daemon, 5)
+            until_it_talks(wait)
             assert run.stdin is not None
             run.stdin.write(b"before\n")
             run.stdin.flush()
@@ -304,7 +358,7 @@ def test_an_interrupt_ends_the_pause(daemon: Any, box: str) -> None:
     ):
         assert exec_.stdout is not None
         assert exec_.stdout.readline() == b"up\n"
-        until_connected(daemon, 2)
+        until_it_talks(wait)
         daemon.kill()
         for running in (wait, exec_):
             assert running.stderr is not None
