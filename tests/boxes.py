@@ -105,7 +105,7 @@ class Box:
 
     def staged(self) -> bytes:
         """What copies have left beside their targets, or have there now."""
-        return self.sh("find /workspace /tmp /home -name '.sandkeep-*'")
+        return self.sh("find /workspace /tmp /home -name '.sandkeep-hlp_*'")
 
     def left(self) -> list[str]:
         """What is left of any helper: files on either side, processes, and what was staged."""
@@ -114,8 +114,8 @@ class Box:
         running = self.sh("for p in /proc/[0-9]*; do tr '\\0\\n' '  ' <$p/cmdline; echo; done 2>/dev/null")
         return [
             *(name for name in names if name.startswith("hlp")),
-            *(line[-200:] for line in running.decode().splitlines() if " receive " in line or " send " in line),
-            *self.staged().decode().split(),
+            *(line[-200:] for line in os.fsdecode(running).splitlines() if " receive " in line or " send " in line),
+            *os.fsdecode(self.staged()).splitlines(),
         ]
 
     def is_tidy(self) -> bool:
@@ -132,7 +132,10 @@ def new_box(daemon: Any, image: str, **options: Any) -> Iterator[Box]:
 
 
 def archive(*members: tuple[str, bytes | None] | tarfile.TarInfo, contents: bytes = b"") -> bytes:
-    """A tar archive of files, directories (None), and members as they are given, filled from `contents`."""
+    """A tar archive of files, directories (None), and members as they are given, filled from `contents`.
+
+    A member with pax headers has them.
+    """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for member in members:
@@ -148,6 +151,7 @@ def archive(*members: tuple[str, bytes | None] | tarfile.TarInfo, contents: byte
 
 
 def _add(tar: tarfile.TarFile, member: tarfile.TarInfo, contents: bytes) -> None:
+    tar.format = tarfile.PAX_FORMAT if member.pax_headers else tarfile.GNU_FORMAT
     if member.size <= len(contents):
         tar.addfile(member, io.BytesIO(contents[: member.size]))
         return

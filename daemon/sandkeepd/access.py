@@ -15,6 +15,7 @@ from sandkeep.errors import CallerError
 from sandkeep.events import Meta
 from sandkeep.methods import Access, Method, Mutation, Params
 from sandkeep.settings import ADMIN_GROUP
+from sandkeep_store.commands import Past
 from sandkeep_store.views.state import State
 from sandkeepd.api.call import Call, Give
 from sandkeepd.api.peer import Peer
@@ -24,7 +25,10 @@ P_co = TypeVar("P_co", bound=Params, covariant=True)
 
 
 class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
-    """A call that was let through: its parameters, and on whose behalf it is."""
+    """A call that was let through: its parameters, and on whose behalf it is.
+
+    Of a command that has an id, `command` says what it is, and `past` how far it came before, if it makes no event.
+    """
 
     method: Method
     params: P_co
@@ -34,6 +38,8 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
     client: str | None
     progress: Progress
     give: Give
+    command: str | None = None
+    past: Past | None = None
 
     @property
     def caller(self) -> Caller:
@@ -48,7 +54,13 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
     @property
     def meta(self) -> Meta:
         """What goes on record with the events that the call causes."""
-        return Meta(command_id=self.command_id, owner=self.owner, pid=self.peer.pid, client=self.client)
+        return Meta(
+            command_id=self.command_id,
+            command=self.command,
+            owner=self.owner,
+            pid=self.peer.pid,
+            client=self.client,
+        )
 
     def sees(self, owner: str | None) -> bool:
         """Whether an object of that owner is shown to the caller."""

@@ -36,7 +36,7 @@ import trio
 from msgspec import Struct
 from trio import TaskStatus
 
-from sandkeep import events, settings
+from sandkeep import events, failpoints, settings
 from sandkeep.errors import DaemonError, SandkeepError, SetupError
 from sandkeep.events import DAEMON_STREAM, Meta
 from sandkeep.version import VERSION
@@ -101,6 +101,7 @@ async def run(
         log = EventLog.open(f"{config.state_dir}/{offline.LOG_NAME}")
         try:
             state, problems = fold(log, config.state_dir, manager)
+            failpoints.reach("start.folded")
             async with running_log(log), open_providers(config.state_dir) as providers:
                 await _run_parts(config, log, state, problems, providers, listeners, manager, task_status)
         finally:
@@ -146,6 +147,7 @@ async def _run_parts(
             carriers.start_soon(caching.check_later, core)
         reason = await _serve_until_stopped(listeners, dispatch, stream, software, stopping, manager, task_status)
         carriers.cancel_scope.cancel()
+    failpoints.reach("stop.carriers_ended")
     await _record_stop(core, reason, config.state_dir)
     for runtime in sandboxes.runtimes.values():
         await runtime.instance.aclose()
@@ -183,10 +185,12 @@ async def _serve_until_stopped(
             extra={"socket": software.socket, "state_dir": software.state_dir, "position": core.log.head},
         )
         manager.ready(software.summary())
+        failpoints.reach("start.ready")
         api.start_soon(manager.watchdog, core.log.answers)
         api.start_soon(manager.keep_status, software.summary, core.log)
         task_status.started()
         await stopping.wait()
+        failpoints.reach("stop.asked")
         logger.info("stopping", extra={"reason": reason})
         manager.stopping(reason)
         api.cancel_scope.cancel()

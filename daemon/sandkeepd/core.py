@@ -7,6 +7,7 @@ The *answer* is read from the state once that has settled, by the call or by a l
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import trio
 
@@ -18,6 +19,9 @@ from sandkeep_store.views.state import State
 from sandkeepd.providers.base import Provider
 
 logger = logging.getLogger("sandkeepd")
+
+ANEW: Final = object()
+"""What is answered to a command given again when nothing came of it, as the daemon died: carry it out after all."""
 
 RETRY_S = 1.0
 """How long a carrier waits before it tries again to record an outcome that the disk did not take."""

@@ -131,12 +131,27 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
     return events.ImageRemoveRequested()
 
 
+def interrupted_sandbox(state: State, sandbox_id: str, owner: str) -> SandboxState | None:
+    """The owner's sandbox that only the daemon's end kept from being made: its id can be used again."""
+    found = state.sandboxes.get(sandbox_id)
+    free = found is not None and found.interrupted and found.status == "failed" and found.owner == owner
+    return found if free else None
+
+
 def create_sandbox(
-    state: State, command: SandboxCreate, sandbox_id: str, taken: Container[str], disk_bytes: int
+    state: State,
+    command: SandboxCreate,
+    sandbox_id: str,
+    taken: Container[str],
+    disk_bytes: int,
+    *,
+    interrupted: SandboxState | None = None,
 ) -> tuple[ImageState, SandboxSpec]:
-    """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used."""
+    """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used; the id of
+    the one that was `interrupted` is free.
+    """
     ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
-    if sandbox_id in state.sandboxes or sandbox_id in taken:
+    if sandbox_id in taken or state.sandboxes.get(sandbox_id) is not interrupted:
         raise StateError("conflict", f"the id {sandbox_id!r} is taken: choose another", sandbox_id=sandbox_id)
     source = image(state, command.image_id)
     if source.status != "ready":
@@ -189,7 +204,8 @@ def launch(
 ) -> events.ProcessLaunchRequested:
     """The intent to start a process. `taken` are names about to be used, by sandbox and name."""
     require_running(sandbox)
-    if name is not None and (name in sandbox.named or (sandbox.sandbox_id, name) in taken):
+    holder = sandbox.named.get(name) if name is not None else None
+    if (holder is not None and not holder.interrupted) or (sandbox.sandbox_id, name) in taken:
         raise StateError(
             "conflict",
             f"sandbox {sandbox.sandbox_id} has a process called {name!r} on record: choose another name",

@@ -17,7 +17,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import trio
 
-from sandkeep import events
+from sandkeep import events, failpoints
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
 from sandkeep.events import Meta
 from sandkeep.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
@@ -102,7 +102,9 @@ class Incoming:
         self._opened.set()
         await copy.staged()
         await self._confirmed.wait()
+        failpoints.reach("copy.staged")
         extent = await copy.commit()
+        failpoints.reach("copy.committed")
         self._outcome = await record(extent, self._meta, self._sha256)
 
     async def run(self, carry: Callable[["Incoming"], Awaitable[None]]) -> None:
@@ -165,6 +167,7 @@ class Files:
         self._require_record()
         writing = files.write_whole(runtime.instance, path, command.data, mode=command.mode, parents=command.parents)
         await self._explained(runtime, writing)
+        failpoints.reach("file.written")
         digest = await trio.to_thread.run_sync(lambda: sha256(command.data).hexdigest())
         event = events.SandboxFileWritten(path=plain(path), kind="file", size_bytes=len(command.data), sha256=digest)
         await self._record(command.sandbox_id, event, request.meta)

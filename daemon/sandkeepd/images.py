@@ -2,15 +2,16 @@
 
 from collections import Counter
 from functools import partial
+from typing import Any
 
-from sandkeep import events, ids
+from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, error_from
 from sandkeep.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
 from sandkeep.model import Image, ImageList
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.providers.base import Caller, Progress
 from sandkeepd.query import page
 
@@ -43,6 +44,12 @@ class Images:
             raise error_from(*image.error, {"image_id": image_id})
         return decide.image(self._core.state, image_id).view()
 
+    async def created_before(self, request: Request[ImageCreate], first: Recorded) -> Any:  # noqa: ARG002
+        """The answer to a command that was given before."""
+        image = self._core.state.images[first.stream]
+        await self._core.settled(first.stream, lambda: image.status != "creating")
+        return ANEW if image.interrupted else await self.answer_create(first.stream)
+
     async def _import(self, image_id: str, caller: Caller, progress: Progress, intent: Recorded) -> None:
         core = self._core
         requested = core.state.images[image_id].requested
@@ -54,6 +61,7 @@ class Images:
             failed = events.ImageCreateFailed(code=error.code, message=error.message)
             await core.record([NewEvent(image_id, failed)], intent)
             return
+        failpoints.reach("image.copied")
         same = None if requested.clean else decide.same_content(core.state, image_id, made.digest)
         if same is None:
             outcome: events.Event = events.ImageCreated(
@@ -100,6 +108,7 @@ class Images:
         """Remove the files of an image whose removal is on record."""
         core = self._core
         await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
+        failpoints.reach("image.discarded")
         await core.record([NewEvent(image_id, events.ImageRemoved())], intent)
 
     def hold(self, image_id: str) -> None:

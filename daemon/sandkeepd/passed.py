@@ -21,6 +21,9 @@ from sandkeepd.api.listener import refuse_descriptors
 FIRST: Final = 3
 """The first descriptor after the standard streams."""
 
+MOST_DIGITS: Final = 20
+"""Of a number in the environment: enough for 64 bits."""
+
 RPC: Final = ("rpc", "sandkeep.sock")
 STREAM: Final = ("stream", "stream.sock")
 """What descriptors may be called. One with another name, such as its unit's, is known by its address."""
@@ -40,15 +43,17 @@ def take_passed(environ: MutableMapping[str, str] = os.environ) -> Passed:
     """
     count, pid = environ.pop("LISTEN_FDS", ""), environ.pop("LISTEN_PID", "")
     names = environ.pop("LISTEN_FDNAMES", "").split(":")
-    if pid != str(os.getpid()) or not count.isdecimal() or int(count) == 0:
+    if pid != str(os.getpid()) or not (count.isascii() and count.isdecimal()) or not count.strip("0"):
         return Passed()
-    if int(count) > os.sysconf("SC_OPEN_MAX") - FIRST:
-        raise _useless(f"LISTEN_FDS={count}", "is more than a process can have")
+    if len(count) > MOST_DIGITS or int(count) > os.sysconf("SC_OPEN_MAX") - FIRST:
+        raise _useless(f"LISTEN_FDS={count[: MOST_DIGITS + 1]}", "is more than a process can have")
     rpc: list[socket.socket] = []
     stream: list[socket.socket] = []
     with contextlib.ExitStack() as undo:
         for position, fd in enumerate(range(FIRST, FIRST + int(count))):
             sock = undo.enter_context(contextlib.closing(_listener(fd)))
+            if any(os.path.sameopenfile(fd, other.fileno()) for other in (*rpc, *stream)):
+                raise _useless(f"descriptor {fd}", "is the same socket as an earlier one")
             name = names[position] if position < len(names) else ""
             (rpc if _is_rpc(sock, name, fd) else stream).append(sock)
         if len(rpc) > 1:

@@ -8,10 +8,11 @@ process writes: that goes to a journal, from which `read` answers by byte offset
 import math
 from functools import partial
 from signal import Signals
+from typing import Any
 
 import trio
 
-from sandkeep import events, ids
+from sandkeep import events, failpoints, ids
 from sandkeep.clock import now_us
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeep.methods import (
@@ -27,13 +28,14 @@ from sandkeep.methods import (
 )
 from sandkeep.model import ExecResult, Process, ProcessList, ProcessOutput
 from sandkeep_store.codec import CODEC
+from sandkeep_store.commands import Past
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import Core
+from sandkeepd.core import ANEW, Core
 from sandkeepd.providers.base import Chunk, Exit, Instance, Launch, Terminal, Terminals
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
@@ -106,6 +108,23 @@ class Processes:
             await core.record([NewEvent(process_id, failed, sandbox.sandbox_id)], intent)
         return process
 
+    async def executed_before(self, request: Request[SandboxExec], first: Recorded) -> Any:
+        """The answer to a command that was given before, from its journals."""
+        process = await self._settled_before(request, first)
+        return ANEW if process.interrupted else await self.answer_exec(process, request.params.inline_bytes)
+
+    async def launched_before(self, request: Request[ProcessLaunch], first: Recorded) -> Any:
+        """The answer to a command that was given before."""
+        process = await self._settled_before(request, first)
+        return ANEW if process.interrupted else await self.answer_launch(process)
+
+    async def _settled_before(
+        self, request: Request[SandboxExec] | Request[ProcessLaunch], first: Recorded
+    ) -> ProcessState:
+        process = await self.find(request.params.sandbox_id, first.stream)
+        await self._core.settled(process.process_id, lambda: process.status != "starting")
+        return process
+
     async def answer_launch(self, process: ProcessState) -> Process:
         """Wait until the process runs, and answer it."""
         await self._core.settled(process.process_id, lambda: process.status != "starting")
@@ -143,6 +162,7 @@ class Processes:
         """Start the process and follow it to its end."""
         try:
             pid = await runtime.instance.launch(launch)
+            failpoints.reach("launch.answered")
         except SandkeepError as error:
             await self._record(
                 process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent
@@ -215,24 +235,57 @@ class Processes:
         if runtime is None:
             return process.view()
         event = events.ProcessSignalled(signal=Signals(number).name.removeprefix("SIG"))
-        await self._core.intend(NewEvent(process.process_id, event, process.sandbox_id), request.meta)
+        order = await self._core.intend(NewEvent(process.process_id, event, process.sandbox_id), request.meta)
         if not process.ended:  # it may have, while that went to the disk
-            await runtime.instance.signal(process.process_id, number)
+            await runtime.instance.signal(process.process_id, number, order=order.position)
+            failpoints.reach("signal.sent")
+        return process.view()
+
+    async def signalled_before(self, request: Request[ProcessSignal], first: Recorded) -> Process:
+        """The answer to a command that was given before; a daemon that died then may not have sent the signal."""
+        process = await self.find(request.params.sandbox_id, first.stream)
+        runtime = await self._reach(process)
+        if runtime is not None and not await runtime.instance.was_signalled(process.process_id, first.position):
+            number = parse_signal(request.params.signal)
+            await runtime.instance.signal(process.process_id, number, order=first.position)
         return process.view()
 
     async def write_stdin(self, request: Request[ProcessWriteStdin]) -> Written:
-        """Write to a process's input, or close it. Into a terminal it is typed."""
-        command = request.params
+        """Write to a process's input, or close it. Into a terminal it is typed.
+
+        Of a command given again, what was written before is not written again.
+        """
+        command, past = request.params, request.past or Past.unremembered()
         process = await self.find(command.sandbox_id, command.name)
+        if past.trying:
+            raise _unknown_input(process, past)
+        try:
+            await self._input(process, command, past)
+        except StateError:
+            if not past.earlier or not past.taken >= len(command.data) + command.eof > 0:
+                raise  # otherwise all had been written, and only that was not told
+        return Written(written_bytes=len(command.data))
+
+    async def _input(self, process: ProcessState, command: ProcessWriteStdin, past: Past) -> None:
         if process.requested.tty:
             terminals = await self.reach_terminal(process)
-            return Written(written_bytes=await terminals.type_into(process.process_id, command.data, eof=command.eof))
+            past.note(0, max(1, len(command.data)))
+            await terminals.type_into(process.process_id, command.data, eof=command.eof)
+            past.note(len(command.data), 0)
+            return
         runtime = await self._reach(process) if process.requested.stdin else None
         if runtime is None:
             why = "has ended" if process.ended else "was started without an input: launch it with stdin"
             raise StateError("not_ready", f"process {command.name!r} {why}", name=command.name, status=process.status)
-        taken = await runtime.instance.write_stdin(process.process_id, command.data, eof=command.eof)
-        return Written(written_bytes=taken)
+        write = runtime.instance.write_stdin
+        done = min(past.taken, len(command.data))
+        await write(process.process_id, command.data, eof=command.eof, done=done, note=past.note)
+        failpoints.reach("stdin.written")
+
+    async def wrote_before(self, request: Request[ProcessWriteStdin]) -> Written:
+        """The answer to a command that was carried out before."""
+        await self.find(request.params.sandbox_id, request.params.name)
+        return Written(written_bytes=len(request.params.data))
 
     async def open_terminal(
         self, process: ProcessState, rows: int, cols: int, term: str, *, read_only: bool = False
@@ -354,6 +407,14 @@ class Processes:
         return fold_process(facts, sandbox.sandbox_id)
 
 
+def _unknown_input(process: ProcessState, past: Past) -> StateError:
+    words = (
+        f"the daemon stopped while it wrote to process {process.name!r}: of the {past.trying} bytes after the first "
+        f"{past.taken} nobody knows how many it took; see what it made of them, then write the rest by a new command"
+    )
+    return StateError("conflict", words, written_bytes=past.taken, uncertain_bytes=past.trying)
+
+
 def terminals_of(instance: Instance) -> Terminals:
     """The terminals of an instance. Raises `not_supported` where there are none."""
     if isinstance(instance, Terminals):
@@ -381,7 +442,7 @@ def _never_seen(process: ProcessState) -> events.Event:
     """What is told of a process that its sandbox knows nothing of, when a daemon adopts it."""
     if process.status == "starting":
         message = "the daemon stopped before the process was started: launch it again"
-        return events.ProcessLaunchFailed(code="not_ready", message=message)
+        return events.ProcessLaunchFailed(code="not_ready", message=message, interrupted=True)
     return events.ProcessLost(message="the sandbox has no record of the process any more")
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import trio
 
-from sandkeep import events
+from sandkeep import events, failpoints
 from sandkeep.errors import StateError
 from sandkeep_store.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
@@ -64,7 +64,8 @@ class Reconciler:
     async def _undo_image(self, image_id: str) -> None:
         core = self._core
         await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
-        await core.record([NewEvent(image_id, events.ImageCreateFailed(code="not_ready", message=INTERRUPTED))], None)
+        failed = events.ImageCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
+        await core.record([NewEvent(image_id, failed)], None)
 
     async def _settle(self, sandbox: SandboxState) -> None:
         if sandbox.sandbox_id in self._sandboxes.adopting:
@@ -83,7 +84,7 @@ class Reconciler:
     async def _undo_sandbox(self, sandbox: SandboxState) -> None:
         core, asked = self._core, sandbox.requested
         await core.provider(asked.provider).terminate(sandbox.sandbox_id, asked.plan, {})
-        failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED)
+        failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id)], None)
 
     async def _adopt(self, sandbox: SandboxState) -> None:
@@ -95,6 +96,7 @@ class Reconciler:
         try:
             with trio.fail_after(ADOPTION_DEADLINE_S):
                 instance = await self._take_over(sandbox)
+            failpoints.reach("adopt.held")
         except trio.TooSlowError:
             why = f"its provider did not answer within {ADOPTION_DEADLINE_S:g} s"
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
@@ -146,6 +148,7 @@ class Reconciler:
         """Remove what the provider holds and nobody owns. What was made since the daemon started is not in question."""
         state = self._core.state
         sandboxes, images = await provider.found()
+        failpoints.reach("sweep.found")
         for sandbox_id in sandboxes:
             sandbox = state.sandboxes.get(sandbox_id)
             if sandbox is None or (sandbox_id in known and sandbox.hidden):

@@ -12,7 +12,7 @@ from typing import Any
 
 import trio
 
-from sandkeep import events, ids
+from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, ProviderError, StateError, error_from
 from sandkeep.methods import SandboxCreate, SandboxQuery, SandboxRef, SandboxTerminate
 from sandkeep.model import Sandbox, SandboxList
@@ -22,7 +22,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import RETRY_S, Core, as_sandkeep_error
+from sandkeepd.core import ANEW, RETRY_S, Core, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.providers.base import Instance
 from sandkeepd.query import page
@@ -71,7 +71,10 @@ class Sandboxes:
         """Make a sandbox and start it."""
         core, command = self._core, request.params
         sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
-        image, spec = decide.create_sandbox(core.state, command, sandbox_id, self._planned, DISK_LIMIT())
+        before = decide.interrupted_sandbox(core.state, sandbox_id, request.owner)
+        image, spec = decide.create_sandbox(
+            core.state, command, sandbox_id, self._planned, DISK_LIMIT(), interrupted=before
+        )
         if not request.sees(image.owner):
             raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
         provider = core.provider(image.requested.provider)
@@ -87,13 +90,22 @@ class Sandboxes:
         self._images.hold(image.image_id)
         self._planned[sandbox_id] = (provider.name, plan)
         try:
-            intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta)
+            revision = before.revision if before is not None else 0
+            intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, revision), request.meta)
         finally:
             self._images.release(image.image_id)
             del self._planned[sandbox_id]
+        failpoints.reach("create.planned")
         self._making[sandbox_id] = (trio.CancelScope(), trio.Event())
         core.carry(partial(self._make, sandbox_id, dict(command.secrets), intent), f"creation of {sandbox_id}")
         return await self.answer_create(sandbox_id)
+
+    async def created_before(self, request: Request[SandboxCreate], first: Recorded) -> Any:  # noqa: ARG002
+        """The answer to a command that was given before."""
+        sandbox = self._core.state.sandboxes[first.stream]
+        await self._core.settled(first.stream, lambda: sandbox.status != "creating")
+        is_another = sandbox.requested_us != first.time_us  # by which the id was used again
+        return ANEW if sandbox.interrupted or is_another else await self.answer_create(first.stream)
 
     def _plans(self, provider: str) -> list[dict[str, Any]]:
         """The plans of the provider's sandboxes that have not ended, and of those about to be on record."""
@@ -256,7 +268,9 @@ class Sandboxes:
         runtime = self.runtimes.get(sandbox_id)
         if runtime is not None:
             await runtime.stop()
+        failpoints.reach("end.stopped")
         await self._terminate_for_sure(sandbox)
+        failpoints.reach("end.discarded")
         instance = runtime.instance if runtime is not None else None
         outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
         last_words = self._last_words(sandbox, instance, KILLED)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from sandkeep.clock import now_us, rfc3339
-from sandkeep.methods import NoParams
-from sandkeep.model import Capabilities, DaemonStatus, Empty, Pong, ProviderCapabilities
+from sandkeep.methods import Hello, NoParams, Shutdown
+from sandkeep.model import Capabilities, DaemonStatus, Empty, Pong, ProviderCapabilities, Welcome
 from sandkeep.version import VERSION
 from sandkeepd.access import Request
 from sandkeepd.core import Core
@@ -29,6 +29,10 @@ class Software:
         self._stopping = stopping
         self._started_us = now_us()
         self._pong = Pong(version=VERSION, pid=os.getpid())
+
+    def hello(self, request: Request[Hello]) -> Welcome:
+        """Say by what the daemon is known again."""
+        return Welcome(version=VERSION, log_id=self.core.log.log_id)
 
     def ping(self, request: Request[NoParams]) -> Pong:
         """See that the daemon answers."""
@@ -84,7 +88,7 @@ class Software:
                 nursery.start_soon(ask, name)
         return Capabilities(providers=[found[name] for name in sorted(found)])
 
-    async def shutdown(self, request: Request[NoParams]) -> Empty:
+    async def shutdown(self, request: Request[Shutdown]) -> Empty:
         """Stop the daemon, once this call is answered; sandboxes and processes go on."""
         self.core.nursery.start_soon(self._stop_soon)
         await trio.lowlevel.checkpoint()

@@ -21,12 +21,15 @@ from typing import Final
 import trio
 
 from sandkeep_store.log import EventLog
-from sandkeepd.passed import Passed, take_passed
+from sandkeepd.passed import MOST_DIGITS, Passed, take_passed
 
 logger: Final = logging.getLogger("sandkeepd")
 
 SEND_DEADLINE_S: Final = 0.5
-"""How long a message may wait for a manager that reads nothing; then it is dropped."""
+"""How long a message may wait for a manager that reads nothing; then it is dropped, and later ones do not wait."""
+
+PING_AGAIN_S: Final = 1.0
+"""After how long a ping that was not taken is sent again."""
 
 STATUS_PERIOD_S: Final = 1.0
 """How often the status line may change."""
@@ -50,33 +53,40 @@ class Manager:
         self.passed = passed if passed is not None else Passed()
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._told = ""
+        self._is_deaf = False
+        self._owes_ready = False
 
     @property
     def listens(self) -> bool:
         """Whether anybody hears what is told."""
         return bool(self._address)
 
-    def tell(self, *lines: str) -> None:
-        """Send one message. A manager that does not take it is passed over: the daemon's work is more important."""
+    def tell(self, *lines: str) -> bool:
+        """Send one message; whether it was taken. A manager that does not take it is passed over: the daemon's work is
+        more important.
+        """
         if not self._address:
-            return
+            return False
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-                sock.settimeout(SEND_DEADLINE_S)
+                sock.settimeout(0 if self._is_deaf else SEND_DEADLINE_S)
                 sock.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
+            self._is_deaf = True  # all the daemon's work waits with it, so once is enough
             logger.debug("the service manager does not hear", extra={"why": str(error)})
+            return False
+        self._is_deaf = False
+        return True
 
     def ready(self, status: str) -> None:
         """Requests are answered from now on, or again."""
         self._told = status
-        self.tell("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_one_line(status)}")
+        self._owes_ready = not self.tell("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
         """What the daemon is doing, in one line for people, when that is news."""
-        if status != self._told:
+        if status != self._told and self.tell(f"STATUS={_one_line(status)}"):
             self._told = status
-            self.tell(f"STATUS={_one_line(status)}")
 
     def reloading(self) -> None:
         """Settings are being read again; `ready` must follow."""
@@ -121,17 +131,23 @@ class Manager:
         """
         while self.watchdog_s is not None:
             await alive()
-            self.tell("WATCHDOG=1")
-            await trio.sleep(self.watchdog_s / 2)
+            pause_s = self.watchdog_s / 2
+            await trio.sleep(pause_s if self.tell("WATCHDOG=1") else min(pause_s, PING_AGAIN_S))
 
     async def keep_status(self, text: Callable[[], str], log: EventLog) -> None:
-        """Keep the status line right: after events, and now and then. Runs until cancelled."""
+        """Keep the status line right: after events, and now and then. Runs until cancelled.
+
+        That the daemon is ready is told until it is heard: the manager would take the start for failed otherwise.
+        """
         seen = log.head
         while self.listens:
-            with trio.move_on_after(REFRESH_S):
-                await log.wait(seen)
-            seen = log.head
-            self.status(text())
+            if self._owes_ready:
+                self.ready(text())
+            else:
+                with trio.move_on_after(REFRESH_S):
+                    await log.wait(seen)
+                seen = log.head
+                self.status(text())
             await trio.sleep(STATUS_PERIOD_S)
 
 
@@ -149,7 +165,12 @@ def take_environment(environ: MutableMapping[str, str] = os.environ) -> Manager:
 
 def _watchdog_s(usec: str, pid: str) -> float | None:
     meant_for_us = not pid or pid == str(os.getpid())
-    return int(usec) / 1e6 if meant_for_us and usec.isdecimal() and int(usec) > 0 else None
+    return number(usec) / 1e6 if meant_for_us and number(usec) else None
+
+
+def number(text: str) -> int:
+    """A count that the environment says; 0 when it says none."""
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else 0
 
 
 def _usec(seconds: float) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sandkeep_store.log import Recorded
+from sandkeep.model import Empty
 from sandkeepd.access import Request
 from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
 from sandkeepd.core import Core
@@ -70,6 +70,7 @@ def dispatch(
         "store.rebuild": upkeep.rebuild,
     }
     at_once: dict[str, HandleNow] = {
+        "rpc.hello": software.hello,
         "daemon.ping": software.ping,
         "daemon.status": software.status,
         "image.get": images.get_now,
@@ -77,30 +78,35 @@ def dispatch(
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
     }
-    return Dispatch(core, handlers, at_once, _again(images, sandboxes, processes, files))
+    again = _again(images, sandboxes, processes, files)
+    return Dispatch(core, handlers, at_once, again, _done(processes, access))
 
 
 def _again(images: Images, sandboxes: Sandboxes, processes: Processes, files: Files) -> dict[str, Again]:
     """How a command given again gets its first answer: from what the intent's stream has become."""
-
-    async def exec_again(request: Request[Any], first: Recorded) -> Any:
-        process = await processes.find(request.params.sandbox_id, first.stream)
-        return await processes.answer_exec(process, request.params.inline_bytes)
-
-    async def launch_again(request: Request[Any], first: Recorded) -> Any:
-        return await processes.answer_launch(await processes.find(request.params.sandbox_id, first.stream))
-
-    async def signal_again(request: Request[Any], first: Recorded) -> Any:
-        return (await processes.find(request.params.sandbox_id, first.stream)).view()
-
     return {
-        "image.create": lambda request, first: images.answer_create(first.stream),
+        "image.create": images.created_before,
         "image.remove": lambda request, first: images.answer_remove(first.stream),
-        "sandbox.create": lambda request, first: sandboxes.answer_create(first.stream),
+        "sandbox.create": sandboxes.created_before,
         "sandbox.terminate": lambda request, first: sandboxes.answer_terminate(first.stream),
-        "sandbox.exec": exec_again,
+        "sandbox.exec": processes.executed_before,
         "sandbox.write_file": files.written_before,
         "sandbox.copy_commit": files.committed_before,
-        "process.launch": launch_again,
-        "process.signal": signal_again,
+        "process.launch": processes.launched_before,
+        "process.signal": processes.signalled_before,
     }
+
+
+def _done(processes: Processes, access: Access) -> dict[str, Handle]:
+    """The answer to a command without an event that was carried out before."""
+
+    return {
+        "process.write_stdin": processes.wrote_before,
+        "process.resize": processes.get,
+        "stream.access": access.given_before,
+        "daemon.shutdown": _nothing,
+    }
+
+
+async def _nothing(request: Request[Any]) -> Empty:
+    return Empty()

@@ -86,6 +86,14 @@ def _signature(params: type[Mutation]) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(field.name for field in fields), tuple(field.name for field in fields if field.required)
 
 
+def identified(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters as they are, and a command_id for a method that is known to change something and has none."""
+    row = METHODS.get(method)
+    if row is None or not row.mutates or params.get("command_id") is not None:
+        return params
+    return {**params, "command_id": new_id("cmd")}
+
+
 def check_plain(method: str) -> None:
     """Raise `invalid` for a method whose descriptors would be lost in a plain call."""
     row = METHODS.get(method)

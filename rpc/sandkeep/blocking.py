@@ -9,6 +9,7 @@ every command that somebody types.
 
 import contextlib
 import os
+import time
 from _socket import (
     AF_UNIX,
     SOCK_STREAM,
@@ -18,12 +19,14 @@ from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from msgspec import UNSET, DecodeError
+from msgspec import DecodeError
 
 from sandkeep import dialing, jsonrpc
-from sandkeep.binding import Nouns, bind, check_plain, outcome
+from sandkeep.binding import Nouns, bind, check_plain, identified, outcome
+from sandkeep.dialing import Daemon, Trial
+from sandkeep.errors import SandkeepError
 from sandkeep.follow import EventCursor, OutputCursor
 from sandkeep.lines import LineBuffer
 from sandkeep.methods import Method
@@ -36,21 +39,27 @@ else:
     BlockingMethods = Nouns
 
 Progress = Callable[[str], None]
+T = TypeVar("T")
 
 _CHUNK_BYTES: Final = 256 * 1024
 
 
-def connect(path: str | os.PathLike[str] | None = None, *, client: str = "python") -> "Client":
+def connect(
+    path: str | os.PathLike[str] | None = None, *, client: str = "python", patience_s: float | None = None
+) -> "Client":
     """Connect to the daemon on the socket `path`, by default the one that SANDKEEP_SOCKET names.
 
-    `client` is a name for the record. Raises `not_ready` when no daemon listens there, `permission_denied` when you may
-    not connect, `not_configured` when the path is of no use. Close it, or use it in a ``with`` statement.
+    `client` is a name for the record. `patience_s` is how long a call waits for a daemon that goes away later, by
+    default what SANDKEEP_PATIENCE says; see `Client`. Raises `not_ready` when no daemon listens there,
+    `permission_denied` when you may not connect, `not_configured` when the path is of no use. Close it, or use it in a
+    ``with`` statement.
     """
-    where = dialing.socket_path(path)
-    return Client(_dial(where), where, client)
+    daemon = Daemon(path, client, patience_s)
+    return Client(daemon, dial(daemon.path))
 
 
-def _dial(path: str) -> socket:
+def dial(path: str) -> socket:
+    """A connection. Raises what `connect` does."""
     sock = socket(AF_UNIX, SOCK_STREAM)
     try:
         sock.connect(path)
@@ -69,20 +78,29 @@ class Client(BlockingMethods):
     Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
     that is told in sentences how a long call is getting on. It answers the typed result or raises `SandkeepError`.
 
+    A daemon that goes away, as in a restart, is waited for, and asked again what it had not answered; what changes
+    something is done once all the same. Only when it stays away for longer than `connect` was told is that an error,
+    `not_ready`. A daemon of another event log is `wrong_log`.
+
     Threads may share a client; their calls then follow one another. A call that waits, such as ``process.wait``, is
-    therefore best made on a client of its own. An interrupted call (KeyboardInterrupt) leaves the client usable, and
-    what it began at the daemon going on.
+    therefore best made on a client of its own: see `another`. An interrupted call (KeyboardInterrupt) leaves the client
+    usable, and what it began at the daemon going on.
     """
 
-    def __init__(self, sock: socket, path: str, name: str) -> None:
-        self._sock = sock
-        self._path = path
-        self._name = name
+    def __init__(self, daemon: Daemon, sock: socket | None = None) -> None:
+        self._daemon = daemon
         self._lock = allocate_lock()
-        self._unsent = jsonrpc.request(UNSET, "rpc.hello", {"client": name})
+        self._closed = False
+        self._lost = False
+        self._last_id = 0
+        self._take(sock)
+
+    def _take(self, sock: socket | None) -> None:
+        """Have a new connection, or none yet."""
+        self._sock = sock
+        self._unsent = self._daemon.greeting()
         self._buffer = LineBuffer()
         self._lines: deque[bytes] = deque()
-        self._last_id = 0
 
     def __enter__(self) -> Self:
         return self
@@ -94,14 +112,20 @@ class Client(BlockingMethods):
 
     def close(self) -> None:
         """Let go of the connection. What was begun and changes something goes on at the daemon."""
-        self._sock.close()
+        self._closed = True
+        if self._sock is not None:
+            self._sock.close()
+
+    def another(self) -> "Client":
+        """A client with a connection of its own to the same daemon, which is made, patiently, by its first call."""
+        return Client(self._daemon)
 
     def call(self, method: str, params: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
         """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the
-        table.
+        table. A method that changes something gets a command_id if it was given none.
         """
         check_plain(method)
-        return outcome(self._exchange(method, params or {}, progress), Any)
+        return outcome(self._exchange(method, identified(method, params or {}), progress), Any)
 
     def with_descriptors(self, method: str, *args: Any, **kwargs: Any) -> "Handed":
         """Begin a call that is answered with open descriptors, on a connection of its own, to which it belongs:
@@ -112,8 +136,7 @@ class Client(BlockingMethods):
         """
         from sandkeep.descriptors import Handed, Handover
 
-        handover = Handover(self._path, self._name, method, args, kwargs)
-        return Handed(_dial(self._path), handover)
+        return Handed(Handover(self._daemon, method, args, kwargs))
 
     def follow_events(
         self,
@@ -140,37 +163,122 @@ class Client(BlockingMethods):
             if cursor.take(piece):
                 yield piece
 
+    def persist(self, work: Callable[[], T]) -> T:
+        """Do something that is made of several calls; all of it again when the daemon goes away in the middle. For what
+        can be begun anew.
+        """
+        trial = Trial(self._daemon, "daemon.ping", {})
+        while True:
+            try:
+                return work()
+            except SandkeepError as error:
+                if not dialing.is_lost(error) or self._closed:
+                    raise
+                trial.lost(error)
+                time.sleep(trial.pause(error))
+                trial.connected()
+
     def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
         check_plain(row.name)
         return outcome(self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> jsonrpc.Answer:
+        trial = Trial(self._daemon, method, params)
         with self._lock:
-            self._last_id = request_id = self._last_id + 1
-            try:
-                self._send(jsonrpc.request(request_id, method, params))
-                return self._receive(request_id, progress)
-            except OSError:
-                raise dialing.connection_lost(self._path, method, params, self._last_words()) from None
-            except (EOFError, DecodeError):
-                self.close()
-                raise dialing.connection_lost(self._path, method, params) from None
+            while True:
+                sock = self._connected(trial)
+                try:
+                    return self._ask(sock, method, trial.params, progress)
+                except OSError:
+                    said = self._last_words(sock)
+                except (EOFError, DecodeError):
+                    said = None
+                self._lose()
+                self._give_up_if_told(trial, said)
 
-    def _send(self, line: bytes) -> None:
+    def _give_up_if_told(self, trial: Trial, said: jsonrpc.Answer | None) -> None:
+        failure = trial.failure(said)
+        if said is not None or self._closed:
+            raise failure from None
+        trial.lost(failure)
+
+    # -- connecting ---------------------------------------------------------------------------------------------------
+
+    def _connected(self, trial: Trial) -> socket:
+        """The connection; a new one if the last was lost, once the daemon is there again and is the same."""
+        if self._sock is not None and not self._closed:
+            return self._sock
+        if self._closed or (self._lost and self._daemon.patience_s <= 0):
+            raise trial.failure()
+        failure = trial.failure()
+        while True:
+            time.sleep(trial.pause(failure))
+            try:
+                self._take(dial(self._daemon.path))
+                self._greet(trial.left_s)
+            except (OSError, EOFError, DecodeError):
+                self._lose()
+            except SandkeepError as error:
+                if error.code == "wrong_log":
+                    raise
+                failure = error
+            except BaseException:
+                self._lose()
+                raise
+            else:
+                trial.connected()
+                assert self._sock is not None
+                return self._sock
+
+    def _greet(self, timeout_s: float) -> None:
+        """See that it is the daemon of before, ahead of anything that changes something. Raises OSError when it does
+        not answer in that time, too.
+        """
+        assert self._sock is not None
+        self._sock.settimeout(timeout_s)
+        self._send(self._sock, b"")
+        while jsonrpc.parse_answer(line := self._read_line(self._sock)).id != dialing.GREETING_ID:
+            pass
+        self._recognise(jsonrpc.parse_answer(line))
+        self._sock.settimeout(None)
+
+    def _recognise(self, answer: jsonrpc.Answer) -> None:
         try:
-            self._sock.sendall(self._unsent + line)
+            self._daemon.recognise(answer)
+        except SandkeepError:
+            self._lose()
+            raise
+
+    def _lose(self) -> None:
+        self._lost = True
+        if self._sock is not None:
+            self._sock.close()
+        self._take(None)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, sock: socket, method: str, params: dict[str, Any], progress: Progress | None) -> jsonrpc.Answer:
+        self._last_id = request_id = self._last_id + 1
+        self._send(sock, jsonrpc.request(request_id, method, params))
+        return self._receive(sock, request_id, progress)
+
+    def _send(self, sock: socket, line: bytes) -> None:
+        try:
+            sock.sendall(self._unsent + line)
         except BaseException:
             with contextlib.suppress(OSError):
-                self._sock.shutdown(1)  # half a line may be out: after that no other makes sense
+                sock.shutdown(1)  # half a line may be out: after that no other makes sense
             raise
         self._unsent = b""
 
-    def _receive(self, request_id: int, progress: Progress | None) -> jsonrpc.Answer:
+    def _receive(self, sock: socket, request_id: int, progress: Progress | None) -> jsonrpc.Answer:
         """Read until the answer; skip those to calls that were interrupted."""
         while True:
-            answer = jsonrpc.parse_answer(self._read_line())
+            answer = jsonrpc.parse_answer(self._read_line(sock))
             if answer.id == request_id and answer.method is None:
                 return answer
+            if answer.id == dialing.GREETING_ID:
+                self._recognise(answer)
             if answer.id is None and answer.error is not None:
                 return answer
             if answer.method == "progress" and progress is not None:
@@ -178,9 +286,9 @@ class Client(BlockingMethods):
                 if told.request == request_id:
                     progress(told.message)
 
-    def _read_line(self) -> bytes:
+    def _read_line(self, sock: socket) -> bytes:
         while not self._lines:
-            data = self._sock.recv(_CHUNK_BYTES)
+            data = sock.recv(_CHUNK_BYTES)
             if not data:
                 raise EOFError
             self._lines.extend(self._buffer.feed(data))
@@ -188,11 +296,11 @@ class Client(BlockingMethods):
                 raise EOFError
         return self._lines.popleft()
 
-    def _last_words(self) -> jsonrpc.Answer | None:
+    def _last_words(self, sock: socket) -> jsonrpc.Answer | None:
         """What the daemon said before it closed the connection, if it sent a reason that was not read yet."""
         with contextlib.suppress(OSError, EOFError, DecodeError):
             while True:
-                answer = jsonrpc.parse_answer(self._read_line())
+                answer = jsonrpc.parse_answer(self._read_line(sock))
                 if answer.id is None and answer.error is not None:
                     return answer
         return None

@@ -4,26 +4,24 @@
         result = await client.sandbox.exec(sandbox_id, ["true"])
 
 Any number of tasks may call at the same time; their calls share the connection and are carried out side by side.
-There is no task in the background, and so no nursery around your code: whoever waits for an answer reads, for all who
-wait, until its own is there, and then leaves that to another of them.
+There is no task in the background, and so no nursery around your code: see `link`. When the daemon went away, the first
+that notices connects anew, for all.
 """
 
-import errno
 import os
-import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 import trio
-from msgspec import UNSET, DecodeError
 
-from sandkeep import dialing, jsonrpc
-from sandkeep.binding import Nouns, bind, check_plain, outcome
-from sandkeep.descriptors import ANCILLARY_BYTES, RECEIVE_FLAGS, Handover
+from sandkeep.binding import Nouns, bind, check_plain, identified, outcome
+from sandkeep.descriptors import ANCILLARY_BYTES, CHUNK_BYTES, RECEIVE_FLAGS, Handover
+from sandkeep.dialing import Daemon, Trial
+from sandkeep.errors import SandkeepError
 from sandkeep.follow import EventCursor, OutputCursor
 from sandkeep.jsonrpc import Answer
-from sandkeep.lines import LineBuffer
+from sandkeep.link import Link, Progress, dial
 from sandkeep.methods import Method
 from sandkeep.model import Event, ProcessOutput
 
@@ -32,50 +30,23 @@ if TYPE_CHECKING:
 else:
     TrioMethods = Nouns
 
-Progress = Callable[[str], None]
-
-_CHUNK_BYTES: Final = 256 * 1024
-_CONNECT_S: Final = 10.0
-
 
 @asynccontextmanager
-async def connect(path: str | os.PathLike[str] | None = None, *, client: str = "python") -> AsyncIterator["Client"]:
+async def connect(
+    path: str | os.PathLike[str] | None = None, *, client: str = "python", patience_s: float | None = None
+) -> AsyncIterator["Client"]:
     """Connect to the daemon on the socket `path`, by default the one that SANDKEEP_SOCKET names.
 
-    `client` is a name for the record. Raises `not_ready` when no daemon listens there, `permission_denied` when you may
-    not connect, `not_configured` when the path is of no use.
+    `client` is a name for the record. `patience_s` is how long a call waits for a daemon that goes away later, by
+    default what SANDKEEP_PATIENCE says; see `Client`. Raises `not_ready` when no daemon listens there,
+    `permission_denied` when you may not connect, `not_configured` when the path is of no use.
     """
-    where = dialing.socket_path(path)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        await _connect(sock, where)
-        connected = Client(sock, where, client)
-        try:
-            yield connected
-        finally:
-            connected.close()
-
-
-async def _connect(sock: socket.socket, path: str) -> None:
-    """Connect, and while the daemon's queue of new clients is full try again: a Unix socket cannot be waited for
-    there.
-    """
-    give_up = trio.current_time() + _CONNECT_S
-    while number := sock.connect_ex(path):
-        if number != errno.EAGAIN or trio.current_time() >= give_up:
-            raise dialing.cannot_connect(path, OSError(number, os.strerror(number)))
-        await trio.sleep(0.01)
-    await trio.lowlevel.checkpoint()
-
-
-class _Slot:
-    """A call that waits for its answer, and what was told about it meanwhile."""
-
-    def __init__(self) -> None:
-        self.answer: Answer | None = None
-        self.progress: list[str] = []
-        self.wake = trio.Event()
-        self.sleeps = False
+    daemon = Daemon(path, client, patience_s)
+    connected = Client(daemon, Link(await dial(daemon.path), daemon))
+    try:
+        yield connected
+    finally:
+        connected.close()
 
 
 class Client(TrioMethods):
@@ -84,35 +55,31 @@ class Client(TrioMethods):
     Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
     that is told in sentences how a long call is getting on. It answers the typed result or raises `SandkeepError`. A
     call that is cancelled leaves the client usable, and what it began at the daemon going on.
+
+    A daemon that goes away, as in a restart, is waited for, and asked again what it had not answered; what changes
+    something is done once all the same. Only when it stays away for longer than `connect` was told is that an error,
+    `not_ready`. A daemon of another event log is `wrong_log`.
     """
 
-    def __init__(self, sock: socket.socket, path: str, name: str) -> None:
-        self._sock = sock
-        self._path = path
-        self._name = name
-        self._unsent = jsonrpc.request(UNSET, "rpc.hello", {"client": name})
-        self._sending = trio.Lock()
-        self._buffer = LineBuffer()
-        self._slots: dict[int, _Slot] = {}
-        self._someone_reads = False
-        self._lost = False
-        self._last_words: Answer | None = None
-        self._last_id = 0
+    def __init__(self, daemon: Daemon, link: Link) -> None:
+        self._daemon = daemon
+        self._link = link
+        self._connecting = trio.Lock()
+        self._closed = trio.Event()
 
     def close(self) -> None:
         """Let go of the connection; calls under way fail. What they began and changes something goes on at the
         daemon.
         """
-        self._lose()
-        trio.lowlevel.notify_closing(self._sock)
-        self._sock.close()
+        self._closed.set()
+        self._link.close()
 
     async def call(self, method: str, params: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
         """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the
-        table.
+        table. A method that changes something gets a command_id if it was given none.
         """
         check_plain(method)
-        return outcome(await self._exchange(method, params or {}, progress), Any)
+        return outcome(await self._exchange(method, identified(method, params or {}), progress), Any)
 
     @asynccontextmanager
     async def with_descriptors(self, method: str, *args: Any, **kwargs: Any) -> AsyncIterator["Handed"]:
@@ -122,16 +89,12 @@ class Client(TrioMethods):
             stdout, stderr = await handed.receive()
             what = await handed.answer()
         """
-        handover = Handover(self._path, self._name, method, args, kwargs)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.setblocking(False)
-            await _connect(sock, self._path)
-            handed = Handed(sock, handover)
-            try:
-                await handed.send()
-                yield handed
-            finally:
-                handover.close()
+        handed = Handed(Handover(self._daemon, method, args, kwargs))
+        try:
+            await handed.begin()
+            yield handed
+        finally:
+            handed.close()
 
     def follow_events(
         self,
@@ -163,163 +126,83 @@ class Client(TrioMethods):
         return outcome(await self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
-        if self._lost:
-            raise dialing.connection_lost(self._path, method, params)
-        self._last_id = request_id = self._last_id + 1
-        slot = self._slots[request_id] = _Slot()
-        try:
-            await self._send(jsonrpc.request(request_id, method, params), slot)
-            answer = await self._wait_for(slot, progress)
-        finally:
-            del self._slots[request_id]
-            self._hand_over()
-        if answer is None:
-            raise dialing.connection_lost(self._path, method, params, self._last_words)
-        return answer
-
-    # -- sending ------------------------------------------------------------------------------------------------------
-
-    async def _send(self, line: bytes, slot: _Slot) -> None:
-        """Send a request whole, and the client's name before the first. A failure shows when its answer does not
-        come.
-        """
-        async with self._sending:
-            data = memoryview(self._unsent + line)
-            rest = data
-            try:
-                while rest and not self._lost:
-                    rest = rest[await self._push(rest, slot) :]
-            except BaseException:
-                if len(rest) != len(data):
-                    self._lose()  # half a line is out: after that no other makes sense
-                raise
-            self._unsent = b""
-
-    async def _push(self, data: memoryview, slot: _Slot) -> int:
-        try:
-            return self._sock.send(data)
-        except BlockingIOError:
-            await self._wait_for_room(slot)
-            return 0
-        except OSError:
-            return len(data)  # the daemon closed the connection; what it said before is still to be read
-
-    async def _wait_for_room(self, slot: _Slot) -> None:
-        """Wait until more can be sent, and read meanwhile: a daemon whose answers nobody takes reads no requests
-        either.
-        """
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._read_meanwhile, slot)
-            with suppress(trio.ClosedResourceError):
-                await trio.lowlevel.wait_writable(self._sock)
-            nursery.cancel_scope.cancel()
-
-    async def _read_meanwhile(self, slot: _Slot) -> None:
-        while not self._lost:
-            await self._read_or_sleep(slot)
-
-    # -- receiving ----------------------------------------------------------------------------------------------------
-
-    async def _wait_for(self, slot: _Slot, progress: Progress | None) -> Answer | None:
-        """Wait for the answer. None when the connection ended before."""
+        trial = Trial(self._daemon, method, params)
         while True:
-            self._tell(slot, progress)
-            if slot.answer is not None or self._lost:
-                return slot.answer
-            await self._read_or_sleep(slot)
+            link = await self._connected(trial)
+            answer = await link.exchange(method, trial.params, progress)
+            if answer is not None:
+                return answer
+            if link.refusal is not None:
+                raise link.refusal
+            failure = trial.failure(link.last_words)
+            if link.last_words is not None or self._closed.is_set():
+                raise failure
+            trial.lost(failure)
 
-    async def _read_or_sleep(self, slot: _Slot) -> None:
-        """Read what arrives, for all; or sleep while another does, until there is something for us or our turn."""
-        if not self._someone_reads:
-            return await self._read()
-        slot.wake = trio.Event()
-        slot.sleeps = True
+    async def _connected(self, trial: Trial) -> Link:
+        """The connection; a new one if the last was lost, once the daemon is there again and is the same."""
+        link = self._link
+        if not link.is_lost:
+            return link
+        failure = trial.failure()
+        if self._daemon.patience_s <= 0:
+            raise failure
+        async with self._connecting:
+            while (link := self._link).is_lost:
+                if self._closed.is_set():
+                    raise trial.failure()
+                with trio.move_on_after(trial.pause(failure)):
+                    await self._closed.wait()
+                try:
+                    await self._connect(trial.left_s)
+                except SandkeepError as error:
+                    if error.code == "wrong_log":
+                        raise
+                    failure = error
+        trial.connected()
+        return link
+
+    async def _connect(self, timeout_s: float) -> None:
+        """Try once to connect anew. Raises when nobody is there, or another daemon."""
+        link = Link(await dial(self._daemon.path), self._daemon)
+        greeted = False
         try:
-            await slot.wake.wait()
-        finally:
-            slot.sleeps = False
-
-    def _tell(self, slot: _Slot, progress: Progress | None) -> None:
-        told, slot.progress = slot.progress, []
-        if progress is not None:
-            for message in told:
-                progress(message)
-
-    async def _read(self) -> None:
-        self._someone_reads = True
-        try:
-            await trio.lowlevel.wait_readable(self._sock)
-            data = self._receive()
-            if data is not None:
-                self._distribute(data)
-        except trio.ClosedResourceError:
-            self._lose()
-        finally:
-            self._someone_reads = False
-
-    def _receive(self) -> bytes | None:
-        try:
-            return self._sock.recv(_CHUNK_BYTES)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
-
-    def _distribute(self, data: bytes) -> None:
-        try:
-            for line in self._buffer.feed(data):
-                self._deliver(jsonrpc.parse_answer(line))
-        except DecodeError:
-            self._lose()
-        if not data or self._buffer.overflowed:
-            self._lose()
-
-    def _deliver(self, answer: Answer) -> None:
-        """Give an answer or a notification to the call that it is for, if that still waits."""
-        if answer.method is not None:
-            self._deliver_progress(answer)
-        elif answer.id is None:
-            self._last_words = answer
-        elif slot := self._slots.get(answer.id):  # type: ignore[arg-type]  # ours are numbers
-            slot.answer = answer
-            slot.wake.set()
-
-    def _deliver_progress(self, answer: Answer) -> None:
-        if answer.method != "progress":
-            return
-        told = jsonrpc.parse_progress(answer.params)
-        if slot := self._slots.get(told.request):  # type: ignore[arg-type]  # ours are numbers
-            slot.progress.append(told.message)
-            slot.wake.set()
-
-    def _hand_over(self) -> None:
-        """Wake one of those who sleep, so that it reads from now on."""
-        if not self._someone_reads:
-            sleeper = next((slot for slot in self._slots.values() if slot.sleeps), None)
-            if sleeper is not None:
-                sleeper.wake.set()
-
-    def _lose(self) -> None:
-        self._lost = True
-        for slot in self._slots.values():
-            slot.wake.set()
+            with trio.move_on_after(timeout_s):
+                greeted = await link.greet()
+        except BaseException:
+            link.close()
+            raise
+        if self._closed.is_set() or not greeted:
+            link.close()
+        else:
+            self._link.close()
+            self._link = link
 
 
 class Handed:
     """A call under way at the daemon, which hands over descriptors; see `sandkeep.descriptors`. One task uses it."""
 
-    def __init__(self, sock: socket.socket, handover: Handover) -> None:
-        self._sock = trio.socket.from_stdlib_socket(sock)
+    def __init__(self, handover: Handover) -> None:
         self._handover = handover
+        self._sock: trio.socket.SocketType | None = None
 
-    async def send(self) -> None:
-        """Send the request, which `Client.with_descriptors` has done."""
-        rest = memoryview(self._handover.request())
-        try:
-            while rest:
-                rest = rest[await self._sock.send(rest) :]
-        except OSError:
-            raise self._handover.lost() from None
+    async def begin(self) -> None:
+        """Connect, and send the request, as soon as the daemon is there. `Client.with_descriptors` has done it."""
+        trial = self._handover.trial
+        failure = trial.failure()
+        while True:
+            await trio.sleep(trial.pause(failure))
+            try:
+                self._sock = trio.socket.from_stdlib_socket(await dial(self._handover.path))
+                rest = memoryview(self._handover.request())
+                while rest:
+                    rest = rest[await self._sock.send(rest) :]
+            except SandkeepError as error:
+                failure = error
+            except OSError:
+                self._let_go()
+            else:
+                return trial.connected()
 
     async def receive(self) -> list[int]:
         """Wait for the descriptors. They are yours, to close too. Raises what the daemon refuses the call with."""
@@ -334,11 +217,26 @@ class Handed:
         return self._handover.result(answer)
 
     async def _read(self) -> None:
+        assert self._sock is not None
         try:
-            data, ancillary, flags, _ = await self._sock.recvmsg(_CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
+            data, ancillary, flags, _ = await self._sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
         except OSError:
-            raise self._handover.lost() from None
-        self._handover.take(data, ancillary, flags)
+            data, ancillary, flags = b"", [], 0
+        try:
+            self._handover.take(data, ancillary, flags)
+        except EOFError:
+            self._handover.again()
+            self._let_go()
+            await self.begin()
+
+    def _let_go(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+
+    def close(self) -> None:
+        """Let go of the connection, and of descriptors that were not received."""
+        self._let_go()
+        self._handover.close()
 
 
 class Events(EventCursor):

@@ -6,16 +6,19 @@ received belongs to the receiver and is closed when a program is executed; what 
 """
 
 import os
+import time
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, SCM_RIGHTS, SOL_SOCKET, socket
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from msgspec import UNSET, DecodeError
+from msgspec import DecodeError
 
-from sandkeep import dialing, jsonrpc
+from sandkeep import jsonrpc
 from sandkeep.binding import bind, outcome
-from sandkeep.errors import DaemonError, SetupError
+from sandkeep.blocking import dial
+from sandkeep.dialing import GREETING_ID, Daemon, Trial
+from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.jsonrpc import Answer
 from sandkeep.lines import LineBuffer
 from sandkeep.methods import METHODS, Method
@@ -26,6 +29,8 @@ ANCILLARY_BYTES: Final = CMSG_SPACE(253 * 4)
 
 RECEIVE_FLAGS: Final = MSG_CMSG_CLOEXEC
 _REQUEST_ID: Final = 1
+_STREAMS: Final = frozenset({"sandbox.copy_in", "sandbox.copy_out"})
+"""What is handed over here ends with the call; elsewhere it stays good without it."""
 
 
 class Handover:
@@ -34,24 +39,29 @@ class Handover:
     Raises TypeError for a method that gives none, or for arguments that do not fit, as `binding.bind` does.
     """
 
-    def __init__(self, path: str, client: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, daemon: Daemon, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.row = _row_of(method)
         self.answer: Answer | None = None
-        self._path = path
+        self._daemon = daemon
         self._progress: Callable[[str], None] | None = kwargs.pop("progress", None)
-        self._params = bind(self.row, args, kwargs)
-        self._hello = jsonrpc.request(UNSET, "rpc.hello", {"client": client})
+        self.trial = Trial(daemon, self.row.name, bind(self.row, args, kwargs))
         self._lines = LineBuffer()
         self._arrived: list[int] = []
         self._given: list[int] | None = None
+        self._taken = False
+
+    @property
+    def path(self) -> str:
+        """Where to connect to."""
+        return self._daemon.path
 
     def request(self) -> bytes:
-        """What to send, once."""
-        return self._hello + jsonrpc.request(_REQUEST_ID, self.row.name, self._params)
+        """What to send on a new connection."""
+        return self._daemon.greeting() + jsonrpc.request(_REQUEST_ID, self.row.name, self.trial.params)
 
     def take(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int) -> None:
-        """Take what one ``recvmsg`` brought. Raises `SandkeepError` when it is not what the method's row says, or the
-        connection ended; then all that came is closed.
+        """Take what one ``recvmsg`` brought. Raises `SandkeepError` when it is not what the method's row says, and
+        EOFError when the connection ended; then all that came is closed.
         """
         try:
             self._arrived += _descriptors_in(ancillary)
@@ -61,7 +71,7 @@ class Handover:
             for line in self._lines.feed(data):
                 self._hear(jsonrpc.parse_answer(line))
             if not data or self._lines.overflowed:
-                raise self.lost()
+                raise EOFError
         except DecodeError:
             self.close()
             raise self._not_understood() from None
@@ -75,6 +85,8 @@ class Handover:
         elif answer.method == "progress":
             if self._progress is not None:
                 self._progress(jsonrpc.parse_progress(answer.params).message)
+        elif answer.method is None and answer.id == GREETING_ID:
+            self._daemon.recognise(answer)
         elif answer.method is None:
             self.answer = answer
             if self._arrived or (answer.error is None and self._given is None):
@@ -84,6 +96,8 @@ class Handover:
         if self._given is not None or not told.count == self.row.descriptors == len(self._arrived):
             raise self._not_understood()
         self._given, self._arrived = self._arrived, []
+        if self._taken:  # the caller has those of the connection before
+            self.close()
 
     def given(self) -> list[int] | None:
         """The descriptors, which are the caller's from now on; None while neither they nor an answer came. Raises the
@@ -94,15 +108,25 @@ class Handover:
                 self.result(self.answer)  # raises: only an error comes without descriptors
             return None
         given, self._given = self._given, []
+        self._taken = True
         return given
 
     def result(self, answer: Answer) -> Any:
         """The answer as its row's type, or its error raised."""
         return outcome(answer, self.row.result)
 
-    def lost(self) -> Exception:
-        """The error of a connection that ended before the answer."""
-        return dialing.connection_lost(self._path, self.row.name, self._params, self.answer)
+    def again(self) -> None:
+        """The connection was lost before the answer: begin anew. Raises the error of that when a stream was begun,
+        which nobody can go on with, or when the call is not to be made again.
+        """
+        if self._taken and self.row.name in _STREAMS:
+            words = "the daemon went away during the copy, which may not be complete: begin it anew"
+            raise StateError("not_ready", words, socket=self.path)
+        failure = self.trial.failure(self.answer)
+        self.trial.lost(failure)
+        self.close()
+        self._given = None
+        self._lines = LineBuffer()
 
     def _not_understood(self) -> DaemonError:
         words = (
@@ -121,16 +145,36 @@ class Handover:
 class Handed:
     """A call under way at the daemon, which hands over descriptors. Close it, or use it in a ``with`` statement; that
     ends a call which still runs, if it changes nothing.
+
+    It is made again when the daemon goes away and comes back, unless what was received is a stream's end: then that is
+    over. Descriptors of files and terminals stay good.
     """
 
-    def __init__(self, sock: socket, handover: Handover) -> None:
-        self._sock = sock
+    def __init__(self, handover: Handover) -> None:
         self._handover = handover
-        try:
-            sock.sendall(handover.request())
-        except OSError:
-            sock.close()
-            raise handover.lost() from None
+        self._sock = self._begin()
+
+    def _begin(self) -> socket:
+        """Connect, and send the request, as soon as the daemon is there."""
+        trial = self._handover.trial
+        failure = trial.failure()
+        while True:
+            time.sleep(trial.pause(failure))
+            try:
+                sock = dial(self._handover.path)
+            except SandkeepError as error:
+                failure = error
+                continue
+            try:
+                sock.sendall(self._handover.request())
+            except OSError:
+                sock.close()
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                trial.connected()
+                return sock
 
     def receive(self) -> list[int]:
         """Wait for the descriptors. They are yours, to close too. Raises what the daemon refuses the call with."""
@@ -150,18 +194,23 @@ class Handed:
         return self._handover.answer is not None
 
     def fileno(self) -> int:
-        """What a selector can wait for while there is no answer."""
+        """What a selector can wait for while there is no answer. It is another one when the call was made again."""
         return self._sock.fileno()
 
     def hear(self) -> None:
         """Wait until something of the answer arrives, and take it. Raises what `receive` and `answer` do when it is the
-        end of the connection.
+        end of the connection, and the call cannot be made again.
         """
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
         except OSError:
-            raise self._handover.lost() from None
-        self._handover.take(data, ancillary, flags)
+            data, ancillary, flags = b"", [], 0
+        try:
+            self._handover.take(data, ancillary, flags)
+        except EOFError:
+            self._handover.again()
+            self._sock.close()
+            self._sock = self._begin()
 
     def close(self) -> None:
         """Let go of the connection, and of descriptors that were not received."""

@@ -1,20 +1,142 @@
-"""What can go wrong between a client and the daemon's socket, as errors that say what to do."""
+"""The daemon as clients see it: where it listens, how it is known again, how long it is waited for when it went away.
+
+No input or output here: what can go wrong on the way to the socket becomes an error that says what to do.
+"""
 
 import errno
 import os
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
-from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
-from sandkeep.jsonrpc import Answer
-from sandkeep.settings import SOCKET
+import msgspec
 
+from sandkeep import jsonrpc
+from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError
+from sandkeep.jsonrpc import Answer
+from sandkeep.methods import METHODS
+from sandkeep.settings import PATIENCE, SOCKET
+
+GREETING_ID: Final = 0
+"""The id of a connection's first request, the greeting; others count from 1."""
+
+STEADY_S: Final = 10.0
+"""A daemon that stays for that long has come back for good: when it goes again, it is waited for as before."""
+
+_TELL_AFTER_S: Final = 1.0
+_FIRST_PAUSE_S: Final = 0.01
+_LONGEST_PAUSE_S: Final = 0.5
 _MOST_PATH_BYTES: Final = 107
 _NOBODY: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR})
+_NOT_AGAIN: Final = frozenset({"daemon.shutdown"})
+"""What nobody waits for a daemon with: that it has gone is what was wanted."""
+
+
+class Daemon:
+    """The daemon that a client talks to, over any number of connections.
+
+    `patience_s` is how long a call waits when the daemon went away, by default what SANDKEEP_PATIENCE says; with 0 it
+    fails at once. `tell` is told in a sentence when that takes a while. `is_away` says that somebody waits.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, client: str, patience_s: float | None = None) -> None:
+        self.path = socket_path(path)
+        self.patience_s = PATIENCE() if patience_s is None else patience_s
+        self.tell: Callable[[str], None] | None = None
+        self.is_away = False
+        self._client = client
+        self._log_id: str | None = None
+
+    def greeting(self) -> bytes:
+        """What a connection begins with."""
+        return jsonrpc.request(GREETING_ID, "rpc.hello", {"client": self._client})
+
+    def recognise(self, answer: Answer) -> None:
+        """Take the answer to a greeting. Raises `wrong_log` when it is not the daemon of earlier connections."""
+        if answer.error is not None:
+            return
+        log_id = msgspec.json.decode(answer.result, type=_Welcome).log_id
+        if log_id is None or self._log_id in (None, log_id):
+            self._log_id = self._log_id or log_id
+            return
+        words = f"the daemon on {self.path} keeps another event log than before: connect anew, and begin from nothing"
+        raise DataError("wrong_log", words, log_id=log_id)
+
+
+class _Welcome(msgspec.Struct, frozen=True):
+    log_id: str | None = None
+
+
+class Trial:
+    """One call, made again and again when the connection is lost, for as long as the daemon's `patience_s`."""
+
+    def __init__(self, daemon: Daemon, method: str, params: dict[str, Any]) -> None:
+        row = METHODS.get(method)
+        self.daemon = daemon
+        self._method = method
+        self._params = params
+        self._harmless = row is not None and (not row.mutates or "command_id" in params) and method not in _NOT_AGAIN
+        self._began = time.monotonic()
+        self._pause_s = 0.0
+        self._went = 0.0
+        self._until: float | None = None
+        self._back: float | None = None
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What to send. What is left of a time to wait for the end of a process is less each time."""
+        timeout_s = self._params.get("timeout_s")
+        if self._until is None or timeout_s is None or self._method != "process.wait":
+            return self._params
+        return {**self._params, "timeout_s": max(0.001, timeout_s - (time.monotonic() - self._began))}
+
+    def failure(self, said: Answer | None = None) -> SandkeepError:
+        """The error of a call whose connection was lost; `said` is what the daemon told about that, if it did."""
+        return connection_lost(self.daemon.path, self._method, self._params, said)
+
+    def lost(self, error: SandkeepError) -> None:
+        """The connection was lost before the answer. Raises `error` if the call is not to be made again."""
+        if not self._harmless or self.daemon.patience_s <= 0:
+            raise error from None
+        now = time.monotonic()
+        if self._until is None or (self._back is not None and now - self._back > STEADY_S):
+            self._until, self._went, self._pause_s = now + self.daemon.patience_s, now, 0.0
+
+    def pause(self, error: SandkeepError) -> float:
+        """How many seconds to wait before the next attempt to connect. Raises `error` when that has no point."""
+        now = time.monotonic()
+        if self._until is None:
+            self._until, self._went = now + self.daemon.patience_s, now
+        elif now >= self._until:
+            self.daemon.is_away = False
+            raise error from None
+        self._tell(now)
+        pause_s, self._pause_s = self._pause_s, min(_LONGEST_PAUSE_S, self._pause_s * 1.6 + _FIRST_PAUSE_S)
+        return min(pause_s, max(0.0, self._until - now))
+
+    @property
+    def left_s(self) -> float:
+        """For how many more seconds the daemon is waited for."""
+        return max(0.001, (self._until or 0) - time.monotonic())
+
+    def _tell(self, now: float) -> None:
+        self.daemon.is_away = True
+        if self.daemon.tell is not None and self._went and now - self._went > _TELL_AFTER_S:
+            self._went = 0.0
+            self.daemon.tell(f"the daemon on {self.daemon.path} has gone: waiting for it")
+
+    def connected(self) -> None:
+        """There is a connection again."""
+        self.daemon.is_away = False
+        self._back = time.monotonic()
 
 
 def socket_path(given: str | os.PathLike[str] | None) -> str:
     """The socket to connect to: the one given, or the setting's. Raises `not_configured` if none can be there."""
     path = SOCKET() if given is None else os.fspath(given)
+    if not path:
+        words = "the path of the daemon's socket is empty: give one, or leave SANDKEEP_SOCKET unset"
+        raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
         words = f"SANDKEEP_SOCKET: the path of a socket has at most {_MOST_PATH_BYTES} bytes, and {path} has more"
         raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
@@ -48,3 +170,8 @@ def connection_lost(path: str, method: str, params: dict[str, Any], said: Answer
     hint = "; repeat it with the same command_id, and it is not done twice" if command else ""
     words = f"the daemon on {path} closed the connection before it answered {method}: see whether it runs{hint}"
     return StateError("not_ready", words, socket=path, **command)
+
+
+def is_lost(error: SandkeepError) -> bool:
+    """Whether nobody answered, rather than somebody refused."""
+    return error.code == "not_ready" and "socket" in error.data

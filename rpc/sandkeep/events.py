@@ -34,10 +34,12 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
 class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who caused an event: the command's id, the owner, the peer's process id and client name, or an earlier event.
 
+    `command` tells the command from every other: its method, and a digest of its parameters, of secrets only the names.
     `caused_by` is an event's token, ``log_id:position``.
     """
 
     command_id: str | None = None
+    command: str | None = None
     owner: str | None = None
     pid: int | None = None
     client: str | None = None
@@ -148,11 +150,14 @@ class ImageReused(Event, frozen=True, kw_only=True):
 
 
 class ImageCreateFailed(Event, frozen=True, kw_only=True):
-    """The image was not made and nothing is left of it."""
+    """The image was not made and nothing is left of it. `interrupted` says that only the daemon's own end was the
+    reason: the same command, given again, begins anew.
+    """
 
     type = "image.create_failed"
     code: str
     message: str
+    interrupted: bool = False
 
 
 class ImageRemoveRequested(Event, frozen=True, kw_only=True):
@@ -193,11 +198,14 @@ class SandboxCreated(Event, frozen=True, kw_only=True):
 
 
 class SandboxCreateFailed(Event, frozen=True, kw_only=True):
-    """The sandbox was not made and nothing is left of it."""
+    """The sandbox was not made and nothing is left of it. `interrupted`: as in `image.create_failed`; then its id is
+    free for its owner, and a new `sandbox.create_requested` may follow.
+    """
 
     type = "sandbox.create_failed"
     code: str
     message: str
+    interrupted: bool = False
 
 
 class SandboxAdopted(Event, frozen=True, kw_only=True):
@@ -286,11 +294,12 @@ class ProcessStarted(Event, frozen=True, kw_only=True):
 
 
 class ProcessLaunchFailed(Event, frozen=True, kw_only=True):
-    """The process was not started."""
+    """The process was not started. `interrupted`: as in `image.create_failed`; its name is free then."""
 
     type = "process.launch_failed"
     code: str
     message: str
+    interrupted: bool = False
 
 
 class ProcessSignalled(Event, frozen=True, kw_only=True):

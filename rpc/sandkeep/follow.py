@@ -9,6 +9,10 @@ POLL_S: Final = 30.0
 """How long one request waits at the daemon for something new."""
 
 
+NOW: Final = "now"
+"""The token of the end of what there is."""
+
+
 class EventCursor:
     """Where a reader of events is. `token` is that of the last event it was given: go on from there with
     ``after=token``.
@@ -26,7 +30,8 @@ class EventCursor:
         """What to ask `event.list` for when `next_event` has none; None when there is no more to come."""
         if self._caught_up and not self._wait_s:
             return None
-        return {"after": self.token, "wait_s": self._wait_s, **self._filters}
+        wait_s = 0.0 if self.token == NOW else self._wait_s  # a token first, to go on from if the daemon is restarted
+        return {"after": self.token, "wait_s": wait_s, **self._filters}
 
     def take(self, page: EventPage) -> None:
         """Take what was answered."""

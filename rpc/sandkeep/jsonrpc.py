@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Raw, Struct, UnsetType
 
-from sandkeep.errors import SandkeepError, error_from
+from sandkeep.errors import CallerError, SandkeepError, error_from
 
 PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
@@ -161,8 +161,23 @@ class Descriptors(Struct, frozen=True):
 
 
 def request(request_id: int | UnsetType, method: str, params: dict[str, Any]) -> bytes:
-    """A request's line, newline included; without an id a notification's."""
-    return encode(_Outgoing(jsonrpc="2.0", id=request_id, method=method, params=params)) + b"\n"
+    """A request's line, newline included; without an id a notification's.
+
+    Raises `invalid` for text that JSON cannot have, as what Python makes of arguments and names that are not UTF-8.
+    """
+    try:
+        return encode(_Outgoing(jsonrpc="2.0", id=request_id, method=method, params=params)) + b"\n"
+    except UnicodeEncodeError:
+        name = next((name for name, value in params.items() if not _is_text(value)), "method")
+        raise CallerError("invalid", f"{name}: must be UTF-8 all through", field=name) from None
+
+
+def _is_text(value: Any) -> bool:
+    try:
+        encode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def progress(request_id: Raw, message: str) -> bytes:

@@ -38,7 +38,7 @@ class Access(enum.Enum):
     ADMIN = "administrators"
 
 
-class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Parameters by name; unknown ones are refused. Their representation shows no values, which may be secret."""
 
     def __repr__(self) -> str:
@@ -46,8 +46,8 @@ class Params(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Mutation(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Parameters of a method that changes something. A `command_id` given again within a day gives the first answer
-    again.
+    """Parameters of a method that changes something. A `command_id` given again within a day, with the same
+    parameters, gives the first answer again.
     """
 
     command_id: Name | None = None
@@ -192,7 +192,7 @@ class ProcessAttach(Params, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     read_only: bool = False
 
 
-class ProcessResize(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProcessResize(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The size of a process's terminal while nobody is attached; whoever attaches brings a size of their own."""
 
     sandbox_id: Name
@@ -273,7 +273,11 @@ class CopyCommit(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True
     transfer_id: Name
 
 
-class StreamQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Shutdown(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Without parameters of its own."""
+
+
+class StreamQuery(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """With `renew` the caller's earlier token is worth nothing any more."""
 
     renew: bool = False
@@ -368,7 +372,7 @@ class StoreCompact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
 class StoreRedact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The event whose content is to go for good."""
 
-    position: Annotated[int, Meta(ge=1, lt=2**63)]
+    position: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 class Method(Struct, frozen=True, kw_only=True):
@@ -378,7 +382,8 @@ class Method(Struct, frozen=True, kw_only=True):
     With `descriptors` the answer comes with open descriptors (SCM_RIGHTS), attached to a notification before it.
     `subject` is the parameter that names the object whose owner may call; `admin_if` are values that only an
     administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
-    what writes files: to write one twice does no harm), and by which a repeated command is known.
+    what writes files: to write one twice does no harm), and by which a repeated command is known. Mutations without
+    one, such as a write to a process's input, are remembered beside the log.
     """
 
     name: str
@@ -409,7 +414,7 @@ METHODS: Final[dict[str, Method]] = {
     row.name: row
     for row in (
         _M("rpc.discover", "Describe every method, as an OpenRPC document.", dict[str, Any]),
-        _M("rpc.hello", "Tell the client's name, for the record.", model.Empty, Hello),
+        _M("rpc.hello", "Tell the client's name, for the record; hear which event log it is.", model.Welcome, Hello),
         _M("daemon.ping", "See that the daemon answers.", model.Pong),
         _M("daemon.status", "How the daemon is and what it looks after.", model.DaemonStatus),
         _M(
@@ -418,7 +423,7 @@ METHODS: Final[dict[str, Method]] = {
             model.Capabilities,
             deadline_s=30.0,
         ),
-        _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, **_ADMIN),
+        _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, Shutdown, **_ADMIN),
         _M(
             "image.create",
             "Make an image of a directory.",

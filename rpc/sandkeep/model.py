@@ -329,6 +329,13 @@ class ProcessList(Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
+class Welcome(Struct, frozen=True, kw_only=True):
+    """The daemon's answer to a client's greeting. By `log_id` a client knows it again after a restart."""
+
+    version: str
+    log_id: str
+
+
 class Pong(Struct, frozen=True, kw_only=True):
     """The daemon's answer to a ping."""
 

@@ -86,6 +86,13 @@ def parse_retention(text: str) -> float | None:
 LEAST_RETAINED_S: Final = 86_400.0
 
 
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 86_400:
+        raise ValueError("give seconds, from 0 to 86400")
+    return number
+
+
 def _level(text: str) -> str:
     if text.lower() not in ("debug", "info", "warning", "error"):
         raise ValueError("give debug, info, warning or error")
@@ -155,6 +162,14 @@ SOCKET = Setting(
     _default_socket,
     "/run/sandkeep/sandkeep.sock as root, else $XDG_RUNTIME_DIR/sandkeep/sandkeep.sock",
     "The Unix socket of the JSON-RPC API.",
+)
+PATIENCE = Setting(
+    "SANDKEEP_PATIENCE",
+    _seconds,
+    lambda: 60.0,
+    "60",
+    "How many seconds clients wait for a daemon that went away while they were using it, and then repeat what was not "
+    "answered; 0 for not at all. One that was not there to begin with is not waited for.",
 )
 STREAM = Setting(
     "SANDKEEP_STREAM",

@@ -1,6 +1,7 @@
 """A place beside a destination where something is made that is seen there whole or not at all.
 
-A program of its own waits for this one's end, however that comes, and removes what is left of the place.
+A program of its own waits for this one's end, however that comes, ends those that still write there, and removes what
+is left of the place.
 """
 
 import errno
@@ -15,10 +16,11 @@ from sandkeep.errors import CallerError, SandkeepError, StateError
 
 PREFIX: Final = b".sandkeep-"
 
-# It is told nothing: its input ends when its starter lets go, or dies. What still writes there then is about to end.
+# It is told nothing: its input ends when its starter lets go, or dies. It leads a process group, whose others it ends.
 _REMOVE: Final = """
 trap '' INT TERM HUP
 read -r _
+kill -TERM 0
 for _ in 1 2 3 4 5 6 7 8 9 10; do
 	rm -rf -- "$1" 2>/dev/null && exit
 	find "$1" -type d ! -perm -700 -exec chmod u+rwx {} \\; 2>/dev/null
@@ -47,8 +49,9 @@ class Stage:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                process_group=0,
                 cwd="/",
+                env={"PATH": f"{os.environ.get('PATH', '')}:{os.defpath}"},
             )
         except BaseException:
             subprocess.run(["/bin/rm", "-rf", "--", self.path], check=False)
@@ -63,6 +66,11 @@ class Stage:
         assert self._remover.stdin is not None
         self._remover.stdin.close()
         self._remover.wait()
+
+    @property
+    def group(self) -> int:
+        """The process group of programs that write in `tree`: they end with the stage, whatever becomes of this one."""
+        return self._remover.pid
 
     def only_entry(self) -> bytes:
         """The path of the one thing that was made in `tree`. Raises `invalid` when there are none or several."""
@@ -96,6 +104,9 @@ class Stage:
         try:
             for act in (False, True):
                 _settle(made, os.path.basename(there), parent, there, act=act)
+        except RecursionError:
+            words = "its directories lie in one another too deeply to be merged: choose another place"
+            raise CallerError("invalid", f"{words}; nothing was copied", field="target") from None
         finally:
             os.close(parent)
 
@@ -114,6 +125,8 @@ def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -
     if is_there and is_tree != stat.S_ISDIR(is_there.st_mode):
         kind = "a directory" if not is_tree else "not a directory"
         raise conflict(shown, kind)
+    if is_there and not is_tree and not _may_go(is_there.st_mode, os.lstat(made).st_mode):
+        raise conflict(shown, "neither a file nor a link")
     if is_tree and is_there:
         _merge(made, name, parent, shown, act=act)
     elif act:
@@ -125,6 +138,11 @@ def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -
             _merge(made, name, parent, shown, act=True)  # somebody made it at that moment
     elif not os.access(b".", os.W_OK | os.X_OK, dir_fd=parent, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.path.dirname(shown))
+
+
+def _may_go(there: int, made: int) -> bool:
+    """Whether something may be replaced. Nobody who names a device means that there be none of it any more."""
+    return stat.S_ISREG(there) or stat.S_ISLNK(there) or stat.S_IFMT(there) == stat.S_IFMT(made)
 
 
 def _merge(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -> None:

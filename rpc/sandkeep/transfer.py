@@ -8,22 +8,25 @@ Names work as with ``cp -a``: into a directory that is there a thing goes under 
 of that name, and a path that ends in ``/.`` stands for what is in the directory. Kept are modes (but for set-uid and
 set-gid bits), times in seconds, symbolic links as links, hard links, holes, empty directories and every byte of a name;
 owners are not: what is copied belongs to who copies. All is seen at its destination when it is complete, file by file
-where a tree is merged; what is interrupted before leaves nothing.
+where a tree is merged; what is interrupted before leaves nothing. When the daemon goes away in the middle, files and
+trees are copied anew as soon as it is back.
 
 The bytes go from one ``tar`` to another, through a pipe and past this process. What a sandbox sends can be anything:
 see `confined` for what holds the ``tar`` that unpacks it here.
 """
 
+import functools
 import io
 import os
 import re
 import select
+import signal
 import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any, Final
+from typing import IO, Any, Concatenate, Final, ParamSpec
 
 from sandkeep import confined
 from sandkeep.blocking import Client
@@ -35,6 +38,7 @@ from sandkeep.staging import Stage
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Moved = Callable[[int], None]
+P = ParamSpec("P")
 
 BEAT_S: Final = 0.1
 """How often it is told how much was moved."""
@@ -44,6 +48,9 @@ MAX_SAID_BYTES: Final = 65536
 
 _CHANGED: Final = 1
 """What tar exits with when a file changed, or went away, while it was read."""
+
+_NO_READER: Final = -signal.SIGPIPE
+"""How a program ends when the sandbox does not take what it writes: the call tells why."""
 
 _CUT_SHORT: Final = ("Unexpected EOF", "does not look like a tar archive")
 """What tar says of an archive whose sender failed: he has more to tell."""
@@ -64,6 +71,17 @@ _EXTRACT: Final = (
 _SCALARS: Final = {"TAR_OPTIONS": None, "POSIXLY_CORRECT": None, "LC_ALL": "C"}
 
 
+def _persistent(copy: Callable[Concatenate[Client, P], Copied]) -> Callable[Concatenate[Client, P], Copied]:
+    """Have a copy begun anew when the daemon went away in the middle: nothing of it counts before its end."""
+
+    def copy_at_last(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Copied:
+        return client.persist(lambda: copy(client, *args, **kwargs))
+
+    functools.update_wrapper(copy_at_last, copy)
+    return copy_at_last
+
+
+@_persistent
 def copy_in(client: Client, source: Path, sandbox_id: str, path: Path, *, moved: Moved | None = None) -> Copied:
     """Copy a file or tree of this machine, as far as you may read it, to `path` in a sandbox.
 
@@ -74,11 +92,12 @@ def copy_in(client: Client, source: Path, sandbox_id: str, path: Path, *, moved:
     with _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor):
         with _reader([*_CREATE, directory, name], descriptor) as tar:
             _watch([call], tar, moved, "wchar")
-        if not call.answered and tar.returncode > _CHANGED:
+        if not call.answered and tar.returncode not in (0, _CHANGED, _NO_READER):
             raise _unreadable(tar)
         return commit()
 
 
+@_persistent
 def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved: Moved | None = None) -> Copied:
     """Copy a file or tree of a sandbox to `target` on this machine. See `copy_in`.
 
@@ -87,7 +106,7 @@ def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved
     place, given = os.fsencode(target), os.fsencode(path)
     contents = _is_contents(given)
     with _stage(place) as stage, _sending(client, sandbox_id, path, contents=contents) as (call, descriptor):
-        with _writer([*_EXTRACT, stage.tree], stage.tree, descriptor) as tar:
+        with _writer([*_EXTRACT, stage.tree], stage, descriptor) as tar:
             _watch([call], tar, moved, "rchar")
         copied = _complete(call, tar)
         with _telling(place):
@@ -95,6 +114,7 @@ def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved
     return Copied(path=os.fsdecode(there), files=copied.files, size_bytes=copied.size_bytes)
 
 
+@_persistent
 def copy_across(
     client: Client, sandbox_id: str, path: Path, other_id: str, other: Path, *, moved: Moved | None = None
 ) -> Copied:
@@ -108,6 +128,8 @@ def copy_across(
             _watch([into, out], cat, moved, "wchar")
         if not into.answered:
             out.answer()  # raises what is missing
+            if cat.returncode not in (0, _NO_READER):
+                raise _unreadable(cat)
         return commit()
 
 
@@ -128,7 +150,7 @@ def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path
     with _receiving(client, sandbox_id, path, contents=True) as (call, commit, pipe):
         with _reader(["cat"], pipe, os.dup(descriptor)) as cat:
             _watch([call], cat, None, "wchar")
-        if not call.answered and cat.returncode:
+        if not call.answered and cat.returncode not in (0, _NO_READER):
             raise _unreadable(cat)
         return commit()
 
@@ -146,10 +168,12 @@ def _receiving(
     def commit() -> Copied:
         if not call.answered:
             try:
-                client.sandbox.copy_commit(sandbox_id, transfer_id)
+                committed: Copied = client.sandbox.copy_commit(sandbox_id, transfer_id)
             except CallerError as error:
                 if error.code != "not_found":  # it has failed just now, as the call itself tells
                     raise
+            else:
+                return committed
         answer: Copied = call.answer()
         return answer
 
@@ -192,15 +216,15 @@ def _reader(argv: list[str | bytes], output: int, source: int | None = None) -> 
 
 
 @contextmanager
-def _writer(argv: list[str | bytes], directory: bytes, source: int) -> "Iterator[subprocess.Popen[bytes]]":
-    """A program that reads from a pipe and writes in one directory. The descriptor is closed here.
+def _writer(argv: list[str | bytes], stage: Stage, source: int) -> "Iterator[subprocess.Popen[bytes]]":
+    """A program that reads from a pipe and writes in a stage, with which it ends. The descriptor is closed here.
 
     Its umask is none, so that modes are those of the archive.
     """
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        begin = confined.start
-        program = _start(begin, argv, directory, stdin=source, stdout=nothing, umask=0)
+        begin, group = confined.start, stage.group
+        program = _start(begin, argv, stage.tree, stdin=source, stdout=nothing, umask=0, process_group=group)
     finally:
         os.close(source)
         os.close(nothing)

@@ -19,8 +19,8 @@ class TrioRpc:
         client: str,
         *,
         progress: Callable[[str], None] | None = ...,
-    ) -> model.Empty:
-        """Tell the client's name, for the record."""
+    ) -> model.Welcome:
+        """Tell the client's name, for the record; hear which event log it is."""
 
 class TrioDaemon:
     async def ping(
@@ -44,6 +44,7 @@ class TrioDaemon:
     async def shutdown(
         self,
         *,
+        command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Empty:
         """Stop the daemon; sandboxes and processes go on."""
@@ -291,6 +292,7 @@ class TrioProcess:
         rows: int,
         cols: int,
         *,
+        command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Process:
         """Resize the terminal of a process that nobody is attached to."""
@@ -300,6 +302,7 @@ class TrioStream:
         self,
         *,
         renew: bool = ...,
+        command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.StreamAccess:
         """Where the stream server listens, and the caller's token for it on TCP."""
@@ -367,8 +370,8 @@ class BlockingRpc:
         client: str,
         *,
         progress: Callable[[str], None] | None = ...,
-    ) -> model.Empty:
-        """Tell the client's name, for the record."""
+    ) -> model.Welcome:
+        """Tell the client's name, for the record; hear which event log it is."""
 
 class BlockingDaemon:
     def ping(
@@ -392,6 +395,7 @@ class BlockingDaemon:
     def shutdown(
         self,
         *,
+        command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Empty:
         """Stop the daemon; sandboxes and processes go on."""
@@ -639,6 +643,7 @@ class BlockingProcess:
         rows: int,
         cols: int,
         *,
+        command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Process:
         """Resize the terminal of a process that nobody is attached to."""
@@ -648,6 +653,7 @@ class BlockingStream:
         self,
         *,
         renew: bool = ...,
+        command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.StreamAccess:
         """Where the stream server listens, and the caller's token for it on TCP."""

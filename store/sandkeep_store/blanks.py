@@ -1,4 +1,4 @@
-"""What is left of an event that is redacted: numbers, ids, names and what providers wrote; nothing else that callers gave.
+"""What is left of an event that is redacted: numbers, ids, names and what providers wrote, and nothing else.
 
 Pure. It works on documents, so that events of every version can be redacted, and redacting twice changes nothing.
 """

@@ -22,6 +22,8 @@ from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import Event, Meta
 from sandkeep_store.blanks import redact_data
 from sandkeep_store.codec import CODEC, Codec, UnknownEvent
+from sandkeep_store.commands import FILE_NAME as COMMANDS_NAME
+from sandkeep_store.commands import Commands
 from sandkeep_store.database import Database
 from sandkeep_store.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
 from sandkeep_store.record import Recorded
@@ -64,13 +66,15 @@ class EventLog:
     """The log in one file. Open it, `scan` it, then `run` it for as long as anyone appends; close it at last.
 
     `on_commit` are callbacks for what must know of every event before anyone is answered, such as views. They get the
-    events of a commit, in order, on the trio thread, and must neither wait nor fail: a failure ends `run`.
+    events of a commit, in order, on the trio thread, and must neither wait nor fail: a failure ends `run`. `commands`
+    remembers commands that make no event.
     """
 
     def __init__(self, database: Database, codec: Codec = CODEC) -> None:
         self.log_id = database.log_id
         self.on_commit: list[Callable[[Sequence[Recorded]], None]] = []
         self._first_position = database.first_position
+        self.commands = Commands(os.path.join(database.directory, COMMANDS_NAME))
         self._database = database
         self._codec = codec
         self._reader = LogReader(database, codec)
@@ -171,6 +175,7 @@ class EventLog:
 
     def close(self) -> None:
         """Let go of the file. `run` must have returned."""
+        self.commands.close()
         self._database.close()
 
     # -- writing ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import trio
 
+from sandkeep import failpoints
 from sandkeep.errors import DaemonError
 from sandkeep.ids import is_name
 from sandkeep.model import RebuildReport
@@ -88,6 +89,7 @@ class MetadataFiles:
             now = {s.sandbox_id: s.position for s in live.values()}
             settled = [s for s in fresh.sandboxes.values() if now.get(s.sandbox_id) == s.position]
             documents = {s.sandbox_id: document(s, self._log_id) for s in settled}
+            failpoints.reach("rebuild.begun")
             report = await trio.to_thread.run_sync(rebuild, self.root, documents, fresh.position)
         await self.flush()
         return report
@@ -205,9 +207,11 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(descriptor)
+        failpoints.reach("metadata.written")
         if _is_directory(FILE_NAME, directory):
             os.rename(FILE_NAME, f".{FILE_NAME}.displaced.{os.getpid()}", src_dir_fd=directory, dst_dir_fd=directory)
         os.rename(temporary, FILE_NAME, src_dir_fd=directory, dst_dir_fd=directory)
+        failpoints.reach("metadata.renamed")
         os.fsync(directory)
     finally:
         os.close(directory)

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep_store.record import Recorded, Row
 from sandkeep_store.recorder import Draft, IntegrityError, LogRecorder, PersistenceError
@@ -187,7 +188,9 @@ class Writer:
         accepted = self._check(batch, trusting=trusting)
         if not accepted:
             return
+        _reach(accepted, failpoints.BEFORE)
         rows = iter(self._recorder.insert([append.drafts for append in accepted], time_us=time.time_ns() // 1000))
+        _reach(accepted, failpoints.AFTER)
         for append in accepted:
             append.error = None
             append.recorded = [_recorded(draft, next(rows)) for draft in append.drafts]
@@ -240,6 +243,13 @@ class Writer:
                 self._reserve.release()
             self._mend()
             self._insert(essential)
+
+
+def _reach(batch: Sequence[Append], side: str) -> None:
+    if failpoints.armed:
+        for append in batch:
+            for draft in append.drafts:
+                failpoints.reach(f"{draft.type}:{side}")
 
 
 def _refuse(batch: Sequence[Append], error: SandkeepError) -> None:

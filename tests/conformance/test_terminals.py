@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shlex
+import shutil
 import signal
 import struct
 import termios
@@ -16,11 +17,14 @@ from tests.conformance.conftest import World, sh, start
 
 from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.ids import PROCESS, new_id
-from sandkeepd.keeper import terminal
+from sandkeepd.keeper import client, terminal
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.providers.base import Exit, Launch, Terminal
 
 pytestmark = pytest.mark.needs("tmux")
+
+once = pytest.mark.parametrize("world", ["local" if shutil.which("bwrap") else "none"], indirect=True)
+"""For what is the same wherever a keeper runs: with the strongest isolation that can be had, not with every kind."""
 
 BASH = "bash"
 RAW = "stty raw -echo; "
@@ -112,6 +116,7 @@ async def tidy(instance: KeeperInstance, *process_ids: str) -> None:
             await sh(instance, "true")
 
 
+@once
 @pytest.mark.parametrize(
     ("script", "code"),
     [("exit 0", 0), ("exit 3", 3), ("kill $$", 143), ("kill -9 $$", 137), ("kill -INT $$", 130), ("exit 255", 255)],
@@ -151,6 +156,7 @@ async def test_words_of_any_bytes(world: World) -> None:
     assert written(instance, process_id) == expected
 
 
+@once
 async def test_the_journal_is_exact(world: World) -> None:
     """Every byte as the terminal got it: raw they are all the same, and cooked a newline is two."""
     instance = await world.sandbox()
@@ -161,13 +167,15 @@ async def test_the_journal_is_exact(world: World) -> None:
     assert (code, len(out), out == b"0123456789abcde\n" * 625_000) == (0, 10_000_000, True)
 
 
+@once
 async def test_first_and_last_bytes_of_instant_programs(world: World) -> None:
     instance = await world.sandbox()
-    for number in range(50 if world.kind == "local" else 10):
+    for number in range(30):
         assert await run_tty(instance, f"echo first; echo last; exit {number}") == (number, b"first\r\nlast\r\n")
     assert leftovers(instance) == []
 
 
+@once
 async def test_many_at_once(world: World) -> None:
     instance = await world.sandbox()
 
@@ -179,6 +187,7 @@ async def test_many_at_once(world: World) -> None:
             nursery.start_soon(one, number)
 
 
+@once
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL])
 async def test_signals_end_the_process_and_its_group(world: World, number: signal.Signals) -> None:
     instance = await world.sandbox()
@@ -190,6 +199,7 @@ async def test_signals_end_the_process_and_its_group(world: World, number: signa
     assert leftovers(instance, process_id) == []
 
 
+@once
 async def test_a_signal_comes_once_and_what_handles_it_keeps_its_terminal(world: World) -> None:
     instance = await world.sandbox()
     script = 'trap "echo HUP" HUP; trap "echo USR1; exit 5" USR1; echo up; while :; do read -r line; done'
@@ -202,6 +212,7 @@ async def test_a_signal_comes_once_and_what_handles_it_keeps_its_terminal(world:
     assert written(instance, process_id) == b"up\r\nHUP\r\nUSR1\r\n"
 
 
+@once
 async def test_a_shell_that_leads_a_group_of_its_own_is_reached(world: World) -> None:
     instance = await world.sandbox()
     process_id = await open_tty(instance, f"exec {BASH} --norc -i")
@@ -266,6 +277,7 @@ async def test_viewers_come_and_go(world: World) -> None:
     await tidy(instance, process_id)
 
 
+@once
 async def test_a_size_without_a_viewer(world: World) -> None:
     instance = await world.sandbox()
     process_id = await open_tty(instance, "trap 'stty size; exit 7' WINCH; echo up; while :; do sleep 0.05; done")
@@ -278,6 +290,7 @@ async def test_a_size_without_a_viewer(world: World) -> None:
 SERVER = "server=${TMUX#*,} && server=${server%,*}; "
 
 
+@once
 async def test_a_tmux_that_is_killed_hangs_up(world: World) -> None:
     """As a terminal that is closed does; how the process takes that is how it ended."""
     instance = await world.sandbox()
@@ -291,12 +304,14 @@ async def test_a_tmux_that_is_killed_hangs_up(world: World) -> None:
     assert leftovers(instance) == []
 
 
+@once
 async def test_a_journal_that_is_turned_off_is_no_end(world: World) -> None:
     instance = await world.sandbox()
     code, out = await run_tty(instance, "echo seen; sleep 0.2; tmux pipe-pane; echo unseen; sleep 0.2; exit 8")
     assert (code, out) == (8, b"seen\r\n")
 
 
+@once
 async def test_more_windows_do_not_outlive_the_process(world: World) -> None:
     instance = await world.sandbox()
     process_id = await open_tty(
@@ -307,6 +322,7 @@ async def test_more_windows_do_not_outlive_the_process(world: World) -> None:
     assert leftovers(instance, process_id) == []
 
 
+@once
 async def test_all_killed_from_inside(world: World) -> None:
     if world.kind != "local":
         return  # where nothing isolates, that is everything
@@ -327,6 +343,7 @@ async def test_all_killed_from_inside(world: World) -> None:
     assert await run_tty(instance, "exit 3") == (3, b"")
 
 
+@once
 async def test_what_watches_is_killed(world: World) -> None:
     """Then the process is, too, and nobody pretends to know how it ended."""
     instance = await world.sandbox()
@@ -363,18 +380,20 @@ async def test_a_viewer_is_inside(world: World) -> None:
         assert not os.path.exists(mark)
 
 
+@once
 @pytest.mark.parametrize("trick", [": ", "ln -s /etc/passwd", "touch", "kill -STOP"])
 async def test_a_socket_that_was_replaced(world: World, trick: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attaching fails, and not late; nobody else is hurt."""
-    monkeypatch.setattr(terminal, "ATTACH_DEADLINE_S", 1.0)
     instance = await world.sandbox()
     process_id = await open_tty(instance, f"{SERVER} echo $server.; cat")
     await shows(instance, process_id, b".")
     place = f"{instance._journals}/{process_id}.tmux"
     server = written(instance, process_id).decode().split(".")[0]
     await sh(instance, f"kill -STOP {server}" if "STOP" in trick else f"mv {place} {place}.moved; {trick} {place}")
+    monkeypatch.setattr(terminal, "DEADLINE_S", 0.2)
     with pytest.raises((ProviderError, StateError), match="terminal"):
         await instance.open_terminal(process_id, rows=24, cols=80, term="xterm")
+    monkeypatch.undo()
     await sh(instance, f"kill -CONT {server}" if "STOP" in trick else f"rm -f {place}; mv {place}.moved {place}")
     with closing(await instance.open_terminal(process_id, rows=24, cols=80, term="xterm")) as fd:
         await sees(fd, server.encode())
@@ -401,6 +420,7 @@ async def test_a_journal_without_room_is_no_end(world: World) -> None:
     assert len(written(instance, process_id)) == 1 << 20
 
 
+@once
 async def test_the_first_end_counts(world: World) -> None:
     """Code inside that speaks in the place of what waits for the process hurts itself, and nothing waits for ever."""
     instance = await world.sandbox()
@@ -417,6 +437,7 @@ async def test_the_first_end_counts(world: World) -> None:
     assert await run_tty(instance, "exit 3") == (3, b"")
 
 
+@once
 async def test_others_that_have_the_terminal_open_delay_no_end(world: World) -> None:
     instance = await world.sandbox()
     process_id = await open_tty(instance, f"{RAW} trap '' HUP; sleep 1000 & seq 1 20000; exit 4")
@@ -424,6 +445,7 @@ async def test_others_that_have_the_terminal_open_delay_no_end(world: World) -> 
     assert written(instance, process_id) == "".join(f"{number}\n" for number in range(1, 20_001)).encode()
 
 
+@once
 async def test_a_slow_server_loses_nothing(world: World) -> None:
     """What is written while tmux does not read, right before the end, is in the journal."""
     instance = await world.sandbox()
@@ -432,3 +454,27 @@ async def test_a_slow_server_loses_nothing(world: World) -> None:
         script = f"{RAW} {SERVER} {holder} {wake} kill -STOP $server; seq 1 5000; exit 4"
         code, out = await run_tty(instance, script)
         assert (code, out) == (4, "".join(f"{number}\n" for number in range(1, 5001)).encode())
+
+
+@once
+async def test_a_server_that_hangs_delays_an_end_but_prevents_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tmux does for minutes when a viewer claims to have a billion characters; and nothing of it stays."""
+    monkeypatch.setattr(terminal, "PANE", terminal.PANE.replace(b"sleep 30", b"sleep 0.2"))
+    monkeypatch.setattr(client, "STUCK_S", 0.1)
+    monkeypatch.setattr(terminal, "DEADLINE_S", 0.3)
+    instance = await world.sandbox()
+    assert await run_tty(instance, f"{SERVER} kill -STOP $server; exit 4") == (4, b"")
+    process_id = await open_tty(instance, f"{SERVER} echo $server.; cat")
+    await shows(instance, process_id, b".")
+    server = written(instance, process_id).decode().split(".")[0]
+    await sh(instance, f"kill -STOP {server}")
+    with pytest.raises(ProviderError, match="does not answer"):
+        await instance.resize_terminal(process_id, rows=3, cols=3)
+    await instance.signal(process_id, signal.SIGKILL)
+    assert (await finish(instance, process_id)).exit_code == 137
+    with trio.fail_after(20):
+        await sh(instance, f"while kill -0 {server} 2>/dev/null; do :; done")
+    instance.forget(process_id)
+    await tidy(instance, process_id)

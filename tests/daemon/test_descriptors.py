@@ -24,6 +24,7 @@ from tests.users import as_user
 import sandkeep
 from sandkeep import blocking, methods, model
 from sandkeep.descriptors import ANCILLARY_BYTES, Handover
+from sandkeep.dialing import Daemon
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError, StateError
 from sandkeepd.api.call import Call
 from sandkeepd.api.listener import listening
@@ -388,7 +389,7 @@ LIES: dict[str, Told] = {
 def test_a_lie_is_an_error_and_leaves_nothing_open(lie: str, tmp_path: Path) -> None:
     before = numbers_open()
     path = str(tmp_path / "s.sock")
-    with lying(path, LIES[lie]), blocking.connect(path) as client:
+    with lying(path, LIES[lie]), blocking.connect(path, patience_s=0) as client:
         handed = client.with_descriptors("process.open_output", "sbx_1", "p")
         with handed, pytest.raises(SandkeepError) as no:
             receive_and_close(handed)
@@ -401,7 +402,7 @@ async def test_the_trio_client_leaves_nothing_open_either(tmp_path: Path) -> Non
     before = numbers_open()
     with lying(path, LIES["more than it says"]):
         async with (
-            sandkeep.connect(path) as client,
+            sandkeep.connect(path, patience_s=0) as client,
             client.with_descriptors("process.open_output", "sbx_1", "p") as handed,
         ):
             with pytest.raises(DaemonError):
@@ -413,7 +414,7 @@ def test_a_refusal_is_the_calls_error(tmp_path: Path) -> None:
     path = str(tmp_path / "s.sock")
     with (
         lying(path, [(REFUSED, 0)]),
-        blocking.connect(path) as client,
+        blocking.connect(path, patience_s=0) as client,
         client.with_descriptors("process.open_output", "sbx_1", "p") as handed,
         pytest.raises(CallerError),
     ):
@@ -422,7 +423,7 @@ def test_a_refusal_is_the_calls_error(tmp_path: Path) -> None:
 
 def test_without_room_for_more_descriptors_it_says_so(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
-    handover = Handover("/s", "test", "process.open_output", ("sbx_1", "p"), {})
+    handover = Handover(Daemon("/s", "test"), "process.open_output", ("sbx_1", "p"), {})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with ours, theirs:
         socket.send_fds(theirs, [TOLD % 2], [0, 0])

@@ -304,6 +304,16 @@ def test_a_tree_comes_out_under_its_name(box: Box) -> None:
         assert [member.name for member in tar] == [".", "./inner"]
 
 
+def test_what_another_copy_has_under_way_does_not_come_out(box: Box) -> None:
+    with box.copying_in() as (_, _, pipe):
+        pipe.write(archive(("tree", None), ("tree/file", bytes(5000)))[:3000])
+        until(box.staged)
+        data, copied = box.copy_out(".", contents=True)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        assert sorted(tar.getnames()) == [".", "./hello", "./sub", "./sub/inner"]
+    assert copied.files == 4
+
+
 @pytest.mark.parametrize(("path", "name"), [
     ("sub/", "sub"), ("sub/.", "sub"), (".", "workspace"), ("sub/..", "workspace"), ("link", "link"),
     ("link/", "sub"), ("hello", "hello"),
@@ -414,6 +424,29 @@ def test_a_conflict_changes_nothing(box: Box, tree: bytes) -> None:
     assert box.sh("find tree | sort; cat tree/a tree/file; ls sub") == before
     refused("conflict", box.copy_in, archive(("hello", None)))
     refused("conflict", box.copy_in, archive(("tree", b"")))
+
+
+def test_what_leads_to_something_is_not_replaced(box: Box) -> None:
+    box.sh("mkdir tree; mkfifo fifo tree/fifo")
+    for data, path in ((("fifo", b"1"), "."), (("file", b"1"), "fifo"), (("tree", None), ".")):
+        more = [("tree/fifo", b"1")] if data[0] == "tree" else []
+        assert "neither a file" in refused("conflict", box.copy_in, archive(data, *more), path).message
+    fifo = tarfile.TarInfo("fifo")
+    fifo.type = tarfile.FIFOTYPE
+    box.copy_in(archive(fifo))
+    box.copy_in(archive(("tree", None), fifo), contents=True)
+    assert box.sh("[ -p fifo ] && [ -p tree/fifo ] && ls") == b"fifo\nhello\nsub\ntree\n"
+
+
+def test_a_sandbox_without_tar_says_so(shared_daemon: Any, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("cat", "sh", "readlink", "mkdir", "stat", "dd"):
+        (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
+    with shared_daemon.connect() as client:
+        image = client.image.create(str(tmp_path)).image_id
+    with new_box(shared_daemon, image, env={"PATH": "/workspace/bin"}) as box:
+        assert "no tar" in refused("not_supported", box.copy_in, archive(("x", b""))).message
+        assert "no tar" in refused("not_supported", box.copy_out, "bin").message
 
 
 def test_two_copies_to_one_target_at_once(box: Box) -> None:
@@ -657,6 +690,8 @@ def test_all_of_it_with_busybox_alone(shared_daemon: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("said", "code"), [
     (b"cat: write error: No space left on device", "disk_limit"), (b"sh: can't open x: no such file", "not_found"),
     (b"tar: x: Cannot open: Permission denied\ntar: Exiting", "permission_denied"), (b"", "provider_unavailable"),
+    (b"tar: This does not look like a tar archive\ntar: Exiting with failure", "invalid"),
+    (b"tar: Unexpected EOF in archive", "invalid"), (b"tar: Archive is compressed. Use -z option", "invalid"),
     (b"\xff\x1b[2J", "provider_unavailable"), (b"tar: unknown typeflag: 0x53", "not_supported"),
 ])  # fmt: skip
 def test_what_commands_say_becomes_an_error(said: bytes, code: str) -> None:
@@ -689,7 +724,7 @@ def test_an_entry_is_only_as_good_as_its_form() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is the run as an ordinary user")
 def test_all_of_this_with_a_users_own_daemon() -> None:
     uid = 30_124
-    these = "read or written or confirmed or goes or modes or merged or swapped or full_disk or without_rights or once"
+    these = "pieces or written or confirmed or caller_goes or modes or merged or swapped or without_rights"
     with tempfile.TemporaryDirectory(prefix="sandkeep-user-") as base:
         os.chown(base, uid, uid)
         suite = [

@@ -117,7 +117,7 @@ os.environ["SYSTEMD_EXEC_PID"] = str(os.getpid())
 placement.settle()
 groups = placement.parse(placement.membership())
 limits = Limits(pids=10, memory_bytes=1 << 20, cpus=0.5)
-print(groups.get("pids"), Hierarchies().plan("sbx_1", limits).get("pids"))
+print(groups.get("pids"), Hierarchies().plan("sbx_1", limits).get("pids"), flush=True)
 sys.stdin.read()
 """
 

@@ -86,7 +86,22 @@ def test_a_manager_that_reads_nothing_harms_nobody(notices: Notices, monkeypatch
     manager = Manager(notices.address)
     for number in range(2000):  # more than any queue takes
         manager.tell(f"STATUS={number}")
+    monkeypatch.setattr(systemd, "SEND_DEADLINE_S", 1e20)  # which no socket takes
+    assert not manager.tell("nothing is waited for a second time")
     assert 0 < len(notices.pending()) < 2000
+    assert manager.tell("heard again")
+    assert notices.pending() == ["heard again"]
+
+
+def test_that_it_is_ready_is_told_until_it_is_heard(new_service: Callable[[], Service]) -> None:
+    service = new_service()
+    filler = Manager(service.notices.address)
+    while filler.tell("full"):
+        pass
+    with open(service.log, "wb") as log:
+        service.process = service.spawn(log, {"NOTIFY_SOCKET": service.notices.address})
+    service._wait_until_it_answers(service.process)
+    assert "READY=1" in service.notices.next("READY=1")
 
 
 def test_the_variables_are_not_for_children(notices: Notices) -> None:
@@ -107,6 +122,7 @@ def test_the_variables_are_not_for_children(notices: Notices) -> None:
         ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": "1"}, None),
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "9" * 400}, None),
         ({}, None),
     ],
 )
@@ -323,6 +339,19 @@ def test_what_cannot_be_served_is_told(
 def test_one_api_only(given: Callable[..., passed.Passed], tmp_path: Path) -> None:
     with unix(tmp_path / "a") as a, unix(tmp_path / "b") as b, pytest.raises(SetupError, match="a second socket"):
         given(a, b, names="rpc:rpc")
+
+
+def test_what_is_passed_twice_is_told(given: Callable[..., passed.Passed], tmp_path: Path) -> None:
+    """Half of the clients would be talked to in the other's language."""
+    with unix(tmp_path / "a") as a, pytest.raises(SetupError, match="descriptor 501 is the same socket"):
+        given(a, a, names="rpc:stream")
+
+
+@pytest.mark.parametrize("count", ["9" * 30, "9" * 5000, "00099999999999"])
+def test_more_sockets_than_there_can_be(count: str) -> None:
+    with pytest.raises(SetupError, match="more than a process can have"):
+        take_passed({"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())})
+    assert take_passed({"LISTEN_FDS": "\u0661", "LISTEN_PID": str(os.getpid())}) == passed.Passed()
 
 
 def test_a_daemon_says_what_is_wrong_with_its_sockets(new_service: Callable[[], Service]) -> None:

@@ -206,8 +206,7 @@ async def test_the_name_goes_out_with_the_first_request(tmp_path: Path) -> None:
             server.sendall(b'{"jsonrpc":"2.0","id":1,"result":{"version":"1","pid":1}}\n')
             thread.join()
             server.close()
-    assert [message["method"] for message in first] == ["rpc.hello", "daemon.ping"]
-    assert "id" not in first[0]
+    assert [(message["method"], message["id"]) for message in first] == [("rpc.hello", 0), ("daemon.ping", 1)]
     assert first[0]["params"] == {"client": "me"}
 
 
@@ -424,12 +423,12 @@ async def test_a_daemon_that_goes_away_is_told_with_the_command_id(tmp_path: Pat
 
 
 async def _call_trio(path: str) -> None:
-    async with sandkeep.connect(path) as client:
+    async with sandkeep.connect(path, patience_s=0) as client:
         await client.sandbox.terminate("sbx_1", command_id="mine")
 
 
 async def _call_blocking(path: str) -> None:
-    with blocking.connect(path) as client:
+    with blocking.connect(path, patience_s=0) as client:
         client.sandbox.terminate("sbx_1", command_id="mine")
 
 
@@ -437,8 +436,7 @@ async def test_a_request_that_is_too_long_is_refused_with_the_daemons_own_words(
     async with sandkeep.connect(house.path) as client:
         with pytest.raises(SandkeepError, match="a message has at most"):
             await client.sandbox.exec("sbx_1", "cat", stdin=bytes(13 * 1024 * 1024))
-        with pytest.raises(StateError, match="closed the connection"):
-            await client.daemon.ping()
+        assert (await client.daemon.ping()).version == "python"  # on another connection
     with pytest.raises(SandkeepError, match="a message has at most"):
         await house.in_thread(lambda c: c.sandbox.exec("sbx_1", "cat", stdin=bytes(13 * 1024 * 1024)))
 

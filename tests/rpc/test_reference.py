@@ -56,7 +56,9 @@ def test_every_link_of_a_page_has_its_heading() -> None:
     for text in pages.values():
         for link in text.split("](")[1:]:
             page, _, heading = link.partition(")")[0].partition("#")
-            assert heading in headings[page], link[:40]
+            if "://" in page:
+                continue
+            assert heading in headings[page] | {""}, link[:40]
 
 
 # -- the signatures ---------------------------------------------------------------------------------------------------

@@ -189,21 +189,19 @@ class Connection:
             if route.method.descriptors and not (alone and request.wants_answer):
                 words = f"{request.method} hands over descriptors: call it with an id, and not in a batch"
                 raise CallerError("invalid", words)
+            if route.method.name == HELLO:
+                assert isinstance(params, Hello)
+                self._client = params.client
             if route.immediate is not None:
                 call = Call(route.method, params, self._peer, self._client)
                 value = route.immediate(call)
                 if value is not NotImplemented:
                     return self._result(request, value)
             elif route.method.name == HELLO:
-                return self._greet(request, params)
+                return self._result(request, {})
         except Exception as error:  # noqa: BLE001  # a defect, which is reported
             return self._failure(request, error, call)
         return Pending(request, route, params, route.weight(size, params))
-
-    def _greet(self, request: Request, params: Params) -> bytes | None:
-        assert isinstance(params, Hello)
-        self._client = params.client
-        return self._result(request, {})
 
     async def _launch(self, outcome: "Pending | Batch") -> None:
         """Give a call, or the calls of a batch, tasks of their own as soon as there is room."""

@@ -1,38 +1,50 @@
 """From a call to its handler: access first, then, for what changes something, the promise that it is done only once."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from sandkeep.clock import now_us
-from sandkeep.errors import StateError
-from sandkeep.methods import METHODS
+from sandkeep.errors import DaemonError, StateError
+from sandkeep.events import Meta
+from sandkeep.methods import METHODS, Mutation
+from sandkeep_store.commands import REMEMBERED_US, Past
 from sandkeep_store.log import Recorded
 from sandkeepd.access import Request, admit
 from sandkeepd.api.call import Call
-from sandkeepd.core import Core
+from sandkeepd.api.fingerprint import fingerprint
+from sandkeepd.core import ANEW, Core
 
 Handle = Callable[[Request[Any]], Awaitable[Any]]
 HandleNow = Callable[[Request[Any]], Any]
 Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
 
-REMEMBERED_US: Final = 24 * 3600 * 1_000_000
-"""How long a command given again gets its first answer."""
+_EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown"})
+"""What a disk that is full must not prevent."""
 
 
 class Dispatch:
     """The daemon's handler of calls. Each method of the table has one handler, which `handlers` or `at_once` names.
 
-    `again` names, for each method that has an intent, how its answer is found once the intent is on record.
+    `again` names, for each method that has an intent, how its answer is found once the intent is on record; `done`, for
+    each other one that changes something, the answer to a command that was carried out.
     """
 
     def __init__(
-        self, core: Core, handlers: Mapping[str, Handle], at_once: Mapping[str, HandleNow], again: Mapping[str, Again]
+        self,
+        core: Core,
+        handlers: Mapping[str, Handle],
+        at_once: Mapping[str, HandleNow],
+        again: Mapping[str, Again],
+        done: Mapping[str, Handle],
     ) -> None:
         self._core = core
         self._handlers = handlers
         self._again = again
+        self._done = done
         self._running: dict[tuple[str, str], trio.Event] = {}
         self._check_complete(at_once)
         self.immediate: Mapping[str, Callable[[Call], Any]] = {
@@ -40,10 +52,11 @@ class Dispatch:
         }
 
     def _check_complete(self, at_once: Mapping[str, HandleNow]) -> None:
-        answered = {*self._handlers, *at_once, "rpc.discover", "rpc.hello"}
-        repeated = {name for name, row in METHODS.items() if row.intent is not None}
-        if answered != set(METHODS) or repeated != set(self._again):
-            raise TypeError(f"handlers and table differ: {answered ^ set(METHODS) or repeated ^ set(self._again)}")
+        wrong = {*self._handlers, *at_once, "rpc.discover"} ^ set(METHODS)
+        wrong |= {name for name, row in METHODS.items() if row.intent is not None} ^ set(self._again)
+        wrong |= {name for name, row in METHODS.items() if row.mutates and row.intent is None} ^ set(self._done)
+        if wrong:
+            raise TypeError(f"handlers and table differ: {wrong}")
 
     def _immediately(self, handle: HandleNow) -> Callable[[Call], Any]:
         return lambda call: handle(admit(self._core.state, call))
@@ -52,28 +65,67 @@ class Dispatch:
         """Answer a call. Raises SandkeepError."""
         request = admit(self._core.state, call)
         handle = self._handlers[call.method.name]
-        if request.command_id is None or call.method.intent is None:
+        if not isinstance(request.params, Mutation) or request.params.command_id is None:
             return await handle(request)
-        return await self._once(request, handle, (request.owner, request.command_id))
+        key = (request.owner, request.params.command_id)
+        async with self._turn(key):
+            command = await fingerprint(request.method, request.params)
+            return await self._once(msgspec.structs.replace(request, command=command), handle, *key)
 
-    async def _once(self, request: Request[Any], handle: Handle, key: tuple[str, str]) -> Any:
+    @asynccontextmanager
+    async def _turn(self, key: tuple[str, str]) -> AsyncIterator[None]:
+        """For the length of a block nobody else carries out this command: whoever repeats it waits."""
         while key in self._running:
             await self._running[key].wait()
         self._running[key] = trio.Event()
         try:
-            first = await self._core.log.find_command(key[1], request.owner)
-            if first is not None and now_us() - first.time_us < REMEMBERED_US:
-                return await self._repeat(request, first)
-            return await handle(request)
+            yield
         finally:
             self._running.pop(key).set()
 
-    async def _repeat(self, request: Request[Any], first: Recorded) -> Any:
-        subject = getattr(request.params, "sandbox_id", None)
-        if first.type != request.method.intent or (subject is not None and first.sandbox_id != subject):
-            raise StateError(
-                "conflict",
-                f"command_id {request.command_id!r} was given with another command: use a new one",
-                command_id=request.command_id,
-            )
-        return await self._again[request.method.name](request, first)
+    async def _once(self, request: Request[Any], handle: Handle, owner: str, command_id: str) -> Any:
+        """Answer from what is known of the command, and carry it out if that is nothing."""
+        first = await self._core.log.find_command(command_id, owner)
+        if first is not None and now_us() - first.time_us < REMEMBERED_US:
+            _check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
+            answer = await self._again[request.method.name](request, first)
+            return await handle(request) if answer is ANEW else answer
+        past = self._remembered(request, owner, command_id)
+        if past is None:
+            return await handle(request)
+        if past.done:
+            return await self._done[request.method.name](request)
+        answer = await handle(msgspec.structs.replace(request, past=past))
+        past.finish()
+        return answer
+
+    def _remembered(self, request: Request[Any], owner: str, command_id: str) -> Past | None:
+        """What is put down beside the log of a command that makes no event; None for one that does."""
+        commands = self._core.log.commands
+        try:
+            past = commands.find(owner, command_id)
+            if past is not None:
+                _check_same(request, past.command)
+            elif request.method.intent is None:
+                past = commands.begin(owner, command_id, request.command or "")
+        except DaemonError:
+            if request.method.intent is None and request.method.name not in _EVEN_UNREMEMBERED:
+                raise
+            return None
+        return past
+
+
+def _command_of(first: Recorded) -> str | None:
+    return msgspec.json.decode(first.meta, type=Meta).command
+
+
+def _check_same(request: Request[Any], command: str | None, told: str = "") -> None:
+    """Raise `conflict` unless it is the same command again. Events of older daemons tell only what came of it."""
+    subject = getattr(request.params, "sandbox_id", None)
+    same = command == request.command if command else told == f"{request.method.intent} {subject}"
+    if not same:
+        raise StateError(
+            "conflict",
+            f"command_id {request.command_id!r} was given with another command: use a new one",
+            command_id=request.command_id,
+        )

@@ -1,8 +1,6 @@
 """Serving JSON-RPC on Unix sockets: accepting clients, and stopping in good order."""
 
-import errno
 import logging
-import os
 import socket
 from collections import Counter
 from functools import partial
@@ -12,6 +10,7 @@ import trio
 from msgspec import Struct
 from trio import TaskStatus
 
+from sandkeepd.accepting import accept_clients
 from sandkeepd.api.call import Call, Handler
 from sandkeepd.api.connection import Connection
 from sandkeepd.api.peer import Peer, peer_of
@@ -30,9 +29,7 @@ GRACE_S: Final = 10.0
 MAX_CONNECTIONS: Final = 512
 """How many connections a user may have; root may have as many as there are descriptors."""
 
-_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _FEW: Final = 4
-_PAUSE_S: Final = 0.1
 
 
 class ServerStatistics(Struct, frozen=True, kw_only=True):
@@ -97,7 +94,7 @@ class Server:
                 clients: trio.Nursery = await nursery.start(self._hold_connections, stopping)
                 try:
                     task_status.started(self)
-                    await self._accept(sock, clients)
+                    await accept_clients(sock, clients, self._serve_client)
                 finally:
                     sock.close()
                     stopping.set()
@@ -111,20 +108,6 @@ class Server:
                 scope.deadline = trio.current_time() + self._grace_s
                 for connection in self._connections:
                     connection.stop()
-
-    async def _accept(self, listener: socket.socket, clients: trio.Nursery) -> None:
-        while True:
-            await trio.lowlevel.wait_readable(listener.fileno())
-            try:
-                sock, _ = listener.accept()
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                if error.errno in _NO_DESCRIPTORS:
-                    log.error("cannot accept a client: %s; raise the limit of open files", os.strerror(error.errno))
-                    await trio.sleep(_PAUSE_S)
-                continue
-            clients.start_soon(self._serve_client, sock)
 
     async def _serve_client(self, sock: socket.socket) -> None:
         with sock:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
@@ -27,7 +28,7 @@ from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
 from sandkeepd.keeper.processes import LOST_END, LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.pty import open_pty
 from sandkeepd.keeper.watcher import Watcher, grown
-from sandkeepd.providers.base import Chunk, Exit, Launch, Terminal
+from sandkeepd.providers.base import Chunk, Exit, InputNote, Launch, Terminal, unnoted
 
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
@@ -35,11 +36,17 @@ MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 TIDY_UP_S: Final = 25.0
 """How long a helper command that is not wanted any more has for removing what it began."""
 
+ASK_AGAIN_S: Final = 1.0
+"""How often it is told so meanwhile."""
+
 ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
 """What the names of a process's files in `in` end in."""
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
+
+STUCK_S: Final = KILL_DEADLINE_S / 2
+"""How long a killed process's tmux has for noticing; then it is killed, too."""
 
 
 class KeeperInstance:
@@ -98,8 +105,10 @@ class KeeperInstance:
             )
         secrets = list(requests.secret_requests(process_id, launch.secrets))
         await self._write_script(process_id, launch, opening)
+        failpoints.reach("launch.written")
         process = self._processes[process_id] = Known()
         await self._send(*secrets, requests.request("run", process_id, _mode(launch)))
+        failpoints.reach("launch.sent")
         await self._news(process, lambda: process.pid is not None or process.answer == "none")
         if process.pid is None:
             raise self._not_started(process_id, launch)
@@ -192,20 +201,36 @@ class KeeperInstance:
         process = self._processes.get(process_id)
         return process.exit if process else None
 
-    async def signal(self, process_id: str, signal: int) -> None:
+    async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
         """See `Instance.signal`.
 
         After SIGKILL it returns when the process's end is known, and at the latest when it ought to be.
         """
         process = self._known(process_id)
         if process.exit is None:
-            await self._send(requests.request("kill", process_id, str(int(signal))))
+            argument = str(int(signal)) if order is None else f"{int(signal)} {order}"
+            await self._send(requests.request("kill", process_id, argument))
+            if order is not None:
+                process.note_order(order)
             if signal == Signals.SIGKILL:
-                await self._killed(process)
+                await self._killed(process_id, process)
 
-    async def _killed(self, process: Known) -> None:
+    async def was_signalled(self, process_id: str, order: int) -> bool:
+        """See `Instance.was_signalled`. The question goes behind what an earlier daemon left in the FIFO."""
+        process = self._known(process_id)
+        if process.exit is None and order not in process.orders:
+            process.answer = None
+            await self._send(requests.request("check", process_id))
+            await self._news(process, lambda: process.answer is not None or process.exit is not None)
+        return process.exit is not None or order in process.orders
+
+    async def _killed(self, process_id: str, process: Known) -> None:
         """The code inside can stop or end whoever would tell. That must not keep those waiting who had it killed."""
         with trio.move_on_after(KILL_DEADLINE_S):
+            with trio.move_on_after(STUCK_S):
+                await process.ended.wait()
+            if process.exit is None:
+                self._end_terminal(process_id)
             await process.ended.wait()
         if process.exit is None:
             process.end(Exit(exit_code=None, message=LOST_END))
@@ -221,15 +246,18 @@ class KeeperInstance:
 
     # Input and output
 
-    async def write_stdin(self, process_id: str, data: bytes, *, eof: bool) -> int:
+    async def write_stdin(
+        self, process_id: str, data: bytes, *, eof: bool, done: int = 0, note: InputNote = unnoted
+    ) -> int:
         """See `Instance.write_stdin`."""
         process = self._known(process_id)
         async with process.input_lock:
             self._open_input(process_id, process)
-            taken = await fifo.write_all(lambda: process.input_fd, data)
+            taken = await fifo.write_all(lambda: process.input_fd, data, done, note)
             if taken < len(data):
                 raise StateError("not_ready", f"process {process_id} ended after {taken} bytes of input", taken=taken)
             if eof:
+                note(len(data) + 1, 0)  # the end counts as one more, and can be told twice
                 await self._send(requests.request("eof", process_id))
                 process.close_input()
                 self._unlink(f"{process_id}.stdin")
@@ -289,6 +317,14 @@ class KeeperInstance:
             self._processes.pop(viewer, None)
             self._remove(viewer)
 
+    def _end_terminal(self, process_id: str) -> None:
+        """Have the tmux of a killed process killed, if it has one: it may hang, and so nobody knows of the end."""
+        fd = fifo.open_fifo(f"{self._in}/{process_id}.told")
+        if fd is not None:
+            with suppress(OSError):  # it is full
+                os.write(fd, terminal.STUCK)
+            os.close(fd)
+
     async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
         """See `Terminals.resize_terminal`."""
         await self._ask_tmux(terminal.resize(self._journals, process_id, rows, cols))
@@ -301,7 +337,11 @@ class KeeperInstance:
         return len(data)
 
     async def _ask_tmux(self, command: Sequence[str], stdin: bytes | None = None) -> None:
-        code, _, stderr = await self.run_command(command, stdin, working_dir=self._journals)
+        try:
+            with trio.fail_after(terminal.DEADLINE_S):
+                code, _, stderr = await self.run_command(command, stdin, working_dir=self._journals)
+        except trio.TooSlowError:
+            raise terminal.silent() from None
         if code != 0:
             raise terminal.refused(stderr)
 
@@ -392,15 +432,21 @@ class KeeperInstance:
 
     async def _drop(self, process_id: str) -> None:
         process = self._processes.get(process_id)
-        if process and process.exit is None and not self._gone.is_set():
-            await self._send(requests.request("kill", process_id, str(int(Signals.SIGTERM))))
+        if process:
             with trio.move_on_after(TIDY_UP_S):  # a helper removes what it had not finished
-                await process.ended.wait()
+                await self._ask_to_go(process_id, process)
         if process and process.exit is None and not self._gone.is_set():
             await self._send(requests.request("kill", process_id, "9"))
             await process.ended.wait()
         self.forget(process_id)
         self._remove(process_id)
+
+    async def _ask_to_go(self, process_id: str, process: Known) -> None:
+        """Again and again: a shell that starts a program at that moment takes the signal from it, and waits for it."""
+        while process.exit is None and not self._gone.is_set():
+            await self._send(requests.request("kill", process_id, str(int(Signals.SIGTERM))))
+            with trio.move_on_after(ASK_AGAIN_S):
+                await process.ended.wait()
 
     def _remove(self, process_id: str) -> None:
         """Remove every file of a helper command."""

@@ -11,6 +11,7 @@ unset TAR_OPTIONS POSIXLY_CORRECT
 echo ready
 case $2 in /*) path=$2 ;; *) path=./$2 ;; esac
 what=$3 stage=''
+passing=.sandkeep-hlp_?????????????????????????? # what other copies have under way is nobody's file yet
 case $path in */ | */. | */..) directory=1 ;; *) directory='' ;; esac
 
 refuse() {
@@ -26,7 +27,7 @@ gnu_tar() { case $(tar --version 2>&1) in *GNU*) ;; *) return 1 ;; esac; }
 measure() {
 	files=0 bytes=0 kind=file
 	is_tree "$1" && kind=tree
-	for entry in $(find "$1" -exec stat -c '%f:%s' -- {} + 2>/dev/null); do
+	for entry in $(find "$1" -name "$passing" -prune -o -exec stat -c '%f:%s' -- {} + 2>/dev/null); do
 		files=$((files + 1))
 		case $entry in 8*) bytes=$((bytes + ${entry#*:})) ;; esac
 	done
@@ -57,7 +58,8 @@ send() {
 		full=${PWD%/}/${path##*/}
 	fi
 	if gnu_tar; then
-		tar --create --file=- --format=gnu --sparse --numeric-owner --blocking-factor=128 --no-unquote "$name" >&3
+		tar --create --file=- --format=gnu --sparse --numeric-owner --blocking-factor=128 --no-unquote \
+			--exclude="$passing" "$name" >&3
 	else
 		tar -cf - "$name" >&3
 	fi
@@ -98,6 +100,9 @@ only_entry() {
 	[ -n "$top" ] || refuse 'Invalid argument: the archive is empty'
 }
 
+# A socket, a FIFO or a device is not replaced by something else: whoever names one means what it leads to.
+may_go() { ! [ -e "$dest" ] || [ -f "$dest" ] || [ -L "$dest" ] || { [ -p "$dest" ] && [ -p "$top" ]; }; }
+
 # Says what is in the way of merging $top into $dest, if anything is.
 obstacle() {
 	find "$top" -exec sh -c '
@@ -114,6 +119,9 @@ obstacle() {
 				fi
 			elif [ -d "$there" ] && ! [ -L "$there" ]; then
 				echo "Conflict: $shown is there, and is a directory"
+				exit
+			elif [ -e "$there" ] && ! [ -f "$there" ] && ! [ -L "$there" ] && ! { [ -p "$entry" ] && [ -p "$there" ]; }; then
+				echo "Conflict: $shown is there, and is neither a file nor a link"
 				exit
 			fi
 		done' sh "$top" "$dest" {} +
@@ -144,6 +152,7 @@ make_effective() {
 		merge
 	else
 		is_tree "$dest" && refuse "Conflict: $full is there, and is a directory"
+		may_go || refuse "Conflict: $full is there, and is neither a file nor a link"
 		[ -z "$directory" ] || [ -n "$into" ] || refuse 'No such file or directory'
 		mv -fT -- "$top" "$dest" || exit 1
 	fi

@@ -4,8 +4,13 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 import trio
+
+from sandkeepd.providers.base import InputNote, unnoted
+
+_PIECE_BYTES: Final = 65536
 
 
 def open_fifo(path: str) -> int | None:
@@ -31,20 +36,23 @@ async def write_line(fd: int, line: bytes) -> None:
             return
 
 
-async def write_all(current: Callable[[], int | None], data: bytes) -> int:
+async def write_all(current: Callable[[], int | None], data: bytes, taken: int = 0, note: InputNote = unnoted) -> int:
     """Write as the reader makes room. Answers how much was taken: less than all when the FIFO was closed meanwhile.
 
     `current` answers the descriptor, None once it is closed. It is asked each time, as its number may be another file's
-    by then.
+    by then. The first `taken` bytes were written before; `note` is told how many by now, and how many are tried next.
     """
-    taken = 0
     view = memoryview(data)
     while taken < len(data) and (fd := current()) is not None:
+        piece = view[taken : taken + _PIECE_BYTES]
+        note(taken, len(piece))
         try:
-            taken += os.write(fd, view[taken : taken + 65536])
+            taken += os.write(fd, piece)
         except BlockingIOError:
+            note(taken, 0)
             with suppress(trio.ClosedResourceError):
                 await trio.lowlevel.wait_writable(fd)
         else:
+            note(taken, 0)
             await trio.lowlevel.checkpoint()
     return taken

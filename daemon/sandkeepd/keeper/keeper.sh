@@ -6,11 +6,11 @@
 #                   or tty: the script then is `terminal.sh`, and speaks for itself
 #   secret ID TEXT  a piece of the assignments that only the process ID will see; comes before its run
 #   share - TEXT    the same for every process that starts from now on
-#   kill ID SIGNAL  signal the process's group          eof ID     no more input will come
+#   kill ID SIGNAL [N]  signal the process's group, and say that it was N    eof ID   no more input will come
 #   check ID        say live, lost or none              sweep -    say which have lost their watcher
 #   pid ID PID      from a watcher: started             done ID    from a watcher: its last line is written
 #
-# Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost".
+# Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost", "ID ~N" signal N was sent.
 # All is done with builtins: a fork costs more than everything else here together.
 in=$1 out=$2 newline='
 ' live=' ' shared='' secrets='' whose=''
@@ -124,7 +124,13 @@ while IFS= read -r line <&3; do
 		;;
 	share) shared=$shared$argument ;;
 	pid) forget "$id" && live="$live$id=$watcher:$argument " ;;
-	kill) watcher_of "$id" && { signal "$argument"; examine "$id"; } ;;
+	kill)
+		if watcher_of "$id"; then
+			signal "${argument%% *}"
+			case $argument in *' '*) echo "$id ~${argument#* }" >&4 ;; esac
+			examine "$id"
+		fi
+		;;
 	eof) watcher_of "$id" && kill -USR1 "$watcher" ;;
 	done) forget "$id" ;;
 	check) examine "$id" && watcher_of "$id" && echo "$id live" >&4 ;;

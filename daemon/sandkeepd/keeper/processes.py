@@ -13,6 +13,9 @@ MAX_REMEMBERED: Final = 65_536
 MAX_WORDS: Final = 4
 """Of how many processes, and how many answers about each, an adopted sandbox's `exits` is remembered."""
 
+MAX_ORDERS: Final = 16
+"""Of how many signals to a process it is remembered that they were sent."""
+
 LOST_WITH_SANDBOX: Final = "the sandbox ended while the process ran"
 LOST_END: Final = "it was killed, and the code in the sandbox kept its end from being told"
 LOST_WATCHER: Final = "the code in the sandbox killed what watched the process"
@@ -25,6 +28,7 @@ class Known:
         self.pid: int | None = None
         self.exit: Exit | None = None
         self.answer: str | None = None
+        self.orders: dict[int, None] = {}
         self.input_fd: int | None = None
         self.input_lock = trio.Lock()
         self.ended = trio.Event()
@@ -35,7 +39,9 @@ class Known:
         """Believe an answer only where it can be true; the code inside can write these lines, too."""
         if self.exit is not None:
             return
-        if word.startswith("+"):
+        if word.startswith("~"):
+            self.note_order(int(word[1:]))
+        elif word.startswith("+"):
             self.pid = self.pid or int(word)
         elif word.isdigit():
             if self.pid is not None:
@@ -46,6 +52,12 @@ class Known:
         else:
             self.answer = word
         self.tell()
+
+    def note_order(self, order: int) -> None:
+        """Remember that the signal of that number was sent; of many, the last."""
+        self.orders[order] = None
+        if len(self.orders) > MAX_ORDERS:
+            del self.orders[next(iter(self.orders))]
 
     def tell(self) -> None:
         """Wake whoever waits for news."""
@@ -80,7 +92,12 @@ class Earlier:
             return
         if len(self._words) < MAX_REMEMBERED or answer.process_id in self._words:
             words = self._words.setdefault(answer.process_id, [])
-            if len(words) < MAX_WORDS:
+            orders = [word for word in words if word.startswith("~")]
+            if answer.word.startswith("~"):
+                if len(orders) == MAX_ORDERS:
+                    words.remove(orders[0])
+                words.append(answer.word)
+            elif len(words) - len(orders) < MAX_WORDS:
                 words.append(answer.word)
 
     def tell(self, process_id: str, process: Known) -> None:

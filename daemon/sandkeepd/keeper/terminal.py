@@ -20,8 +20,11 @@ VIEWER: Final = "vwr"
 MAX_SOCKET_BYTES: Final = 100
 """A socket's address holds 107. A longer path is given from the directory of the journals, where all scripts begin."""
 
-ATTACH_DEADLINE_S: Final = 20.0
-"""How long a viewer has for showing something."""
+DEADLINE_S: Final = 20.0
+"""How long a process's tmux has for showing it to a viewer, and for doing anything else that it is asked for."""
+
+STUCK: Final = b"stuck\n"
+"""Said to a terminal's script when its process was killed, and the end of that is still not known."""
 
 END_OF_FILE: Final = b"\x04"
 
@@ -102,14 +105,20 @@ async def shown(fd: int, ended: trio.Event) -> bool:
             found = True
             nursery.cancel_scope.cancel()
 
-    with trio.move_on_after(ATTACH_DEADLINE_S) as scope:
+    with trio.move_on_after(DEADLINE_S) as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
             await ended.wait()
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
-        raise ProviderError("provider_unavailable", "the process's terminal shows nothing: its tmux does not answer")
+        raise silent()
     return found
+
+
+def silent() -> SandkeepError:
+    """The error for a tmux that does nothing."""
+    message = "the process's terminal does nothing: its tmux does not answer; if it stays so, kill the process"
+    return ProviderError("provider_unavailable", message)
 
 
 def _holds_bytes(fd: int) -> bool:

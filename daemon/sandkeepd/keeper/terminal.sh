@@ -16,7 +16,7 @@ fi
 cd "${3%/*}" || { echo "$1 none" >&4; exit 0; }
 exec 6<>"$2.told" 7<"$2.told"
 
-# One call, so that nothing is missed of a program that ends at once. It prints something when all has worked.
+# One call, so that nothing is missed of a program that ends at once. It prints the server's pid when all has worked.
 set -- "$@" "$(unset TMUX TMUX_PANE; tmux -u -f /dev/null -S "$7" \
 	set-option -s escape-time 10 \; set-option -s set-clipboard off \; set-option -g status off \; set-option -g mouse on \; \
 	set-option -g default-terminal "$(kind_of_terminal tmux-256color screen-256color screen)" \; \
@@ -25,21 +25,21 @@ set -- "$@" "$(unset TMUX TMUX_PANE; tmux -u -f /dev/null -S "$7" \
 	new-session -d -x "$5" -y "$4" -s "$6" -- sh "$2.pane" "$2" \; \
 	pipe-pane "exec 8>../../in/$1.told; echo open >&8; cat >>$1.stdout; echo closed >&8" \; \
 	if-shell -F 1 'set-option -p remain-on-exit off' \; \
-	display-message -p ready 3>&- 4>&- 6>&- 7<&-)"
+	display-message -p '#{pid}' 3>&- 4>&- 6>&- 7<&-)"
 
 # What a terminal does that is closed. The process may lead a group of its own, or be in that of what waits for it.
 hang_up() { kill -HUP "-$pid" || kill -HUP "-$group"; }
 
 # Until the terminal is gone, or has been read to its end even though others still have it open: each answer is a turn of the
 # server's loop, which reads from it, and so many turns empty whatever it can hold. A pane that stays when the process has
-# ended, or has another one, would keep the journal open.
+# ended, or has another one, would keep the journal open. A server that does not answer is ended by `pane.sh`, $2 its child.
 drain() {
 	turns=0 pane=''
 	while [ "$turns" -lt 64 ] && pane=$(tmux -S "$1" display-message -p -t %0 '#{pane_pid} #{pane_dead}'); do
 		turns=$((turns + 1))
 	done
 	case $pane in "$group 0" | '') ;; *) tmux -S "$1" kill-server ;; esac
-	kill -9 "$group"
+	kill -9 "$group" "$2"
 }
 
 if [ -z "$8" ]; then # it has not, or a program that ran already has ended the server
@@ -60,10 +60,13 @@ while IFS= read -r word <&7; do
 		echo "$1 +$pid" >&4
 		[ -n "$8" ] || hang_up
 		;;
+	'exit '*[!0-9\ ]*) ;;
 	'exit '*)
 		how=${word#exit }
-		drain "$7"
+		how=${how%% *}
+		drain "$7" "${word##* }"
 		;;
+	stuck) case $8 in '' | 0* | 1 | *[!0-9]*) ;; *) kill -9 "$8" ;; esac ;; # from the daemon: it was killed, but stays
 	closed) [ -n "$how" ] || tmux -S "$7" has-session || hang_up ;;
 	esac
 done 2>/dev/null

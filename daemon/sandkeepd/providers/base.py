@@ -26,6 +26,11 @@ from msgspec import Struct, field
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec, SkippedFile
 
 Progress = Callable[[str], Awaitable[None]]
+InputNote = Callable[[int, int], None]
+
+
+def unnoted(taken: int, trying: int) -> None:
+    """For input whose progress nobody puts down."""
 
 
 class Caller(Struct, frozen=True, kw_only=True):
@@ -119,14 +124,25 @@ class Instance(Protocol):
         """How the process ended, if that is known already."""
         ...
 
-    async def signal(self, process_id: str, signal: int) -> None:
-        """Send a signal to the process's group. A process that has ended is no error."""
+    async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
+        """Send a signal to the process's group. A process that has ended is no error.
+
+        `order` is a number by which `was_signalled` knows it, also that of a later daemon.
+        """
         ...
 
-    async def write_stdin(self, process_id: str, data: bytes, *, eof: bool) -> int:
+    async def was_signalled(self, process_id: str, order: int) -> bool:
+        """Whether the signal of that number was sent, as the sandbox tells; or the process has ended."""
+        ...
+
+    async def write_stdin(
+        self, process_id: str, data: bytes, *, eof: bool, done: int = 0, note: InputNote = unnoted
+    ) -> int:
         """Write to the process's input without blocking others, wait for room, answer how many bytes were taken.
 
-        With `eof` the input is closed after it. Raises `not_ready` when the process has no input or has ended.
+        With `eof` the input is closed after it. The first `done` bytes were taken before. `note` is told, before each
+        step, how many have been by now, and how many of the next may be taken by it. Raises `not_ready` when the
+        process has no input or has ended.
         """
         ...
 

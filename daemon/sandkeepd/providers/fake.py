@@ -132,6 +132,8 @@ class FakeProvider:
         if not os.path.isdir(root):
             raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id)
         os.makedirs(directory, exist_ok=True)
+        if os.path.lexists(f"{directory}/out"):  # an earlier daemon was killed while it made this sandbox
+            shutil.rmtree(f"{directory}/out")
         shutil.copytree(root, f"{directory}/upper", symlinks=True)
         for name in ("in", "out", "out/p"):
             os.mkdir(f"{directory}/{name}")

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 import msgspec
 import trio
 
+from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import UID_RANGE
@@ -251,6 +252,7 @@ class LocalProvider:
                 started = await self._in_thread(in_fresh_thread, functools.partial(start, job))
             instance = self._instance(sandbox_id, spec, decided, started, files, found, list(secrets))
             await instance.share_secrets(secrets)
+            failpoints.reach("create.secrets")
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.terminate(sandbox_id, plan, {})
@@ -357,6 +359,7 @@ class LocalProvider:
             instance.reason = instance.reason or "it was terminated"
         with trio.CancelScope(shield=True):
             await self._in_thread(self._end, sandbox_id, decided, handle)
+            failpoints.reach("end.killed")
             if instance is not None:
                 with trio.move_on_after(END_TOLD_S):  # whoever closed it already hears no more
                     await instance.ended()

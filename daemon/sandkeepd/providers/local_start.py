@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
+from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies, Limits
@@ -90,6 +91,7 @@ def start(job: Job) -> Started:
     control = -1
     try:
         _make_directories(job)
+        failpoints.reach("create.directories")
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)  # before mounts can hide it
         if job.plan.uid is not None:
             argv, workspace = _as_root(job)
@@ -117,6 +119,8 @@ def _make_directories(job: Job) -> None:
     """`out` is the daemon's, so that nobody inside can replace what is in it; `exits` and `p` are the code's."""
     directory = job.directory
     os.makedirs(directory, mode=0o700, exist_ok=True)
+    if os.path.lexists(f"{directory}/out"):  # an earlier daemon was killed while it made this sandbox
+        shutil.rmtree(f"{directory}/out")
     for name in ("upper", "work", "mount", "in", "out", "out/p"):
         os.mkdir(f"{directory}/{name}", 0o755)
     os.mkfifo(f"{directory}/in/.control", 0o600)
@@ -247,6 +251,7 @@ def _run(job: Job, argv: Sequence[str], control: int, workspace: str) -> Started
     info, info_end = os.pipe()
     try:
         child = spawn(argv, stdin=control, output=talk_end, third=info_end, env={**TOOL_ENV, MARK: job.sandbox_id})
+        failpoints.reach("create.spawned")
         os.close(talk_end)
         os.close(info_end)
         talk_end = info_end = -1
@@ -263,6 +268,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
     Ends the child when there is none.
     """
     said = listen(talk, START_DEADLINE_S)
+    failpoints.reach("create.answered")
     ready, newline, _ = said.partition(b"ready\n")
     first = None
     if newline:

@@ -18,3 +18,7 @@ class Access:
         uid = request.peer.uid
         token = await self._tokens.renew(uid) if request.params.renew else self._tokens.token(uid)
         return StreamAccess(addresses=self._addresses, token=token)
+
+    async def given_before(self, request: Request[StreamQuery]) -> StreamAccess:
+        """The answer to a command that was given before: what was renewed then is not renewed again."""
+        return StreamAccess(addresses=self._addresses, token=self._tokens.token(request.peer.uid))

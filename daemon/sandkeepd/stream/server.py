@@ -6,9 +6,7 @@ one piece that is being sent. There are no queues.
 """
 
 import contextlib
-import errno
 import logging
-import os
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -25,6 +23,7 @@ from sandkeep import frames
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, StateError
 from sandkeep.frames import Failed, Refusal
 from sandkeep.wire import Connection, Wire
+from sandkeepd.accepting import accept_clients
 from sandkeepd.api import defects
 from sandkeepd.api.peer import Peer, peer_of
 from sandkeepd.stream import door
@@ -64,8 +63,6 @@ _STATUS: Final[dict[str, HTTPStatus]] = {
     "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
 }
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_PAUSE_S: Final = 0.1
 _NORMAL, _GOING_AWAY, _REFUSED, _DEFECT = 1000, 1001, 1008, 1011
 
 
@@ -107,18 +104,7 @@ class StreamServer:
         """Serve a listener until cancelled; then clients are told that the daemon goes away."""
         async with trio.open_nursery() as clients:
             task_status.started()
-            while True:
-                await trio.lowlevel.wait_readable(listener.fileno())
-                try:
-                    sock, _ = listener.accept()
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    if error.errno in _NO_DESCRIPTORS:
-                        log.error("cannot accept a client: %s; raise the limit of open files", os.strerror(error.errno))
-                        await trio.sleep(_PAUSE_S)
-                    continue
-                clients.start_soon(self._serve_client, sock)
+            await accept_clients(listener, clients, self._serve_client)
 
     async def _serve_client(self, sock: socket.socket) -> None:
         try:

@@ -103,11 +103,13 @@ def _show(error: "click.ClickException", as_json: bool) -> None:
     from click import UsageError
     from click.exceptions import NoArgsIsHelpError
 
-    error.show()
+    with contextlib.suppress(OSError):  # nobody may hear it: the code still tells
+        error.show()
     if as_json and isinstance(error, UsageError) and not isinstance(error, NoArgsIsHelpError):
         from sandkeep.cli.output import json_line
 
-        json_line({"error": {"code": "invalid", "message": error.format_message(), "data": {}}})
+        message = error.format_message().encode(errors="replace").decode()  # a word of it may not be UTF-8
+        json_line({"error": {"code": "invalid", "message": message, "data": {}}})
 
 
 def _reader_left() -> int:

@@ -1,26 +1,24 @@
 """Being with a process: its output as it comes, our input and signals to it, its exit code as ours.
 
 Output is read from the journal by byte offset, so nothing is lost or doubled when the daemon is restarted meanwhile:
-the connection is made again and reading goes on where it was.
+the client connects again, and reading goes on where it was.
 """
 
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Final, Protocol, TypeVar
 
-from sandkeep.blocking import Client
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.journals import STREAMS, Journals, write_all
 from sandkeep.cli.options import Frontend
 from sandkeep.cli.output import note, plain
 from sandkeep.cli.relay import Signals, feed
-from sandkeep.errors import SandkeepError, StateError
+from sandkeep.errors import StateError
 from sandkeep.follow import OutputCursor
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 
 T = TypeVar("T")
 
-RECONNECT_S: Final = 15.0
+AT_ONCE_S: Final = 0.01
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
@@ -80,15 +78,14 @@ class Collector:
 
 
 class Reader:
-    """Reads a journal over a connection that is made again when the daemon went away.
+    """Reads a journal over a connection of its own.
 
     What is far behind is copied from the journals' own descriptors, which outlive the daemon that opened them.
     """
 
-    def __init__(self, front: Frontend, sandbox_id: str, name: str, *, patient: bool = False) -> None:
-        self._front = front
+    def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
         self._of = (sandbox_id, name)
-        self._client = connect_patiently(front) if patient else front.connect()
+        self._client = front.connect()
         self._journals: Journals | None = None
 
     def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
@@ -132,30 +129,21 @@ class Reader:
 
     def _opened(self) -> Journals:
         if self._journals is None:
-            self._journals = self.ask(lambda client: Journals(client, *self._of))
+            self._journals = Journals(self._client, *self._of)
         return self._journals
 
     def _read(self, query: dict[str, Any]) -> ProcessOutput:
-        piece: ProcessOutput = self.ask(lambda client: client.process.read(*self._of, **query))
+        piece: ProcessOutput = self._client.process.read(*self._of, **query)
         return piece
-
-    def ask(self, request: Callable[[Client], T]) -> T:
-        """Make a request, again if the daemon went away. Raises what it refuses, or that it stays away too long."""
-        while True:
-            try:
-                return request(self._client)
-            except SandkeepError as error:
-                if not is_lost(error):
-                    raise
-            self._reconnect()
-
-    def _reconnect(self) -> None:
-        self._client.close()
-        self._client = connect_patiently(self._front)
 
     def process(self) -> Process:
         """The process as it is now."""
-        found: Process = self.ask(lambda client: client.process.get(*self._of))
+        found: Process = self._client.process.get(*self._of)
+        return found
+
+    def wait(self, timeout_s: float | None) -> Process:
+        """The process once it has ended. Raises `timeout` when it still runs after that long."""
+        found: Process = self._client.process.wait(*self._of, timeout_s=timeout_s)
         return found
 
     def close(self) -> None:
@@ -168,23 +156,6 @@ class Reader:
 def _tell(piece: ProcessOutput) -> None:
     if piece.note:
         note(f"sandkeep: {plain(piece.note)}")
-
-
-def connect_patiently(front: Frontend) -> Client:
-    """Connect to a daemon that may just be starting again. Raises that it stays away too long."""
-    patience = time.monotonic() + RECONNECT_S
-    while True:
-        try:
-            return front.connect()
-        except SandkeepError:
-            if time.monotonic() > patience:
-                raise
-            time.sleep(0.05)
-
-
-def is_lost(error: SandkeepError) -> bool:
-    """Whether nobody answered, rather than somebody refused."""
-    return error.code == "not_ready" and "socket" in error.data
 
 
 def visit(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:

@@ -6,7 +6,7 @@ import click
 
 from sandkeep.blocking import Client
 from sandkeep.cli.options import EVENT_TYPE, SANDBOX, Frontend, command, common
-from sandkeep.cli.output import json_line, moment, paint, plain, terminal_width
+from sandkeep.cli.output import json_line, moment, note, paint, plain, terminal_width
 from sandkeep.cli.timeline import Names, clock, day, history_line, line
 from sandkeep.model import Event
 
@@ -31,6 +31,8 @@ from sandkeep.model import Event
 @common()
 def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> None:
     """What happened, in the order it was committed."""
+    if kind:
+        _doubt(kind)
     with front.client() as client:
         found = client.follow_events(after, sandbox_id=sandbox, type=kind, follow=follow)
         if front.as_json and not follow:
@@ -39,6 +41,18 @@ def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None
         for event in found:
             show(event)
     return None
+
+
+def _doubt(kind: str) -> None:
+    """Say that a type is not known here, as whoever mistyped it would wait for ever; a newer daemon may know it."""
+    from difflib import get_close_matches
+
+    from sandkeep.events import EVENTS
+
+    if kind in {*EVENTS, *(known.partition(".")[0] for known in EVENTS)}:
+        return
+    near = get_close_matches(kind, EVENTS, n=1)
+    note(f"sandkeep: {plain(kind)} is no type of event that is known here" + (f": is it {near[0]}?" if near else ""))
 
 
 class _Lines:

@@ -62,7 +62,8 @@ def exec_(
     """Run COMMAND in SANDBOX to its end, with its output as it comes.
 
     Exits with the command's own code; 124 when its time was up; 125 when Sandkeep itself failed. Ctrl-C interrupts the
-    command and all it started; a second Ctrl-C kills them. With --json: one document at the end, output in base64.
+    command and all it started, Ctrl-\\ has them quit; a second Ctrl-C kills them. With --json: one document at the end,
+    output in base64.
     """
     process = _launch(
         front,
@@ -108,7 +109,7 @@ def run(
     secret: Any,
     cwd: str | None,
 ) -> int:
-    """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does.
+    """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does; Ctrl-\\ leaves it running.
 
     With --tty it has a terminal, of the size of yours, which is shown as `attach` does; what it wrote is in `logs`.
     With --detach its process id is printed and it goes on by itself: see `ps`, `attach`, `logs`, `kill` and `wait`.

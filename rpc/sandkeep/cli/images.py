@@ -27,9 +27,13 @@ def create(front: Frontend, source: str, provider: str | None, clean: bool, labe
     """Make an image of the directory PATH and print its id."""
     if not source:
         raise click.BadParameter("it is empty: give a directory", param_hint="PATH")
+    try:
+        path = os.path.abspath(source)
+    except FileNotFoundError:
+        raise click.BadParameter("the present directory was removed: give a whole path", param_hint="PATH") from None
     options = given(provider=provider, clean=clean, labels=dict(label))
     with progress("making an image") as told, front.client() as client:
-        image = client.image.create(os.path.abspath(source), progress=told, **options)
+        image = client.image.create(path, progress=told, **options)
     if front.as_json:
         return json_line(image)
     if image.skipped_count:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from sandkeep.blocking import Client, connect
+from sandkeep.blocking import Client, dial
 from sandkeep.cli import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import (
     DIRECTORY,
@@ -25,6 +25,7 @@ from sandkeep.cli.words import (
     SIGNAL,
     VARIABLE,
 )
+from sandkeep.dialing import Daemon
 from sandkeep.errors import SandkeepError
 from sandkeep.settings import parse_size
 
@@ -92,6 +93,12 @@ colour_option: Final = click.option(
 )
 
 
+def _tell(words: str) -> None:
+    from sandkeep.cli.output import note, plain
+
+    note(f"sandkeep: {plain(words)}")
+
+
 class Frontend:
     """How the caller wants to be served: over which socket, and whether in JSON."""
 
@@ -99,10 +106,22 @@ class Frontend:
         self.socket = socket
         self.as_json = as_json
         self.failure_code = failure_code
+        self._daemon: Daemon | None = None
 
     def connect(self) -> Client:
-        """A new connection to the daemon; the caller closes it."""
-        return connect(self.socket, client=CLIENT_NAME)
+        """A new connection to the daemon, which must be there at the first; the caller closes it."""
+        if self._daemon is not None:
+            return Client(self._daemon)
+        daemon = Daemon(self.socket, CLIENT_NAME)
+        daemon.tell = _tell
+        first = Client(daemon, dial(daemon.path))
+        self._daemon = daemon
+        return first
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the daemon has gone, and is waited for."""
+        return self._daemon is not None and self._daemon.is_away
 
     @contextmanager
     def client(self) -> Iterator[Client]:

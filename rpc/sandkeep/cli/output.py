@@ -4,6 +4,7 @@ On a terminal, lines are made to fit its width; piped, they are whole. Text that
 shown without its control characters, so that a name cannot drive the reader's terminal.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -145,8 +146,9 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def note(text: str) -> None:
-    """Say something that is not the answer."""
-    print(text, file=sys.stderr, flush=True)
+    """Say something that is not the answer. That nobody can hear it, on a terminal that has gone, changes nothing."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def size(count: int | None) -> str:

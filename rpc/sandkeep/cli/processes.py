@@ -133,14 +133,16 @@ def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int
     """
     from sandkeep.errors import StateError
 
-    with front.client() as client:
-        try:
-            process: Process = client.process.wait(sandbox, name, timeout_s=timeout)
-        except StateError as error:
-            if error.code != "timeout":
-                raise
-            note(f"sandkeep: {plain(error.message)}")
-            return TIMED_OUT
+    reader = Reader(front, sandbox, name)
+    try:
+        process = reader.wait(timeout)
+    except StateError as error:
+        if error.code != "timeout":
+            raise
+        note(f"sandkeep: {plain(error.message)}")
+        return TIMED_OUT
+    finally:
+        reader.close()
     if front.as_json:
         json_line(process)
     if process.timed_out:

@@ -24,7 +24,8 @@ def left(process: Process) -> str:
 
 
 class Signals:
-    """Signals that we get become the process's. A second INT kills it; a third ends us alone; QUIT leaves it.
+    """Signals that we get become the process's. A second INT kills it; a third ends us alone; QUIT leaves it if it may
+    go on. While the daemon is away nothing can be passed on, and INT ends us at once.
 
     A thread waits for them. A handler would be run by the main thread, which may have begun to wait for output just
     before: that would not be cut short, and the signal would have to wait too.
@@ -34,11 +35,15 @@ class Signals:
         self._front = front
         self._process = process
         self._interrupts = 0
+        self._may_leave = True
 
     def pass_on(self, *, hangup: bool = False) -> None:
-        """From now on INT and TERM go to the process; with `hangup` HUP too, unless `nohup` keeps it from us."""
+        """From now on INT and TERM go to the process, and QUIT leaves it. With `hangup`, HUP and QUIT go to it too, as
+        it shall not outlive us; HUP not when `nohup` keeps it from us.
+        """
+        self._may_leave = not hangup
         hangs_up = hangup and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
-        self._begin({signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])})
+        self._begin({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *([signal.SIGHUP] if hangs_up else [])})
 
     def pass_on_interrupts(self) -> None:
         """From now on INT goes to the process, and QUIT leaves it. Whatever else ends us leaves it too."""
@@ -53,10 +58,13 @@ class Signals:
             self._take(signal.Signals(signal.sigwait(numbers)))
 
     def _take(self, number: signal.Signals) -> None:
-        if number is signal.SIGQUIT:
+        if number is signal.SIGQUIT and self._may_leave:
             note(left(self._process))
             os._exit(0)
         name = number.name.removeprefix("SIG")
+        if number is signal.SIGINT and self._front.is_waiting:
+            note(left(self._process))
+            os._exit(INTERRUPTED)
         if number is signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 2:

@@ -68,6 +68,10 @@ STORE_COMMANDS: Final = {
 }
 
 
+OF_COMMANDS: Final = ("--json", "--color")
+"""Options that every command has, and no group."""
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands by a table of name -> (``module:attribute``, one line)."""
 
@@ -88,6 +92,17 @@ class LazyGroup(click.Group):
         command = getattr(import_module(_CLI + module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the group's own options, or say where those belong that commands have."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in OF_COMMANDS:
+                raise
+            ctx.fail(
+                f"{error.option_name} belongs behind the command, as in: {ctx.command_path} COMMAND {error.option_name}"
+            )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

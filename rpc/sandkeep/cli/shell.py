@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.attach import Descriptors, Reader, visit
+from sandkeep.cli.attach import AT_ONCE_S, Collector, Descriptors, Reader, visit
 from sandkeep.cli.options import (
     RUNNING,
     SANDBOX,
@@ -30,7 +30,6 @@ from sandkeep.model import Process
 ENDING_S: Final = 5.0
 """How long a process has for being known to have ended once its terminal has hung up."""
 
-AT_ONCE_S: Final = 0.01
 MAX_SHELLS: Final = 100
 _DETACHED: Final = b"[detached"
 _SHELL: Final = ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
@@ -46,11 +45,11 @@ def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
     try:
         master = _open(front, process, own)
     except SandkeepError:
-        reader = Reader(front, process.sandbox_id, process.process_id, patient=True)
+        reader = Reader(front, process.sandbox_id, process.process_id)
         try:
-            if _wait(reader, process, ENDING_S) is None:
+            if _wait(reader, ENDING_S) is None:
                 raise
-            reader.follow(Descriptors())
+            reader.follow(Collector() if front.as_json else Descriptors())
         finally:
             reader.close()
         return _how_it_ended(front, process, AT_ONCE_S)
@@ -67,6 +66,8 @@ def _open(front: Frontend, process: Process, own: OwnTerminal, *, read_only: boo
 
 
 def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> int:
+    if front.as_json and not own.is_interactive:
+        own.sink = os.open(os.devnull, os.O_WRONLY)  # who reads this wants the document alone
     try:
         last = own.show(master)
     except SignalledError as told:
@@ -80,9 +81,9 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
 
 def _how_it_ended(front: Frontend, process: Process, patience_s: float) -> int:
     """What to exit with after the terminal has hung up. A daemon that is just being restarted is waited for."""
-    reader = Reader(front, process.sandbox_id, process.process_id, patient=True)
+    reader = Reader(front, process.sandbox_id, process.process_id)
     try:
-        ended = _wait(reader, process, patience_s)
+        ended = _wait(reader, patience_s)
     finally:
         reader.close()
     if ended is None:
@@ -99,17 +100,14 @@ def _how_it_ended(front: Frontend, process: Process, patience_s: float) -> int:
     return ended.exit_code
 
 
-def _wait(reader: Reader, process: Process, patience_s: float) -> Process | None:
+def _wait(reader: Reader, patience_s: float) -> Process | None:
     """The process once it has ended; None if it goes on."""
     try:
-        ended: Process = reader.ask(
-            lambda client: client.process.wait(process.sandbox_id, process.process_id, timeout_s=patience_s)
-        )
+        return reader.wait(patience_s)
     except StateError as error:
         if error.code != "timeout":
             raise
         return None
-    return ended
 
 
 @command(

@@ -24,6 +24,7 @@ class ImageState(Struct, kw_only=True, array_like=True):
     reused: str | None = None
     error: tuple[str, str] | None = None
     ended_us: int | None = None
+    interrupted: bool = False
 
     @property
     def owner(self) -> str:
@@ -83,6 +84,7 @@ def _create_failed(state: "State", event: events.ImageCreateFailed, fact: Fact) 
     image = _advance(state, fact, "failed")
     if image is not None:
         image.error, image.ended_us = (event.code, event.message), fact.time_us
+        image.interrupted = event.interrupted
 
 
 @folds(events.ImageRemoveRequested)

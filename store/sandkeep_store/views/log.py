@@ -81,7 +81,7 @@ def _redacted(state: "State", event: events.LogRedacted, fact: Fact) -> None:
 
 def _blank(entity: "ImageState | SandboxState | ProcessState", what: str, request: str) -> None:
     if what == request:
-        entity.requested = redact_event(entity.requested)  # type: ignore[assignment,type-var]
+        entity.requested = redact_event(entity.requested)
     elif what.endswith(("failed", "lost")) and entity.error is not None:
         entity.error = (entity.error[0], REDACTED)
 

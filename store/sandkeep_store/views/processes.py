@@ -39,6 +39,7 @@ class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
     stdout_bytes: int | None = None
     stderr_bytes: int | None = None
     error: tuple[str, str] | None = None
+    interrupted: bool = False
 
     @property
     def ended(self) -> bool:
@@ -145,7 +146,7 @@ def _exited(state: "State", event: events.ProcessExited, fact: Fact) -> None:
 def _launch_failed(state: "State", event: events.ProcessLaunchFailed, fact: Fact) -> None:
     process = state.processes.get(fact.stream)
     if process is not None:
-        process.error = (event.code, event.message)
+        process.error, process.interrupted = (event.code, event.message), event.interrupted
         _end(state, process, "failed", fact)
 
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class SandboxState(Struct, kw_only=True):
-    """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing."""
+    """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing. `interrupted`: only
+    the end of an earlier daemon kept it from being made.
+    """
 
     sandbox_id: str
     requested: events.SandboxCreateRequested
@@ -30,6 +32,7 @@ class SandboxState(Struct, kw_only=True):
     ended_us: int | None = None
     terminated_reason: str | None = None
     error: tuple[str, str] | None = None
+    interrupted: bool = False
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
     named: dict[str, ProcessState] = field(default_factory=dict)
@@ -110,7 +113,9 @@ def _created(state: "State", event: events.SandboxCreated, fact: Fact) -> None:
 
 @folds(events.SandboxCreateFailed)
 def _create_failed(state: "State", event: events.SandboxCreateFailed, fact: Fact) -> None:
-    _end(state, fact, "failed", (event.code, event.message))
+    sandbox = _end(state, fact, "failed", (event.code, event.message))
+    if sandbox is not None:
+        sandbox.interrupted = event.interrupted
 
 
 @folds(events.SandboxAdopted)
@@ -149,10 +154,11 @@ def _terminated(state: "State", event: events.SandboxTerminated, fact: Fact) -> 
         sandbox.terminated_reason, sandbox.ended_us = event.reason, fact.time_us
 
 
-def _end(state: "State", fact: Fact, status: model.SandboxStatus, error: tuple[str, str]) -> None:
+def _end(state: "State", fact: Fact, status: model.SandboxStatus, error: tuple[str, str]) -> SandboxState | None:
     sandbox = _advance(state, fact, status)
     if sandbox is not None:
         sandbox.error, sandbox.ended_us = error, fact.time_us
+    return sandbox
 
 
 def _advance(state: "State", fact: Fact, status: model.SandboxStatus | None = None) -> SandboxState | None:

@@ -1,0 +1,40 @@
+"""By what a command is the same command: its method, and a digest of its parameters."""
+
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from sandkeep.methods import Method, Mutation
+
+_DIGEST_BYTES: Final = 16
+_LARGE_BYTES: Final = 64 * 1024
+
+_encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+async def fingerprint(method: Method, params: Mutation) -> str:
+    """The method's name and a digest, for the record.
+
+    Left out are the `command_id`, parameters at their defaults, so that a newer daemon with more of them makes the same
+    of the same command, and the values of secrets, which are in no record in any form.
+    """
+    if _size(params) > _LARGE_BYTES:
+        return await trio.to_thread.run_sync(_of, method, params)
+    return _of(method, params)
+
+
+def _of(method: Method, params: Mutation) -> str:
+    bare: dict[str, Any] = {"command_id": None}
+    secrets = getattr(params, "secrets", None)
+    if secrets:
+        bare["secrets"] = dict.fromkeys(secrets, "")
+    said = _encode(msgspec.structs.replace(params, **bare))
+    return f"{method.name} {blake2b(said, digest_size=_DIGEST_BYTES).hexdigest()}"
+
+
+def _size(params: Mutation) -> int:
+    """How many bytes the parameters bring along, but for what is small anyway."""
+    brought = (getattr(params, name, None) for name in ("data", "stdin"))
+    return sum(len(value) for value in brought if isinstance(value, bytes))

@@ -1,0 +1,59 @@
+"""Places at which the daemon can be told to die, for the tests of what is left then.
+
+``SANDKEEP_FAILPOINT=launch.sent`` has it kill itself where that is reached for the first time, and
+``launch.sent@3`` for the third. Around each commit there are two more for every type of event in it, such as
+``process.exited:before`` and ``process.exited:after``. Unset, as always but in tests, a place costs one comparison.
+"""
+
+import os
+import signal
+from itertools import count
+from typing import Final
+
+SETTING: Final = "SANDKEEP_FAILPOINT"
+
+POINTS: Final = (
+    "start.folded",
+    "start.ready",
+    "adopt.held",
+    "sweep.found",
+    "image.copied",
+    "image.discarded",
+    "create.planned",
+    "create.directories",
+    "create.spawned",
+    "create.answered",
+    "create.secrets",
+    "launch.written",
+    "launch.sent",
+    "launch.answered",
+    "signal.sent",
+    "stdin.written",
+    "file.written",
+    "copy.staged",
+    "copy.committed",
+    "end.stopped",
+    "end.killed",
+    "end.discarded",
+    "metadata.written",
+    "metadata.renamed",
+    "rebuild.begun",
+    "stop.asked",
+    "stop.carriers_ended",
+)
+"""Before, between and after the side effects."""
+
+BEFORE: Final = "before"
+AFTER: Final = "after"
+
+_name, _, _which = os.environ.get(SETTING, "").partition("@")
+_times = count(1)
+
+armed: Final = bool(_name)
+"""Whether any of them matters."""
+
+
+def reach(name: str) -> None:
+    """Be at a place. Does not return if it is the one at which to die."""
+    if name == _name and next(_times) == int(_which or 1):
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,155 @@
+"""What came of commands that make no event, such as a write to a process's input, so that none is done twice.
+
+A file of its own beside the log, without waiting for the disk: it survives the death of the daemon, which is what it is
+for. A power cut takes away what such commands acted on, too.
+"""
+
+import contextlib
+import logging
+import os
+import sqlite3
+from typing import Final
+
+from sandkeep.clock import now_us
+from sandkeep.errors import DaemonError
+
+REMEMBERED_US: Final = 24 * 3600 * 1_000_000
+"""How long a command given again gets its first answer."""
+
+FILE_NAME: Final = "commands.db"
+_UPDATE: Final = "UPDATE commands SET taken = ?, trying = ?, done = ? WHERE owner = ? AND command_id = ?"
+_PRUNE_EVERY: Final = 1000
+_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS commands (
+    owner TEXT NOT NULL,
+    command_id TEXT NOT NULL,
+    command TEXT NOT NULL,
+    time INTEGER NOT NULL,
+    taken INTEGER NOT NULL DEFAULT 0,
+    trying INTEGER NOT NULL DEFAULT 0,
+    done INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (owner, command_id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS commands_by_time ON commands (time);
+"""
+
+logger: Final = logging.getLogger("sandkeepd")
+
+
+class Past:
+    """One command: how far it has come. `earlier` says that it was given before.
+
+    `taken` counts what is done for certain; `trying` what was about to be done when last heard of: it may be done, too.
+    """
+
+    def __init__(
+        self,
+        store: "Commands | None",
+        key: tuple[str, str],
+        command: str,
+        *,
+        taken: int = 0,
+        trying: int = 0,
+        done: bool = False,
+        earlier: bool = False,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self.command = command
+        self.taken = taken
+        self.trying = trying
+        self.done = done
+        self.earlier = earlier
+
+    @classmethod
+    def unremembered(cls) -> "Past":
+        """That of a command without an id, which nobody can repeat."""
+        return cls(None, ("", ""), "")
+
+    def note(self, taken: int, trying: int) -> None:
+        """Put down how far it is, before the next step. Raises `storage_unavailable`."""
+        if (taken, trying) != (self.taken, self.trying):
+            self._write(taken, trying, done=False)
+
+    def finish(self) -> None:
+        """Put down that all of it is done. Raises `storage_unavailable`."""
+        self._write(self.taken, 0, done=True)
+
+    def _write(self, taken: int, trying: int, *, done: bool) -> None:
+        self.taken, self.trying, self.done = taken, trying, done
+        if self._store is not None:
+            self._store.execute(_UPDATE, (taken, trying, done, *self._key))
+
+
+class Commands:
+    """The commands of a day, by owner and id. For one thread. The file is opened, or made, when it is first used."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._opened: sqlite3.Connection | None = None
+        self._begun = 0
+
+    def find(self, owner: str, command_id: str) -> Past | None:
+        """What is known of a command that was given within a day. Raises `storage_unavailable`."""
+        row = self.execute(
+            "SELECT command, taken, trying, done FROM commands WHERE owner = ? AND command_id = ? AND time > ?",
+            (owner, command_id, now_us() - REMEMBERED_US),
+        ).fetchone()
+        if row is None:
+            return None
+        command, taken, trying, done = row
+        key = (owner, command_id)
+        return Past(self, key, command, taken=taken, trying=trying, done=bool(done), earlier=True)
+
+    def begin(self, owner: str, command_id: str, command: str) -> Past:
+        """Put down that a command is about to be carried out. Raises `storage_unavailable`."""
+        if self._begun % _PRUNE_EVERY == 0:
+            self.execute("DELETE FROM commands WHERE time <= ?", (now_us() - REMEMBERED_US,))
+        self._begun += 1
+        self.execute(
+            "INSERT OR REPLACE INTO commands (owner, command_id, command, time) VALUES (?, ?, ?, ?)",
+            (owner, command_id, command, now_us()),
+        )
+        return Past(self, (owner, command_id), command)
+
+    def execute(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+        """Carry out one statement. Raises `storage_unavailable`. A file that is damaged is begun anew."""
+        try:
+            try:
+                return self._connection().execute(statement, values)
+            except sqlite3.DatabaseError as error:
+                if getattr(error, "sqlite_errorcode", 0) not in _DAMAGED:
+                    raise
+                logger.warning("damaged, and begun anew: commands given again are new", extra={"path": self._path})
+                self._remove()
+                return self._connection().execute(statement, values)
+        except (sqlite3.Error, OSError) as error:
+            raise DaemonError(
+                "storage_unavailable", f"{self._path} cannot be used ({error}): free space or mend the disk"
+            ) from None
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None:
+            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            connection = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
+            try:
+                connection.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {_SCHEMA}")
+            except BaseException:
+                connection.close()
+                raise
+            self._opened = connection
+        return self._opened
+
+    def _remove(self) -> None:
+        self.close()
+        for end in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path + end)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None

@@ -1,0 +1,230 @@
+"""What a client asks of a daemon that may die at any moment, what it is told, and what must be true afterwards."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from tests.conftest import RunningDaemon
+
+from sandkeep import failpoints, transfer
+from sandkeep.errors import SandkeepError
+from sandkeep.events import EVENTS
+from sandkeep.ids import new_id
+from sandkeep_store import offline
+from sandkeep_store.log import Recorded
+
+LINES = 300
+COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; exit 7'
+COUNTED = b"".join(b"line %d\n" % number for number in range(LINES))
+PATIENCE_S = 60.0
+
+
+class Story:
+    """One client's dealings with a daemon. `acknowledged` are the command_ids that were answered well."""
+
+    def __init__(self, daemon: RunningDaemon) -> None:
+        self.daemon = daemon
+        self.acknowledged: dict[str, str] = {}
+        self.sandboxes: list[str] = []
+        self.deaths = 0
+        self._deadline = time.monotonic() + PATIENCE_S
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def revive(self) -> None:
+        """Start the daemon again if it is dead, from now on without a failpoint."""
+        self.deaths += 1
+        assert self.daemon.process is not None
+        self.daemon.process.wait(20)
+        self.daemon.process = None
+        self.daemon.env.pop(failpoints.SETTING, None)
+        self.daemon.start()
+
+    def start(self) -> None:
+        """Start the daemon, again if it dies of that."""
+        try:
+            self.daemon.start()
+        except RuntimeError:
+            self.revive()
+
+    def stop(self) -> None:
+        """Stop the daemon in good order; it may die meanwhile."""
+        if self.daemon.stop() == -signal.SIGKILL:
+            self.deaths += 1
+            self.daemon.env.pop(failpoints.SETTING, None)
+
+    def lost(self) -> bool:
+        """Whether the daemon has died, or is about to."""
+        assert self.daemon.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.daemon.process.wait(1)
+        return self.daemon.process.poll() is not None
+
+    def ask(self, method: str, *args: Any, **params: Any) -> Any:
+        """Call a method until it is answered, always with one command_id."""
+        noun, _, verb = method.partition(".")
+        command_id = new_id("cmd")
+        while self._goes_on():
+            try:
+                with self.daemon.connect() as client:
+                    answer = getattr(getattr(client, noun), verb)(*args, command_id=command_id, **params)
+            except SandkeepError:
+                if not self.lost():
+                    raise
+                self.revive()
+            else:
+                self.acknowledged[command_id] = method
+                return answer
+        return None
+
+    def look(self, work: Callable[[Any], Any]) -> Any:
+        """Read something, however often the daemon dies of it."""
+        while self._goes_on():
+            try:
+                with self.daemon.connect() as client:
+                    return work(client)
+            except SandkeepError:
+                if not self.lost():
+                    raise
+                self.revive()
+        return None
+
+    def _goes_on(self) -> bool:
+        assert time.monotonic() < self._deadline, "the story does not come to its end"
+        return True
+
+    # -- the story ----------------------------------------------------------------------------------------------------
+
+    def tell(self, source: str, interlude: Callable[[], None] = lambda: None) -> None:
+        """All that a sandbox can go through. In the `interlude` something runs in it."""
+        image = self.ask("image.create", source)
+        box = self.ask("sandbox.create", image.image_id, secrets={"KEY": "s3cret"}).sandbox_id
+        self.sandboxes.append(box)
+        self.ask("sandbox.write_file", box, path="note", data=b"noted")
+        self.look(lambda client: transfer.copy_in(client, source, box, "copied"))
+        self.ask("process.launch", box, name="count", command=COUNT)
+        self.ask("process.launch", box, name="cat", command=["cat"], stdin=True)
+        self.ask("process.write_stdin", box, name="cat", data=b"typed\n")
+        ran = self.ask("sandbox.exec", box, ["sh", "-c", "echo out; echo err >&2; echo x >>ran; exit 3"])
+        assert (ran.exit_code, ran.stdout, ran.stderr) == (3, b"out\n", b"err\n")
+        interlude()
+        self.until_output(box, "cat", b"typed\n")
+        self.ask("process.signal", box, name="cat", signal="TERM")
+        assert self.look(lambda client: client.process.wait(box, "cat")).exit_code == 128 + signal.SIGTERM
+        assert self.look(lambda client: client.process.wait(box, "count")).exit_code == 7
+        assert self.output(box, "count") == COUNTED
+        assert self.output(box, "cat") == b"typed\n"
+        assert self.look(lambda client: client.sandbox.read_file(box, path="note")).data == b"noted"
+        assert self.look(lambda client: client.sandbox.read_file(box, path="ran")).data == b"x\n"
+        self.look(lambda client: client.store.rebuild())
+        self.ask("sandbox.terminate", box)
+        self.ask("image.remove", image.image_id)
+
+    def until_output(self, box: str, name: str, wanted: bytes) -> None:
+        """Wait until a process has written that."""
+        deadline = time.monotonic() + 20
+        while self.output(box, name) != wanted:
+            assert time.monotonic() < deadline, (self.output(box, name), wanted)
+            time.sleep(0.005)
+
+    def output(self, box: str, name: str) -> bytes:
+        """What a process has written to stdout so far."""
+
+        def read(client: Any) -> bytes:
+            return b"".join(piece.stdout for piece in client.read_output(box, name, follow=False))
+
+        return bytes(self.look(read))
+
+
+# -- what must be true ------------------------------------------------------------------------------------------------
+
+
+def events_of(state_dir: str) -> list[Recorded]:
+    """Everything in the log of a daemon that does not run."""
+    log = offline.open_log(state_dir)
+    found: list[Recorded] = []
+    try:
+        log.scan(found.append)
+    finally:
+        log.close()
+    return found
+
+
+def check(story: Story) -> None:
+    """See that nothing acknowledged is lost, nothing done twice, and nothing left over. The daemon is stopped."""
+    state_dir = story.daemon.state_dir
+    report = offline.verify(state_dir)  # the log, row by row, and that each metadata.json is what the log tells
+    assert report.problems == []
+    facts = events_of(state_dir)
+    assert [fact.position for fact in facts] == list(range(1, len(facts) + 1))
+    check_commands(facts, story.acknowledged)
+    check_intents(facts)
+    assert leftovers(story) == []
+
+
+def check_commands(facts: list[Recorded], acknowledged: dict[str, str]) -> None:
+    """Each command that was answered is on record, and none is there twice, but for those that were begun anew."""
+    undone = {(fact.stream, fact.revision - 1) for fact in facts if getattr(fact.event, "interrupted", False)}
+    given = Counter(meta_of(fact).get("command_id") for fact in facts if (fact.stream, fact.revision) not in undone)
+    del given[None]
+    assert [command for command in given if given[command] > 1] == []
+    silent = {"process.write_stdin"}  # it leaves no event
+    assert [(c, m) for c, m in acknowledged.items() if m not in silent and c not in given] == []
+
+
+def meta_of(fact: Recorded) -> dict[str, Any]:
+    """Who caused an event."""
+    found: dict[str, Any] = msgspec.json.decode(fact.meta)
+    return found
+
+
+def check_intents(facts: list[Recorded]) -> None:
+    """Each intent has one outcome, which comes before the same is intended anew."""
+    streams: dict[str, list[Recorded]] = {}
+    for fact in facts:
+        streams.setdefault(fact.stream, []).append(fact)
+    for stream in streams.values():
+        waiting: dict[str, tuple[str, ...]] = {}
+        for fact in stream:
+            outcomes = EVENTS[fact.type].outcomes
+            assert fact.type not in waiting, stream
+            waiting = {kind: wanted for kind, wanted in waiting.items() if fact.type not in wanted}
+            if outcomes:
+                waiting[fact.type] = outcomes
+        assert waiting == {}, stream
+
+
+def leftovers(story: Story) -> list[str]:
+    """Processes, mounts, control groups and directories of sandboxes that have ended."""
+    state_dir = story.daemon.state_dir
+    boxes = set(os.listdir(f"{state_dir}/sandboxes")) if os.path.isdir(f"{state_dir}/sandboxes") else set()
+    marks = [f"SANDKEEP_SANDBOX={box}".encode() for box in boxes]
+    found = [f"process {pid}" for pid, env in environments() if any(mark in env for mark in marks)]
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        found += [line for line in mounts if state_dir in line]
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):
+        found += [f"{directory}/{name}" for name in names if any(box in name for box in boxes)]
+    for box in boxes:
+        found += [f"{box}/{name}" for name in os.listdir(f"{state_dir}/sandboxes/{box}") if name not in KEPT]
+    for place in ("trash", "images"):
+        found += [f"{place}/{name}" for name in os.listdir(f"{state_dir}/{place}")]
+    return found
+
+
+KEPT = ("out", "metadata.json")
+"""What stays of a sandbox that has ended."""
+
+
+def environments() -> list[tuple[str, bytes]]:
+    """The processes of this machine and their environments."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            found.append((pid, file.read()))
+    return found

@@ -1,0 +1,76 @@
+"""The daemon dies once at every point that has a name; then it is started again, and the story goes on."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.crash.story import Story, check
+
+from sandkeep import failpoints
+from sandkeep.events import EVENTS
+
+pytestmark = pytest.mark.needs("bwrap")
+
+SIDE_BY_SIDE = 3
+
+NOT_IN_THE_STORY = {
+    "image.create_failed",
+    "image.reused",
+    "sandbox.create_failed",
+    "sandbox.failed",
+    "sandbox.lost",
+    "process.launch_failed",
+    "process.timed_out",
+    "process.lost",
+}
+"""What only comes of a failure."""
+
+TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY)
+COMMITS = [f"{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]
+AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
+
+
+def dies_at(point: str, root: str, source: str) -> Story:
+    """Tell the story to a daemon that dies at that point."""
+    daemon = RunningDaemon(root)
+    os.chmod(root, 0o711)
+    story = Story(daemon)
+    daemon.env[failpoints.SETTING] = point
+    try:
+        story.start()
+        story.tell(source, (lambda: restart(story)) if point.startswith(AT_A_RESTART) else lambda: None)
+        story.stop()
+        check(story)
+    finally:
+        daemon.env.pop(failpoints.SETTING, None)
+        daemon.clear()
+    return story
+
+
+def restart(story: Story) -> None:
+    """A stop and a start in good order, unless the daemon dies of one of them."""
+    story.stop()
+    story.start()
+
+
+@pytest.fixture(scope="module")
+def stories(places: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, "Future[Story]"]]:
+    """All of them, told side by side: most of the time each waits for something."""
+    source = tmp_path_factory.mktemp("source")
+    Path(source, "file").write_text("content\n")
+    source.chmod(0o755)
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield {
+            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source))
+            for point in (*failpoints.POINTS, *COMMITS)
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("point", [*failpoints.POINTS, *COMMITS])
+def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
+    assert stories[point].result(120).deaths == 1

@@ -1,0 +1,109 @@
+"""The daemon is killed at random moments while clients have it work. They see a pause, and nothing else."""
+
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.crash.story import Story, check, events_of
+
+pytestmark = pytest.mark.needs("bwrap")
+
+KILLS, KILLS_SOAK = 60, 3000
+CLIENTS = 3
+LONGEST_LIFE_S = 0.4
+LINES = b"".join(b"%d\n" % number for number in range(100))
+COUNT = "i=0; while [ $i -lt 100 ]; do echo $i; i=$((i+1)); done; exit 5"
+
+
+class Load:
+    """A client's thread. `made` are the sandboxes that it was told of, `failure` what it did not expect."""
+
+    def __init__(self, daemon: RunningDaemon, image: str, going: Callable[[], bool]) -> None:
+        self.made: list[str] = []
+        self.failure: BaseException | None = None
+        self._daemon, self._image, self._going = daemon, image, going
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._daemon.connect() as client:
+                while self._going():
+                    self._once(client)
+        except BaseException as failure:  # it is raised in the test
+            self.failure = failure
+
+    def _once(self, client: Any) -> None:
+        box = client.sandbox.create(self._image).sandbox_id
+        self.made.append(box)
+        client.process.launch(box, name="count", command=COUNT)
+        client.process.launch(box, name="cat", command=["cat"], stdin=True)
+        for turn in range(3):
+            client.process.write_stdin(box, name="cat", data=b"%d\n" % turn, eof=turn == 2)
+            done = client.sandbox.exec(box, f"echo {turn} >>ran; echo out; echo err >&2; exit {turn}")
+            assert (done.exit_code, done.stdout, done.stderr) == (turn, b"out\n", b"err\n")
+        assert client.process.wait(box, "count").exit_code == 5
+        assert client.process.wait(box, "cat").exit_code == 0
+        assert b"".join(piece.stdout for piece in client.read_output(box, "count")) == LINES
+        assert b"".join(piece.stdout for piece in client.read_output(box, "cat")) == b"0\n1\n2\n"
+        assert client.sandbox.read_file(box, path="ran").data == b"0\n1\n2\n"
+        client.sandbox.terminate(box)
+
+
+def under_fire(daemon: RunningDaemon, source: Path, kills: int) -> None:
+    """Have clients work, and kill the daemon that often."""
+    seed = random.SystemRandom().randrange(10**6)
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    daemon.start()
+    with daemon.connect() as client:
+        image = client.image.create(str(source)).image_id
+    going = threading.Event()
+    loads = [Load(daemon, image, lambda: not going.is_set()) for _ in range(CLIENTS)]
+    try:
+        for _ in range(kills):
+            time.sleep(chance.uniform(0, LONGEST_LIFE_S))
+            daemon.kill()
+            daemon.start()
+            assert [load.failure for load in loads if load.failure] == []
+    finally:
+        going.set()
+        for load in loads:
+            load.thread.join(60)
+    assert [load.failure for load in loads if load.failure] == []
+    assert [load for load in loads if not load.made] == []
+    with daemon.connect() as client:
+        client.image.remove(image)
+    daemon.stop()
+    check(Story(daemon))
+    created = {fact.stream for fact in events_of(daemon.state_dir) if fact.type == "sandbox.created"}
+    assert {box for load in loads for box in load.made} == created
+
+
+@pytest.fixture
+def daemon(places: str) -> RunningDaemon:
+    root = tempfile.mkdtemp(dir=places)
+    os.chmod(root, 0o711)
+    return RunningDaemon(root)
+
+
+def test_killed_at_any_moment(daemon: RunningDaemon, tmp_path: Path) -> None:
+    try:
+        under_fire(daemon, tmp_path, KILLS)
+    finally:
+        daemon.clear()
+
+
+@pytest.mark.soak
+def test_killed_thousands_of_times(daemon: RunningDaemon, tmp_path: Path) -> None:
+    try:
+        under_fire(daemon, tmp_path, KILLS_SOAK)
+    finally:
+        daemon.clear()
