@@ -132,13 +132,14 @@ class RunningDaemon:
 
     def stop(self) -> int:
         """Stop it in good order; sandboxes go on."""
-        return self._end(signal.SIGTERM)
+        return self.end(signal.SIGTERM)
 
     def kill(self) -> int:
         """Kill it; sandboxes go on."""
-        return self._end(signal.SIGKILL)
+        return self.end(signal.SIGKILL)
 
-    def _end(self, number: int) -> int:
+    def end(self, number: int) -> int:
+        """Send it a signal that ends it; sandboxes go on."""
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)

@@ -3,6 +3,7 @@
 import argparse
 import faulthandler
 import os
+import signal
 import sys
 
 from sandkeep import settings
@@ -41,6 +42,7 @@ def _run() -> None:
 
     os.umask(0o022)  # sandboxes have uids of their own and read what is made for them, in a directory that is 0700
     faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
+    faulthandler.register(signal.SIGUSR1)  # the same for whoever asks, also of a daemon that hangs
     logs.set_up(settings.LOG_LEVEL())
     manager = systemd.take_environment()
     placement.settle()
