@@ -111,7 +111,7 @@ class RunningDaemon:
         deadline = time.monotonic() + START_S
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                with self.connect() as client:
+                with self.connect(patience_s=0) as client:
                     client.daemon.ping()
             except SandkeepError:
                 time.sleep(0.01)
@@ -124,11 +124,11 @@ class RunningDaemon:
         with open(self.log, errors="replace") as log:
             return log.read()
 
-    def connect(self) -> Any:
+    def connect(self, **options: Any) -> Any:
         """A blocking client."""
         from sandkeep.blocking import connect
 
-        return connect(self.socket)
+        return connect(self.socket, **options)
 
     def stop(self) -> int:
         """Stop it in good order; sandboxes go on."""
