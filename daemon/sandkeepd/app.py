@@ -131,7 +131,7 @@ async def _run_parts(
         tokens = Tokens(config.state_dir)
         software.stream = [address_of(listener) for listener in listeners.stream]
         stream_access = Access(software.stream, tokens)
-        retention = Retention(core)
+        retention = Retention(core, sandboxes)
         dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention)
         stream = StreamServer(endpoints(core, sandboxes, processes), tokens, settings.STREAM_ORIGINS())
         if not problems:
@@ -143,7 +143,7 @@ async def _run_parts(
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)
-            carriers.start_soon(caching.run, core, config.state_dir)
+            carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
         reason = await _serve_until_stopped(listeners, dispatch, stream, software, stopping, manager, task_status)
         carriers.cancel_scope.cancel()

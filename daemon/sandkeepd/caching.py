@@ -75,18 +75,23 @@ async def check_later(core: Core) -> None:
     await check(core, core.state.cached_upto)
 
 
-async def run(core: Core, state_dir: str) -> None:
+async def run(core: Core) -> None:
     """Bring the cached fold up to date whenever there is much that it has not seen, until cancelled."""
     saved = core.log.head
     while True:
         await trio.sleep(LOOK_EVERY_S)
         if core.log.head - saved >= WORTH_EVENTS:
             saved = core.log.head
-            await trio.to_thread.run_sync(refresh, core.log, state_dir)
+            await refresh(core)
 
 
-def refresh(log: EventLog, state_dir: str) -> None:
-    """Bring the cached fold up to date, apart from the daemon's own state, which moves on meanwhile. Blocks."""
+async def refresh(core: Core) -> None:
+    """Bring the cached fold up to date, apart from the daemon's own state, which moves on meanwhile."""
+    async with core.caching:
+        await trio.to_thread.run_sync(_refresh, core.log, core.log.directory)
+
+
+def _refresh(log: EventLog, state_dir: str) -> None:
     try:
         state = folded.load(state_dir, log) or State()
         fold_rest(state, log, state_dir)

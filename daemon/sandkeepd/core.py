@@ -39,6 +39,8 @@ class Core:
         self.providers = providers
         self.nursery = nursery
         self.problems: list[str] = []
+        self.caching = trio.Lock()
+        """Held while the cached fold is written or removed."""
         self._waiting: dict[str, trio.Event] = {}
         self._stalled: dict[str, DaemonError] = {}
         log.on_commit.append(self._committed)

@@ -37,6 +37,7 @@ __all__ = ["EventLog", "NewEvent", "Page", "Recorded", "UnknownEvent"]
 
 PAGE_EVENTS: Final = 512
 _READERS: Final = 4
+_READER_ENDS_S: Final = 0.05
 
 
 class NewEvent(NamedTuple):
@@ -278,12 +279,21 @@ class EventLog:
         return found[0] if found else None
 
     async def redact(self, position: int) -> bool:
-        """Take what a caller put into an event out of the file, its write-ahead log and memory. False when the event is
-        not in the log.
+        """Take what a caller put into an event out of its row, and out of memory; it must not be the last one. False
+        when the event is not in the log.
         """
         found = await self._work(partial(self._recorder.redact, position, redact_data))
         self._ring.forget(self.head - 1)
         return bool(found)
+
+    async def wipe(self) -> None:
+        """Have nothing in the files of the log but its rows: no earlier ones in free space or the write-ahead log.
+
+        Appends wait meanwhile, about three seconds for a million events. Raises `storage_unavailable`.
+        """
+        await self._work(self._recorder.wipe)
+        while not await self._work(self._recorder.settle):  # noqa: ASYNC110  # some reader is in the middle of a page
+            await trio.sleep(_READER_ENDS_S)
 
     async def _work(self, work: Callable[[], Any]) -> Any:
         call = await self._through_writer([], essential=False, work=work)

@@ -261,20 +261,29 @@ class StreamRecorder(AggregateRecorder):
                 self._streams.pop(name, None)
 
     def redact(self, position: int, change: Callable[[bytes], bytes]) -> bool:
-        """Change the data of an event, and leave nothing of the old ones in the files. False when it is not here."""
+        """Change the data of an event. False when it is not here. What they were is gone after `wipe` and `settle`."""
+        with self._lock, _translated(), self._transaction() as connection:
+            query = f"SELECT {_ROW} FROM events e WHERE position = ?"  # noqa: S608
+            row = connection.execute(query, (position,)).fetchone()
+            if row is None:
+                return False
+            fields = (*row[:7], change(verified(row)[7]), *row[8:11])
+            values = (fields[7], checksum(*fields), position)
+            connection.execute("UPDATE events SET data = ?, crc = ? WHERE position = ?", values)
+        return True
+
+    def wipe(self) -> None:
+        """Write the whole file anew, so that its pages hold rows and nothing else.
+
+        SQLite's `secure_delete` does not suffice: of rows that it moves between pages it leaves copies in the gaps.
+        """
         with self._lock, _translated():
-            connection = self._database.writer
-            connection.execute("PRAGMA secure_delete = ON")
-            with self._transaction():
-                query = f"SELECT {_ROW} FROM events e WHERE position = ?"  # noqa: S608
-                row = connection.execute(query, (position,)).fetchone()
-                if row is not None:
-                    fields = (*row[:7], change(verified(row)[7]), *row[8:11])
-                    values = (fields[7], checksum(*fields), position)
-                    connection.execute("UPDATE events SET data = ?, crc = ? WHERE position = ?", values)
-            connection.execute("PRAGMA secure_delete = OFF")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # readers may keep a part for a moment
-        return row is not None
+            self._database.writer.execute("VACUUM")
+
+    def settle(self) -> bool:
+        """Bring the write-ahead log into the file, and empty it; False while a reader still needs it."""
+        with self._lock, _translated():
+            return not self._database.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def release_pages(self, most: int) -> int:
         """Give up to `most` free pages back to the file system; answer how many are left free."""

@@ -30,7 +30,7 @@ from sandkeep_store.record import COLUMNS, Row, checksum, name_checksum, number_
 
 CHUNK: Final = 256
 QUARANTINE: Final = "quarantine"
-_WORK: Final = "repair.work"
+WORK: Final = "repair.work"
 _ROW: Final = ", ".join(COLUMNS)
 _LOCK_BYTES: Final = (0x40000000, 512)  # where SQLite locks a database file
 _LOST: Final = CODEC.encode(LogEventLost())
@@ -54,7 +54,7 @@ def repair(state_dir: str, *, yes: bool) -> RepairReport:
     path = f"{state_dir}/{offline.LOG_NAME}"
     if not os.path.isfile(path) and not os.path.exists(repairing(path)):
         raise SetupError("not_configured", f"{state_dir} holds no event log: name the directory of a daemon's state")
-    work = f"{state_dir}/{_WORK}"
+    work = f"{state_dir}/{WORK}"
     with _locked(path):
         shutil.rmtree(work, ignore_errors=True)
         os.mkdir(work, 0o700)

@@ -15,7 +15,9 @@ import msgspec
 import zstandard
 from msgspec import Raw, Struct
 
+from sandkeep import failpoints
 from sandkeep.errors import DaemonError
+from sandkeep_store.durable import sync_directory
 from sandkeep_store.record import Recorded
 from sandkeep_store.yielding import yielding
 
@@ -101,6 +103,7 @@ def _put(folder: str, name: str, header: Header, content: bytes) -> None:
             file.write(zstandard.ZstdCompressor(level=3).compress(content))
             file.flush()
             os.fsync(file.fileno())
+        failpoints.reach("segment.written")
         if read(temporary) != (header, content):
             raise _damaged(temporary, "it reads differently from what was written")
         os.rename(temporary, f"{folder}/{name}")
@@ -108,11 +111,17 @@ def _put(folder: str, name: str, header: Header, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    failpoints.reach("segment.renamed")
+    sync_directory(folder)
+
+
+def tidy(state_dir: str) -> None:
+    """Remove what is left of segments that were not finished. No other may be in the making. Raises OSError."""
+    folder = f"{state_dir}/{FOLDER}"
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            if name.startswith(".") and name.endswith(".new"):
+                os.unlink(f"{folder}/{name}")
 
 
 def _line(event: Recorded) -> bytes:

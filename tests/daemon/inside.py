@@ -70,7 +70,7 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
             sandboxes = Sandboxes(core, images)
             parts = (images, sandboxes, Processes(core, sandboxes))
             software = Software(core, state_dir, "", trio.Event())
-            retention = Retention(core)
+            retention = Retention(core, sandboxes)
             dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention)
             made = Inside(core, fake, parts, dispatch)
             made.retention = retention

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -47,13 +47,16 @@ class Opened:
         return await Compaction(self.log, self.state, self._forget).run(before_us, NOBODY, **options)
 
 
+Kind = TypeVar("Kind", bound=Opened)
+
+
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[Opened]:
+async def opened(directory: Path, kind: Callable[[EventLog], Kind] = Opened) -> AsyncIterator[Kind]:  # type: ignore[assignment]
     log = EventLog.open(str(directory / "events.db"))
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(log.run)
-            yield Opened(log)
+            yield kind(log)
             nursery.cancel_scope.cancel()
     finally:
         log.close()
