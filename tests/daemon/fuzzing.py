@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import trio
@@ -28,7 +28,7 @@ VALUES: list[Any] = [
 
 _IDS: list[Any] = [None, 0, -1, 1.5, 1e300, "", "é", "x" * 200, "x" * 300, True, [], {}, 2**70]
 _STRUCTURAL = [b"{", b"}", b"[", b"]", b'"', b":", b",", b"\\", b"\0", b"\xff", b"\xed\xa0\x80", b"\\ud800", b"NaN",
-               b"1e999", b"-", b"\r", b"\t", b" " * 300, b"[" * 2000, b'{"a":' * 600, b"null", b"\xef\xbb\xbf"]  # fmt: skip
+               b"1e999", b"-", b"\r", b"\t", b" " * 300, b"[" * 2000, b'{"a":' * 600, b"null"]  # fmt: skip
 _LONG_WAIT_S = 0.05
 
 
@@ -223,7 +223,7 @@ class Complaints(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append(self.format(record))
 
-    def __enter__(self) -> "Complaints":
+    def __enter__(self) -> Self:
         logging.getLogger("sandkeepd").addHandler(self)
         return self
 
