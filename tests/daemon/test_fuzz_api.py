@@ -159,7 +159,7 @@ async def test_ten_million_messages(tmp_path: Path) -> None:
     await flood(tmp_path, MESSAGES_SOAK, SystemRandom().randrange(10**9))
 
 
-# -- small ones, which hypothesis makes smaller still when they fail ----------------------------------------------------
+# -- small ones, which hypothesis makes smaller still when they fail ---------------------------------------------------
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

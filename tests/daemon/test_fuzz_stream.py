@@ -1,4 +1,4 @@
-"""Whatever is sent to the stream server, before the handshake, in it or after it, its connection ends and nobody else's.
+"""Whatever is sent to the stream server, before the handshake or after it, its connection ends and nobody else's.
 
 In this process are the real server, its endpoints and a sandbox of the fake provider with processes to attach to.
 """
@@ -35,12 +35,12 @@ TARGETS = (
     "/v1/events", "/v1/events?after=now", "/v1/events?type=process", "/v1/events?after=zzz", "/v1/events?sandbox=box",
     "/v1/logs/box/done", "/v1/logs/box/web?follow=1", "/v1/logs/box/done?stdout=5&stderr=99", "/v1/logs/box/none",
     "/v1/attach/box/web", "/v1/attach/box/web?stdout=0", "/v1/attach/box/web?read_only=1", "/v1/attach/box/done",
-    "/v1/attach/box/web?rows=0", "/v1/logs/%2e%2e/x", "/v1/files/box?path=/nowhere", "/v1/none", "/", "//", "/v1/events?%",
+    "/v1/attach/box/web?rows=0", "/v1/logs/%2e%2e/x", "/v1/files/box?path=/nowhere", "/v1/none", "/", "/v1/events?%",
 )  # fmt: skip
 TEXTS = (
     '{"kind":"eof"}', '{"kind":"resize","rows":24,"cols":80}', '{"kind":"signal","signal":"CONT"}',
-    '{"kind":"signal","signal":"XYZ"}', '{"kind":"resize","rows":0,"cols":-1}', '{"kind":"end","sha256":"x"}', "{}", "[]",
-    "", '{"kind":"error"}', "null", "[" * 3000, '{"kind":"resize","rows":1e400}', '"\\ud800"',
+    '{"kind":"signal","signal":"XYZ"}', '{"kind":"resize","rows":0,"cols":-1}', '{"kind":"end","sha256":"x"}', "{}",
+    "", "[]", '{"kind":"error"}', "null", "[" * 3000, '{"kind":"resize","rows":1e400}', '"\\ud800"',
 )  # fmt: skip
 HEADERS = (
     "", "Origin: http://elsewhere\r\n", "Authorization: Bearer skt_0_x\r\n", "Sec-WebSocket-Protocol: sandkeep.v1\r\n",
