@@ -46,6 +46,7 @@ from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
 from sandkeepd import access, caching, reaper, table
+from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.server import serve
 from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
@@ -133,7 +134,9 @@ async def _run_parts(
         stream_access = Access(software.stream, tokens)
         retention = Retention(core, sandboxes)
         dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention)
-        stream = StreamServer(endpoints(core, sandboxes, processes), tokens, settings.STREAM_ORIGINS())
+        holdings = Holdings(settings.CLIENT_MEMORY())
+        served = endpoints(core, sandboxes, processes)
+        stream = StreamServer(served, tokens, settings.STREAM_ORIGINS(), holdings=holdings)
         if not problems:
             reconciler.announce()
             await _record_start(core)
@@ -145,7 +148,9 @@ async def _run_parts(
             carriers.start_soon(retention.run)
             carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
-        reason = await _serve_until_stopped(listeners, dispatch, stream, software, stopping, manager, task_status)
+        reason = await _serve_until_stopped(
+            listeners, dispatch, stream, software, stopping, manager, holdings, task_status
+        )
         carriers.cancel_scope.cancel()
     failpoints.reach("stop.carriers_ended")
     await _record_stop(core, reason, config.state_dir)
@@ -160,6 +165,7 @@ async def _serve_until_stopped(
     software: Software,
     stopping: trio.Event,
     manager: Manager,
+    holdings: Holdings,
     task_status: TaskStatus[None],
 ) -> str:
     reason = "shutdown"
@@ -177,7 +183,9 @@ async def _serve_until_stopped(
 
     async with trio.open_nursery() as api:
         api.start_soon(watch_signals)
-        software.server = await api.start(partial(serve, listeners.api, dispatch, grace_s=CALLS_PATIENCE_S))
+        software.server = await api.start(
+            partial(serve, listeners.api, dispatch, grace_s=CALLS_PATIENCE_S, holdings=holdings)
+        )
         for listener in listeners.stream:
             await api.start(stream.serve, listener)
         logger.info(

@@ -329,11 +329,28 @@ class ProcessList(Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
+class ClientLimits(Struct, frozen=True, kw_only=True):
+    """How much clients may ask for. `message_bytes` is for a line either way, `batch` for the messages of one, `calls`
+    for those under way on a connection; `connections` and `websockets` are a user's, None for any number, and
+    `held_bytes` is what all its clients together may make the daemon hold. Who takes longer than `stalled_s` over the
+    rest of a line, or over an answer, is dropped.
+    """
+
+    message_bytes: int
+    batch: int
+    calls: int
+    connections: int | None
+    websockets: int | None
+    held_bytes: int
+    stalled_s: float
+
+
 class Welcome(Struct, frozen=True, kw_only=True):
     """The daemon's answer to a client's greeting. By `log_id` a client knows it again after a restart."""
 
     version: str
     log_id: str
+    limits: ClientLimits | None = None
 
 
 class Pong(Struct, frozen=True, kw_only=True):

@@ -86,6 +86,16 @@ def parse_retention(text: str) -> float | None:
 LEAST_RETAINED_S: Final = 86_400.0
 
 
+def _client_memory(text: str) -> int:
+    size = parse_size(text)
+    if size < LEAST_CLIENT_MEMORY:
+        raise ValueError("give at least 32M, so that two of the longest messages fit")
+    return size
+
+
+LEAST_CLIENT_MEMORY: Final = 32 * 1024**2
+
+
 def _seconds(text: str) -> float:
     number = float(text)
     if not 0 <= number <= 86_400:
@@ -214,6 +224,14 @@ DISK_LIMIT = Setting(
     lambda: 10 * 1024**3,
     "10G",
     "How many bytes a sandbox may write when it was not given a limit of its own.",
+)
+CLIENT_MEMORY = Setting(
+    "SANDKEEP_CLIENT_MEMORY",
+    _client_memory,
+    lambda: 128 * 1024**2,
+    "128M",
+    "How much memory the clients of one user may make the daemon hold: what they began to send, calls under way, and "
+    "answers that they did not read yet. Beyond it one that does not move is dropped. At least 32M.",
 )
 RETAIN = Setting(
     "SANDKEEP_RETAIN",
