@@ -9,8 +9,9 @@ from tests.conformance.conftest import UID_BASE, World, run, sh, start
 
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd import hostprocess
-from sandkeepd.keeper import client, journal
-from sandkeepd.providers.base import Launch
+from sandkeepd.keeper import client, journal, processes
+from sandkeepd.providers import local
+from sandkeepd.providers.base import Launch, Terminal
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
@@ -90,6 +91,39 @@ async def test_a_killed_process_whose_end_cannot_be_told(world: World, monkeypat
     assert (how.exit_code, how.message) == (None, client.LOST_END)
 
 
+@pytest.mark.parametrize("tty", [False, True], ids=["plain", "tty"])
+async def test_that_all_was_killed_is_known_soon(world: World, tty: bool) -> None:
+    """Sooner than all are asked anyway, and by who waits, without another word to the sandbox."""
+    instance = await world.sandbox()
+    terminal = Terminal(rows=24, cols=80, session="t") if tty else None
+    process_id = await start(instance, "sh", "-c", "echo; exec sleep 1000", terminal=terminal)
+    await instance.wait_output(process_id, 0, 0)
+    await start(instance, "sh", "-c", "kill -9 -1")
+    with trio.fail_after(local.SWEEP_PERIOD_S / 2):
+        how = await instance.wait(process_id)
+    assert (how.exit_code, how.message) == (None, processes.LOST_WATCHER)
+
+
+@pytest.mark.parametrize("tty", [False, True], ids=["plain", "tty"])
+@pytest.mark.parametrize("spoilt", [b"", b"x" * 500 + b"\n"], ids=["cut", "garbage"])
+async def test_an_exit_is_known_although_what_told_of_it_was_spoilt(world: World, tty: bool, spoilt: bytes) -> None:
+    instance = await world.sandbox()
+    assert isinstance(instance, LocalInstance)
+    exits = world.state / "sandboxes" / instance.sandbox_id / "out" / "exits"
+    terminal = Terminal(rows=24, cols=80, session="t") if tty else None
+    script = "until [ -e /run/sandkeep/out/p/go ]; do sleep 0.01; done; exit 7"
+    process_id = await start(instance, "sh", "-c", script, terminal=terminal)
+    instance._rest()  # the daemon comes too late
+    (exits.parent / "p" / "go").touch()
+    with trio.fail_after(20):
+        while f"{process_id} 7\n".encode() not in exits.read_bytes():
+            await trio.lowlevel.checkpoint()
+    exits.write_bytes(spoilt)
+    instance._hear_again()
+    with trio.fail_after(20):
+        assert (await instance.wait(process_id)).exit_code == 7
+
+
 async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = await world.sandbox()
     assert isinstance(instance, LocalInstance)
@@ -101,6 +135,7 @@ async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monke
         assert rounds <= journal.MAX_ROUNDS
         return True
 
+    instance._rest()  # only those shall read that are looked at here
     monkeypatch.setattr(instance, "_read_answers", more)
     await instance.remember_earlier()
     rounds = 0

@@ -460,8 +460,8 @@ class LocalProvider:
         while True:
             await trio.sleep(SWEEP_PERIOD_S)
             for instance in list(self._instances.values()):
-                with trio.move_on_after(1), suppress(SandkeepError):  # it may be ending
-                    await instance.sweep()
+                instance.sweep()
+                await trio.lowlevel.checkpoint()
 
     async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
