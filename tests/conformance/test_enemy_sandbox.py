@@ -1,15 +1,17 @@
 """Code inside a sandbox that does its worst: to the host, to who waits for it, and to who must end it."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 from tests.conformance.conftest import UID_BASE, World, run, sh, start
 
+from sandkeep.errors import ProviderError
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd import hostprocess
-from sandkeepd.keeper import client, journal, processes
+from sandkeepd.keeper import client, files, journal, processes
 from sandkeepd.providers import local
 from sandkeepd.providers.base import Launch, Terminal
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
@@ -120,7 +122,7 @@ async def test_an_exit_is_known_although_what_told_of_it_was_spoilt(world: World
             await trio.lowlevel.checkpoint()
     exits.write_bytes(spoilt)
     instance._hear_again()
-    with trio.fail_after(20):
+    with trio.fail_after(local.SWEEP_PERIOD_S / 2):
         assert (await instance.wait(process_id)).exit_code == 7
 
 
@@ -141,6 +143,33 @@ async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monke
     rounds = 0
     await world.terminate(instance.sandbox_id)
     assert rounds == journal.MAX_ROUNDS
+
+
+async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that reads is held by the code inside, as by a FIFO that comes after it has looked for a file."""
+    instance = await world.sandbox()
+    monkeypatch.setattr(files, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(client, "TIDY_UP_S", 1.0)
+    await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
+    for attempt in (instance.read_file("file"), instance.write_file("new", b"data")):
+        with trio.fail_after(30), pytest.raises(ProviderError, match="the sandbox did not do it"):
+            await attempt
+    directory = world.state / "sandboxes" / instance.sandbox_id
+    found = [name for part in ("in", "out/p") for name in os.listdir(directory / part) if name.startswith("hlp")]
+    assert found == []
+
+
+async def test_a_stopped_helper_takes_back_what_it_began(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "DEADLINE_S", 2.0)
+    instance = await world.sandbox()
+    stopping = "until ls -a | grep -q .sandkeep-hlp; do :; done; kill -STOP -1; echo stopped; exec sleep 1000"
+    enemy = await start(instance, "sh", "-c", stopping)
+    with trio.fail_after(60):
+        while not instance.read(enemy, "stdout", 0, 1).data:
+            with suppress(ProviderError):
+                await instance.write_file("new", b"x" * (16 << 20))
+    await instance.signal(enemy, 9)
+    assert ".sandkeep" not in await sh(instance, "ls -a")
 
 
 # -- what is the host's -----------------------------------------------------------------------------------------------

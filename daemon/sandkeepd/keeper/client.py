@@ -12,6 +12,7 @@ Nothing is awaited for a reader's sake: journals are files, and what a daemon mi
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from signal import Signals
 from typing import Any, Final
 
@@ -33,6 +34,9 @@ from sandkeepd.providers.base import Chunk, Exit, InputNote, Launch, Terminal, u
 
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
+
+HELPER_OUTPUT_BYTES: Final = 64 * 1024
+"""How much of what a helper command says is read, if no more is expected: the code inside can add any amount."""
 
 TIDY_UP_S: Final = 25.0
 """How long a helper command that is not wanted any more has for removing what it began."""
@@ -396,7 +400,12 @@ class KeeperInstance:
     # The sandbox as a whole
 
     async def run_command(
-        self, command: Sequence[str], stdin: bytes | None = None, *, working_dir: str | None = None
+        self,
+        command: Sequence[str],
+        stdin: bytes | None = None,
+        *,
+        working_dir: str | None = None,
+        most_bytes: int = HELPER_OUTPUT_BYTES,
     ) -> tuple[int | None, bytes, bytes]:
         """See `Instance.run_command`. Its journals are removed when it is done."""
         process_id = new_id(pipes.HELPER)
@@ -404,8 +413,9 @@ class KeeperInstance:
             launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
             await self.launch(launch)
             how = await self.wait(process_id)
-            stdout = await self._whole(process_id, "stdout")
-            stderr = await self._whole(process_id, "stderr")
+            read = partial(trio.to_thread.run_sync, self.read, process_id)
+            stdout = (await read("stdout", 0, most_bytes)).data
+            stderr = (await read("stderr", 0, HELPER_OUTPUT_BYTES)).data
             return how.exit_code, stdout, stderr
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
@@ -424,7 +434,10 @@ class KeeperInstance:
                 await self.launch(launch, ends.opening(incoming=incoming))
                 piped = pipes.Piped(self, process_id, ends.data(incoming=incoming), ends.control())
                 try:
-                    await piped.expect("ready")
+                    with trio.move_on_after(REQUEST_DEADLINE_S) as patience:
+                        await piped.expect("ready")
+                    if patience.cancelled_caught:
+                        raise self._channel.silent(REQUEST_DEADLINE_S)
                     ends.let_go()
                     yield piped
                 finally:
@@ -433,10 +446,6 @@ class KeeperInstance:
             if piped is None or not piped.left_alone or self.exit_of(process_id):
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
                     await self._drop(process_id)
-
-    async def _whole(self, process_id: str, stream: str) -> bytes:
-        limit = files.MAX_FILE_BYTES + 1
-        return (await trio.to_thread.run_sync(self.read, process_id, stream, 0, limit)).data
 
     async def _drop(self, process_id: str) -> None:
         process = self._processes.get(process_id)
@@ -450,9 +459,12 @@ class KeeperInstance:
         self._remove(process_id)
 
     async def _ask_to_go(self, process_id: str, process: Known) -> None:
-        """Again and again: a shell that starts a program at that moment takes the signal from it, and waits for it."""
+        """Again and again: a shell that starts a program at that moment takes the signal from it, and waits for it. And
+        what the code inside has stopped goes on, to go.
+        """
         while process.exit is None and not self._gone.is_set():
-            await self._send(requests.request("kill", process_id, str(int(Signals.SIGTERM))))
+            for number in (Signals.SIGTERM, Signals.SIGCONT):
+                await self._send(requests.request("kill", process_id, str(int(number))))
             with trio.move_on_after(ASK_AGAIN_S):
                 await process.ended.wait()
 
@@ -575,7 +587,7 @@ class KeeperInstance:
             trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after what others have to say
 
     def _rest(self) -> None:
-        """Listen no more for now: the code inside writes what nobody needs, and this must not take all the daemon's time."""
+        """Listen no more for now, as the code inside writes what nobody needs."""
         if self._watch is not None:
             self._watcher.remove(self._watch, self._hear)
             self._watch = None
