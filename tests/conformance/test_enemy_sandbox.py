@@ -288,3 +288,22 @@ async def test_a_tree_of_any_depth_goes_with_its_sandbox(world: World) -> None:
     await world.terminate(instance.sandbox_id)
     assert (await world.provider.found())[0] == []
     assert os.listdir(world.state / "trash") == []
+
+
+@pytest.mark.parametrize("many", [5, 1200])
+async def test_nothing_but_journals_stays_among_the_journals(world: World, many: int) -> None:
+    instance = await world.sandbox()
+    process_id = await start(
+        instance,
+        "sh",
+        "-c",
+        "cd /run/sandkeep/out/p; mkdir -p d/d; mkfifo fifo; ln -s /etc/passwd link; chmod 0 d; mkdir $NAME.stdout;"
+        'i=0; while [ $i -lt "$1" ]; do : >junk$i; : >"\n$i"; i=$((i + 1)); done; echo said',
+        "sh",
+        str(many),
+        env={"NAME": new_id(PROCESS)},
+    )
+    assert (await instance.wait(process_id)).exit_code == 0
+    await world.terminate(instance.sandbox_id)
+    left = os.listdir(world.state / "sandboxes" / instance.sandbox_id / "out" / "p")
+    assert sorted(left) == [f"{process_id}.stderr", f"{process_id}.stdout"]

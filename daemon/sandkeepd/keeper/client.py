@@ -12,7 +12,6 @@ Nothing is awaited for a reader's sake: journals are files, and what a daemon mi
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from functools import partial
 from signal import Signals
 from typing import Any, Final
 
@@ -413,10 +412,9 @@ class KeeperInstance:
             launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
             await self.launch(launch)
             how = await self.wait(process_id)
-            read = partial(trio.to_thread.run_sync, self.read, process_id)
-            stdout = (await read("stdout", 0, most_bytes)).data
-            stderr = (await read("stderr", 0, HELPER_OUTPUT_BYTES)).data
-            return how.exit_code, stdout, stderr
+            stdout = await trio.to_thread.run_sync(self.read, process_id, "stdout", 0, most_bytes)
+            stderr = self.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
+            return how.exit_code, stdout.data, stderr.data
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
                 await self._drop(process_id)
