@@ -167,9 +167,14 @@ class Instance(Protocol):
         ...
 
     async def run_command(
-        self, command: Sequence[str], stdin: bytes | None = None, *, working_dir: str | None = None
+        self,
+        command: Sequence[str],
+        stdin: bytes | None = None,
+        *,
+        working_dir: str | None = None,
+        most_bytes: int = 65_536,
     ) -> tuple[int | None, bytes, bytes]:
-        """Run a helper command to its end outside the record; answer exit code, stdout and stderr.
+        """Run a helper command to its end outside the record; answer exit code, stdout (`most_bytes` of it) and stderr.
 
         Cancelled, it is ended: by SIGTERM first, so that it can remove what it began.
         """

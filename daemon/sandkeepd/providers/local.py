@@ -97,6 +97,7 @@ class LocalProvider:
         self._instances: dict[str, LocalInstance] = {}
         self._limiter = trio.CapacityLimiter(16)
         self._disk_limiter = trio.CapacityLimiter(4)
+        self._clear_limiter = trio.CapacityLimiter(4)  # what has a million files keeps no other from being made
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
         self._leader: list[str] = []
@@ -365,8 +366,13 @@ class LocalProvider:
                     await instance.ended()
                 await instance.aclose()
                 self._instances.pop(sandbox_id, None)
-            directory = self.layout.sandbox(sandbox_id)
-            await self._in_thread(self.layout.discard, [f"{directory}/{name}" for name in TEMPORARY])
+            await trio.to_thread.run_sync(self._clear, sandbox_id, limiter=self._clear_limiter)
+
+    def _clear(self, sandbox_id: str) -> None:
+        """Remove the files of a sandbox that has ended, all but its journals. That can take long. Blocks."""
+        directory = self.layout.sandbox(sandbox_id)
+        self.layout.tidy(sandbox_id)
+        self.layout.discard([f"{directory}/{name}" for name in TEMPORARY])
 
     def _plan_of_stray(self, sandbox_id: str) -> Plan:
         """What the plan of a sandbox that no event owns must have said, from what there is of it. Blocks."""
@@ -460,8 +466,8 @@ class LocalProvider:
         while True:
             await trio.sleep(SWEEP_PERIOD_S)
             for instance in list(self._instances.values()):
-                with trio.move_on_after(1), suppress(SandkeepError):  # it may be ending
-                    await instance.sweep()
+                instance.sweep()
+                await trio.lowlevel.checkpoint()
 
     async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
