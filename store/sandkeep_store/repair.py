@@ -14,6 +14,7 @@ import fcntl
 import os
 import shutil
 import sqlite3
+import stat
 import struct
 import subprocess
 import time
@@ -23,18 +24,20 @@ from typing import Any, Final
 from msgspec import Struct
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, SetupError, StateError
+from sandkeep.errors import DaemonError, StateError
 from sandkeep.events import DAEMON_STREAM, LOG_STREAM, LogEventLost
 from sandkeep.model import RepairReport
 from sandkeep_store import folded, metadata_files, offline, segments, witness
 from sandkeep_store.codec import CODEC
 from sandkeep_store.database import Database, repairing
 from sandkeep_store.log import EventLog
-from sandkeep_store.record import COLUMNS, Row, checksum, name_checksum, number_checksum
+from sandkeep_store.record import COLUMNS, Row, checksum, is_sound, name_checksum, number_checksum
 from sandkeep_store.recorder import is_compacting
 
 CHUNK: Final = 256
 QUARANTINE: Final = "quarantine"
+REPORT: Final = "report"
+"""Beside the damaged files: what was told of them, a line each."""
 STEPS: Final = (
     "repair.copied",
     "repair.filled",
@@ -74,8 +77,8 @@ def repair(state_dir: str, *, yes: bool) -> RepairReport:
     Raises `conflict` while a daemon uses it, and `storage_unavailable` when nothing can be read of it at all.
     """
     path = f"{state_dir}/{offline.LOG_NAME}"
-    if not os.path.isfile(path) and not os.path.exists(repairing(path)):
-        raise SetupError("not_configured", f"{state_dir} holds no event log: name the directory of a daemon's state")
+    if not os.path.exists(repairing(path)):
+        offline.require_log(state_dir)
     work = f"{state_dir}/{_WORK}"
     with _locked(path):
         shutil.rmtree(work, ignore_errors=True)
@@ -88,14 +91,14 @@ def repair(state_dir: str, *, yes: bool) -> RepairReport:
             kept, problems = salvage.run()
             broken = segments.broken(state_dir, salvage.log_id)
             quarantine = None
-            if problems and yes:
-                quarantine = _replace(path, f"{work}/new.db")
+            if yes and (problems or os.path.exists(repairing(path))):
+                quarantine = _replace(path, f"{work}/new.db", [*problems, *broken.values()])
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    if quarantine:
-        offline.rebuild(state_dir)
     if broken and yes:
         quarantine = _set_aside(state_dir, list(broken), quarantine or _new_quarantine(state_dir))
+    if quarantine:
+        offline.rebuild(state_dir)
     problems += broken.values()
     return RepairReport(kept=kept, problems=problems, quarantine=quarantine, mended=bool(quarantine))
 
@@ -120,6 +123,7 @@ class Salvage:
         """Fill the new database; answer how many events it took over, and what is lost or mended, in sentences."""
         with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as old:
             self._check(old)
+            self._look_beside()
             seen = self._witnessed()
             self._settle_facts(old, seen)
             new = Database(self._new_path)
@@ -148,8 +152,13 @@ class Salvage:
         if answers != ["ok"]:
             self._problems += [f"SQLite finds: {answer}" for answer in answers]
 
+    def _look_beside(self) -> None:
+        path = f"{self._state_dir}/{offline.LOG_NAME}-wal"
+        if os.path.lexists(path) and not _is_file(path):
+            self._problems.append(f"{path} is not a file; what was in it is lost")
+
     def _witnessed(self) -> witness.Head | None:
-        path = witness.path_of(self._path)
+        path = witness.path_of(f"{_source(f'{self._state_dir}/{offline.LOG_NAME}')}/{offline.LOG_NAME}")
         try:
             return witness.read(path)
         except witness.UnreadableError as error:
@@ -235,6 +244,9 @@ class Salvage:
         self._kept = len(sound)
         end = self._end(max(sound, default=0), known, told)
         due = {at for at in (*self._lost, *self._places) if 0 < at <= end}.union(range(self._first, end + 1))
+        if self._problems or due - sound:
+            due.update(range(1, self._first))
+            sound = sound | segments.positions(self._state_dir)
         self._lost = {at: self._lost.get(at) for at in sorted(due - sound)}
         for row in new.execute("SELECT position, stream, revision, sandbox FROM events ORDER BY position"):
             self._note_gaps(row)
@@ -249,10 +261,7 @@ class Salvage:
         return last
 
     def _is_sound(self, row: Row) -> bool:
-        try:
-            return checksum(*row[:-1]) == row[-1] and row[1] in self._names and row[3] in (None, *self._names)
-        except (struct.error, TypeError, AttributeError):
-            return False
+        return is_sound(row) and row[1] in self._names and (row[3] is None or row[3] in self._names)
 
     def _note_gaps(self, row: Row) -> None:
         position, stream, revision, sandbox = row[:4]
@@ -278,6 +287,8 @@ class Salvage:
         gaps = self._match()
         for position in self._lost:
             gap = gaps.get(position)
+            if gap is None and position < self._first and self._is_unheard_of(position):
+                continue  # nothing tells that it was in the log
             if gap is None:
                 key += 1
                 name = f"{LOG_STREAM}/lost/{position}"
@@ -309,7 +320,7 @@ class Salvage:
         unknown: list[int] = []
         for position, row in self._lost.items():
             gap, place = gaps.get(position), self._places.get(position)
-            if row is None and gap is None and place is None:
+            if gap is None and self._is_unheard_of(position):
                 if unknown and unknown[-1] != position - 1:
                     self._tell_of_range(unknown)
                 unknown.append(position)
@@ -325,6 +336,9 @@ class Salvage:
                 told = f"is missing (it may be revision {gap.revision} of {self._names[gap.stream]})"
             self._problems.append(f"the event at position {position} {told}")
         self._tell_of_range(unknown)
+
+    def _is_unheard_of(self, position: int) -> bool:
+        return self._lost[position] is None and position not in self._places
 
     def _tell_of_range(self, positions: list[int]) -> None:
         if len(positions) == 1:
@@ -411,12 +425,21 @@ def _source(path: str) -> str:
 def _copy(source: str, target: str) -> None:
     """Not by Python: closing a file that SQLite has locked in this process would drop the lock."""
     for name in _FILES:
-        if os.path.exists(f"{source}/{name}"):
+        if _is_file(f"{source}/{name}"):
             command = ["cp", "--", f"{source}/{name}", f"{target}/{name}"]
             done = subprocess.run(command, capture_output=True, check=False)
             if done.returncode:
                 said = done.stderr.decode(errors="replace").strip()
-                raise DaemonError("storage_unavailable", f"the damaged log cannot be copied: {said}")
+                raise DaemonError(
+                    "storage_unavailable", f"the log cannot be copied ({said}): free space or mend the disk"
+                )
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path, follow_symlinks=os.path.basename(path) == offline.LOG_NAME).st_mode)
+    except OSError:
+        return False
 
 
 def _pad(path: str) -> None:
@@ -429,7 +452,7 @@ def _pad(path: str) -> None:
             os.truncate(path, page * pages)
 
 
-def _replace(path: str, new: str) -> str:
+def _replace(path: str, new: str, problems: Sequence[str]) -> str:
     """Put the new file in the place of the old ones, which are in quarantine then; answer where. A crash in between
     leaves a mark, with which no daemon starts, and the next repair goes on from what is in quarantine.
     """
@@ -438,18 +461,19 @@ def _replace(path: str, new: str) -> str:
     if quarantine == state_dir:
         quarantine = _new_quarantine(state_dir)
         _copy(state_dir, quarantine)
-        os.sync()
+        _write(f"{quarantine}/{REPORT}", "".join(f"{problem}\n" for problem in problems))
+        for name in os.listdir(quarantine):
+            _sync(f"{quarantine}/{name}")
+        for folder in (quarantine, f"{state_dir}/{QUARANTINE}"):
+            _sync(folder)
         failpoints.reach("repair.quarantined")
-        with open(f"{mark}.new", "w", encoding="utf-8") as file:
-            file.write(quarantine)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(f"{mark}.new", quarantine)
         os.rename(f"{mark}.new", mark)
         _sync(state_dir)
     failpoints.reach("repair.marked")
     for name in (f"{path}-wal", witness.path_of(path), f"{state_dir}/{folded.FILE_NAME}"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        if os.path.lexists(name):
+            os.unlink(name) if _is_file(name) else os.rename(name, f"{quarantine}/{os.path.basename(name)}")
     failpoints.reach("repair.cleared")
     os.rename(new, path)
     os.rename(witness.path_of(new), witness.path_of(path))
@@ -467,6 +491,13 @@ def _new_quarantine(state_dir: str) -> str:
     return path
 
 
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _set_aside(state_dir: str, names: Sequence[str], quarantine: str) -> str:
     """Move segments into quarantine; answer where that is."""
     for name in names:
@@ -477,8 +508,8 @@ def _set_aside(state_dir: str, names: Sequence[str], quarantine: str) -> str:
     return quarantine
 
 
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -192,5 +192,14 @@ def broken(state_dir: str, log_id: str) -> dict[str, str]:
     return problems
 
 
+def positions(state_dir: str) -> set[int]:
+    """The positions of the events in all segments that are sound. Blocks."""
+    found: set[int] = set()
+    for name in names(state_dir):
+        with contextlib.suppress(DaemonError, msgspec.MsgspecError):
+            found.update([line.position for line in events(f"{state_dir}/{FOLDER}/{name}")])
+    return found
+
+
 def _damaged(path: str, why: str) -> DaemonError:
     return DaemonError("storage_unavailable", f"the segment {path} is damaged ({why}): restore it from a backup")
