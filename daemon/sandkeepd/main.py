@@ -3,8 +3,8 @@
 import argparse
 import faulthandler
 import os
-import signal
 import resource
+import signal
 import sys
 from typing import Final
 

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
+from sandkeep_store import witness
 
 SCHEMA_VERSION: Final = 2
 
@@ -64,6 +65,8 @@ class Database:
                 "storage_unavailable",
                 f"a repair of {self.path} was interrupted: run `sandkeep store repair --yes` once more",
             )
+        if not os.path.exists(self.path):
+            self._require_beginning("is gone")
         new = _make_file(self.path)
         try:
             self.writer = self._connect()
@@ -74,6 +77,7 @@ class Database:
                 raise
         except sqlite3.Error as error:
             raise _refused(self.path, error) from error
+        self.witness = witness.Witness(witness.path_of(self.path), self.log_id, self.first_position)
 
     @property
     def directory(self) -> str:
@@ -114,6 +118,7 @@ class Database:
 
     def close(self) -> None:
         """Close every connection; the lock is free then. Readers must have ended."""
+        self.witness.close()
         with self._changed:
             self._close_all()
 
@@ -149,6 +154,7 @@ class Database:
 
     def _open_log(self, new: bool) -> tuple[str, int]:
         if new or self._is_empty():
+            self._require_beginning("is empty")
             self._create()
         meta = self._read_meta()
         if meta.get("schema") == 1:
@@ -161,6 +167,20 @@ class Database:
                 f"not {SCHEMA_VERSION}): run the version that wrote it, or use another state directory",
             )
         return str(meta["log_id"]), int(str(meta["first_position"]))
+
+    def _require_beginning(self, what: str) -> None:
+        """Refuse to begin a log where there was one."""
+        seen = None
+        path = witness.path_of(self.path)
+        with contextlib.suppress(witness.UnreadableError):
+            seen = witness.read(path)
+            if seen is None or not seen.position:
+                return
+        raise DaemonError(
+            "storage_unavailable",
+            f"the event log {self.path} {what}, but {path} has seen {seen.position if seen else 'some'} events in it: "
+            f"restore the state directory from a backup, or use another one",
+        )
 
     def _is_empty(self) -> bool:
         return self.writer.execute("SELECT 1 FROM sqlite_master").fetchone() is None

@@ -122,6 +122,13 @@ class EventLog:
         return self._database.directory
 
     @property
+    def doubts(self) -> list[str]:
+        """What speaks against the log that was opened, in sentences: it is shorter than it was, or another one. Then it
+        takes no events.
+        """
+        return self._recorder.doubts
+
+    @property
     def failure(self) -> str | None:
         """Why the log could not be written last time, a sentence for an administrator; None while it can."""
         return self._writer.failure
@@ -172,7 +179,7 @@ class EventLog:
 
     def verify(self) -> list[str]:
         """Check the file, every row, and every rule that rows keep. Answers what is wrong, in sentences."""
-        return self._reader.verify(self.head)
+        return self.doubts + self._reader.verify(self.head)
 
     def close(self) -> None:
         """Let go of the file. `run` must have returned."""
@@ -221,6 +228,8 @@ class EventLog:
         """
         if not new:
             return []
+        if self.doubts:
+            raise DaemonError("storage_unavailable", self.doubts[0])
         call = await self._through_writer(self._drafts(new, meta), essential)
         if call.error is not None:
             raise call.error

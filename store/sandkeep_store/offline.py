@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import trio
 
 from sandkeep.clock import now_us
-from sandkeep.errors import SetupError
+from sandkeep.errors import DaemonError, SetupError
 from sandkeep.events import Meta
 from sandkeep.model import CompactReport, RebuildReport, VerifyReport
-from sandkeep_store import folded, metadata_files, segments
+from sandkeep_store import folded, metadata_files, segments, witness
 from sandkeep_store.compaction import Compaction
 from sandkeep_store.log import EventLog, Recorded
 from sandkeep_store.views.metadata import document
@@ -29,10 +29,19 @@ def fold(log: EventLog) -> State:
 
 def open_log(state_dir: str) -> EventLog:
     """The log of a state directory that no daemon uses. Raises `not_configured` when there is none."""
+    require_log(state_dir)
+    return EventLog.open(f"{state_dir}/{LOG_NAME}")
+
+
+def require_log(state_dir: str) -> None:
+    """Raise `not_configured` where there is no log, and `storage_unavailable` where there was one."""
     path = f"{state_dir}/{LOG_NAME}"
-    if not os.path.isfile(path):
-        raise SetupError("not_configured", f"{state_dir} holds no event log: name the directory of a daemon's state")
-    return EventLog.open(path)
+    if os.path.isfile(path):
+        return
+    if os.path.lexists(path) or os.path.lexists(witness.path_of(path)):
+        message = f"the event log {path} is gone: restore the state directory from a backup"
+        raise DaemonError("storage_unavailable", message)
+    raise SetupError("not_configured", f"{state_dir} holds no event log: name the directory of a daemon's state")
 
 
 def verify(state_dir: str) -> VerifyReport:

@@ -31,7 +31,8 @@ from eventsourcing.persistence import (
 )
 from msgspec import Struct
 
-from sandkeep.events import Event
+from sandkeep.events import LOG_STREAM, Event, LogCompactRequested
+from sandkeep_store import witness as witness_of
 from sandkeep_store.database import Database
 from sandkeep_store.record import (
     COLUMNS,
@@ -44,7 +45,7 @@ from sandkeep_store.record import (
     verified,
 )
 
-__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
+__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder", "is_compacting"]
 
 _ROW: Final = ", ".join(f"e.{column}" for column in COLUMNS)
 _MARKS: Final = f"({', '.join('?' * len(COLUMNS))})"
@@ -146,6 +147,18 @@ def _read_head(connection: sqlite3.Connection, first_position: int) -> int:
     return int(last)
 
 
+def _row_checksum(connection: sqlite3.Connection, position: int) -> int | None:
+    row = connection.execute("SELECT crc FROM events WHERE position = ?", (position,)).fetchone()
+    return row[0] if row else None
+
+
+def is_compacting(connection: sqlite3.Connection) -> bool:
+    """Whether a compaction was begun and not finished."""
+    where = "stream = (SELECT id FROM streams WHERE name = ?) ORDER BY revision DESC LIMIT 1"
+    row = connection.execute(f"SELECT type FROM events WHERE {where}", (LOG_STREAM,)).fetchone()  # noqa: S608
+    return row is not None and row[0] == LogCompactRequested.type
+
+
 class StreamRecorder(AggregateRecorder):
     """Events by stream: the contract that needs no order across streams."""
 
@@ -158,6 +171,22 @@ class StreamRecorder(AggregateRecorder):
         with database.reader() as connection:
             self.head = _read_head(connection, database.first_position)
             self._last_key = _last_number(connection, "streams")
+            self.doubts = self._ask_witness(connection)
+
+    def _ask_witness(self, connection: sqlite3.Connection) -> list[str]:
+        """What speaks against the log, by the witness. If nothing does, that is brought up to date."""
+        witness = self._database.witness
+        try:
+            seen = witness_of.read(witness.path)
+        except witness_of.UnreadableError as error:
+            return [f"{witness.path} cannot be believed ({error}): {witness_of.CURE}"]
+        if seen is not None:
+            crc, compacting = _row_checksum(connection, seen.position), is_compacting(connection)
+            doubts = witness.doubts(seen, self.head, crc, compacting=compacting)
+            if doubts:
+                return doubts
+        witness.note(self.head, _row_checksum(connection, self.head) or 0)
+        return []
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:  # noqa: ARG002
         """Record events of any streams, all or none. Answers None: positions are not part of this contract."""
@@ -228,6 +257,7 @@ class StreamRecorder(AggregateRecorder):
                 self._streams.clear()
                 raise
             self.head += len(rows)
+            self._database.witness.note(self.head, rows[-1][-1])
             self._forget_oldest()
             return rows
 
@@ -244,7 +274,10 @@ class StreamRecorder(AggregateRecorder):
         """Say that there may be gaps before a position. Durable when it returns."""
         with self._lock, _translated(), self._transaction() as connection:
             connection.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'first_position'", (position,))
-        self._database.first_position = max(position, self._database.first_position)
+            crc = _row_checksum(connection, self.head) or 0
+        first = self._database.first_position = max(position, self._database.first_position)
+        self._database.witness.first_position = first
+        self._database.witness.note(self.head, crc)
 
     def remove(self, positions: Sequence[int], streams: Mapping[int, str], execs: Mapping[int, int]) -> None:
         """Take events out of the log, and those of `streams` (names by keys) that have no events any more.

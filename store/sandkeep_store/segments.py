@@ -181,19 +181,33 @@ def events(path: str) -> Iterator[Line]:
 
 def verify(state_dir: str, log_id: str) -> list[str]:
     """Check every segment; answer what is wrong, a sentence each. Blocks."""
-    problems = []
+    return list(broken(state_dir, log_id).values())
+
+
+def broken(state_dir: str, log_id: str) -> dict[str, str]:
+    """What is wrong with segments, by their names. Blocks."""
+    problems = {}
     for name in names(state_dir):
         path = f"{state_dir}/{FOLDER}/{name}"
         try:
             positions = [line.position for line in events(path)]
             header, _ = read(path)
             if header.log_id != log_id:
-                problems.append(f"{path} belongs to another event log: move it away")
+                problems[name] = f"{path} belongs to another event log: move it away"
             elif positions != sorted(positions) or [positions[0], positions[-1]] != [header.first, header.last]:
-                problems.append(f"{path} is damaged: its events are not in order; restore it from a backup")
-        except (DaemonError, msgspec.MsgspecError) as error:
-            problems.append(str(error))
+                problems[name] = f"{path} is damaged: its events are not in order; restore it from a backup"
+        except (DaemonError, msgspec.MsgspecError, IndexError) as error:
+            problems[name] = error.message if isinstance(error, DaemonError) else f"{path} is damaged: {error}"
     return problems
+
+
+def positions(state_dir: str) -> set[int]:
+    """The positions of the events in all segments that are sound. Blocks."""
+    found: set[int] = set()
+    for name in names(state_dir):
+        with contextlib.suppress(DaemonError, msgspec.MsgspecError):
+            found.update([line.position for line in events(f"{state_dir}/{FOLDER}/{name}")])
+    return found
 
 
 def _damaged(path: str, why: str) -> DaemonError:
