@@ -78,7 +78,10 @@ class JournalReader:
         """
         await session.room()
         chunk = self._processes.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
-        await self._tell(session, name, chunk.note)
+        if chunk.offset > self._offsets[name]:
+            await session.send(Note(stream=name, message=chunk.note or "", first=chunk.offset))  # type: ignore[arg-type]
+        else:
+            await self._tell(session, name, chunk.note)
         if is_gone(self._process, chunk):
             await self._tell(session, name, f"the output in {name} is not kept any more")
         if chunk.data:
