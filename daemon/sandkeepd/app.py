@@ -7,6 +7,7 @@ The nursery tree, with what ends each task::
     └── carriers                      ended when all of the below have ended
         ├── files.run                 writes metadata.json, debounced
         ├── retention.run             moves what ended long ago into the archive
+        ├── Output.run            keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
@@ -52,6 +53,7 @@ from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
 from sandkeepd.images import Images
 from sandkeepd.listeners import Listeners, opened
+from sandkeepd.output import Output
 from sandkeepd.passed import address_of
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Provider
@@ -146,6 +148,7 @@ async def _run_parts(
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)
+            carriers.start_soon(Output(core).run)
             carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
         reason = await _serve_until_stopped(

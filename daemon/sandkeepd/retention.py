@@ -103,11 +103,25 @@ class Retention:
         if core.problems:
             raise DaemonError("storage_unavailable", core.problems[0])
         async with self._one_at_a_time:
-            report = await Compaction(core.log, core.state, self._forget).run(before_us, meta, least=least)
+            report = await Compaction(core.log, core.state, self._forget, self._forget_processes).run(
+                before_us, meta, least=least
+            )
             if report.events:
                 logger.info("archived", extra={"events": report.events, "segments": len(report.segments)})
                 await caching.refresh(core)
         return report
+
+    async def _forget_processes(self, sandbox_id: str, process_ids: Sequence[str]) -> None:
+        """Remove the journals of processes that ended in a sandbox that is still here."""
+        sandbox = self._core.state.sandboxes[sandbox_id]
+        provider = self._core.providers.get(sandbox.requested.provider)
+        if provider is None:
+            return
+        try:
+            await trio.to_thread.run_sync(provider.drop_output, sandbox_id, process_ids)
+        except OSError as error:
+            message = f"output of sandbox {sandbox_id} cannot be removed: {error.strerror}"
+            raise DaemonError("storage_unavailable", message) from None
 
     async def _forget(self, sandboxes: Sequence[str]) -> None:
         """Remove journals and documents. Who made a sandbox is not known any more, so all are asked."""

@@ -191,7 +191,8 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     """A piece of a journal. Ask again from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will
     come.
 
-    `note` tells of something odd, such as a journal that became shorter.
+    `stdout_offset` is further on than what was asked for when the beginning of the stream was dropped, as is
+    `stderr_offset`. `note` tells of that and of anything odd, such as a journal that became shorter.
     """
 
     process_id: str
@@ -219,7 +220,8 @@ class Attachment(Struct, frozen=True, kw_only=True):
 class OpenOutput(Struct, frozen=True, kw_only=True):
     """The journals of a process, given to a client as two descriptors for reading: stdout, then stderr.
 
-    They go on growing while the process runs. Read them by offset; what is in them was written inside the sandbox.
+    They go on growing while the process runs. Read them by offset; what is in them was written inside the sandbox. What
+    was dropped of one is a hole at its beginning (SEEK_DATA tells its end), as may come while it is read.
     """
 
     process: Process

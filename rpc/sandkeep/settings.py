@@ -83,6 +83,16 @@ def parse_retention(text: str) -> float | None:
     return age
 
 
+def parse_output_limit(text: str) -> int | None:
+    """A size of at least a megabyte; None for ``unlimited``. Raises ValueError."""
+    if text.strip().lower() == "unlimited":
+        return None
+    size = parse_size(text)
+    if size < 1024**2:
+        raise ValueError("give at least 1M, or unlimited")
+    return size
+
+
 LEAST_RETAINED_S: Final = 86_400.0
 
 
@@ -240,6 +250,14 @@ RETAIN = Setting(
     "30d",
     "How long what has ended stays on record: sandboxes with their processes and output, and removed images. Older "
     "events go into the archive. An age such as 36h or 30d, at least 24h, or `forever`.",
+)
+RETAIN_OUTPUT = Setting(
+    "SANDKEEP_RETAIN_OUTPUT",
+    parse_output_limit,
+    lambda: 1024**3,
+    "1G",
+    "How many bytes of output are kept of each sandbox, running or not. Beyond it the output of processes that ended "
+    "goes, oldest first, then the beginning of what others have written. A size of at least 1M, or `unlimited`.",
 )
 LOG_LEVEL = Setting(
     "SANDKEEP_LOG_LEVEL",

@@ -1,5 +1,6 @@
 """The store looked after without a daemon, or by one: folded, checked, and its documents written anew."""
 
+import contextlib
 import math
 import os
 import subprocess
@@ -92,10 +93,13 @@ async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactRepo
         folders = [f"{state_dir}/sandboxes/{sandbox_id}" for sandbox_id in sandboxes]
         await trio.to_thread.run_sync(_remove, folders)
 
+    async def forget_processes(sandbox_id: str, process_ids: Sequence[str]) -> None:
+        await trio.to_thread.run_sync(_remove_output, f"{state_dir}/sandboxes/{sandbox_id}/out", process_ids)
+
     log.on_commit.append(follow)
     async with trio.open_nursery() as nursery:
         await nursery.start(log.run)
-        report = await Compaction(log, state, forget).run(before_us, Meta(client="sandkeep-store"))
+        report = await Compaction(log, state, forget, forget_processes).run(before_us, Meta(client="sandkeep-store"))
         nursery.cancel_scope.cancel()
     return report
 
@@ -104,6 +108,21 @@ def _remove(folders: Sequence[str]) -> None:
     """`rm` and not Python: what was written inside a sandbox may be deeper than Python goes."""
     if folders:
         subprocess.run(["rm", "-rf", "--one-file-system", "--", *folders], check=False)
+
+
+def _remove_output(out_dir: str, process_ids: Sequence[str]) -> None:
+    """Remove the journals of processes, by names that the code inside cannot point elsewhere."""
+    try:
+        directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # there are none
+        return
+    try:
+        for process_id in process_ids:
+            for part in ("stdout", "stderr", "pid"):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    os.unlink(f"{process_id}.{part}", dir_fd=directory)
+    finally:
+        os.close(directory)
 
 
 def rebuild(state_dir: str) -> RebuildReport:

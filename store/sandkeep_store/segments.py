@@ -116,12 +116,19 @@ def _put(folder: str, name: str, header: Header, content: bytes) -> None:
 
 
 def tidy(state_dir: str) -> None:
-    """Remove what is left of segments that were not finished. No other may be in the making. Raises OSError."""
+    """Remove what is left of segments that were not finished. No other may be in the making.
+
+    Blocks. Raises `storage_unavailable`.
+    """
     folder = f"{state_dir}/{FOLDER}"
-    with contextlib.suppress(FileNotFoundError):
+    try:
         for name in os.listdir(folder):
             if name.startswith(".") and name.endswith(".new"):
                 os.unlink(f"{folder}/{name}")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DaemonError("storage_unavailable", f"{folder} cannot be written: {error.strerror}") from None
 
 
 def _line(event: Recorded) -> bytes:

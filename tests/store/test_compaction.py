@@ -34,6 +34,7 @@ class Opened:
         self.log = log
         self.state = offline.fold(log)
         self.forgotten: list[str] = []
+        self.forgotten_processes: dict[str, list[str]] = {}
         log.on_commit.append(self._follow)
 
     def _follow(self, recorded: Sequence[Any]) -> None:
@@ -43,8 +44,13 @@ class Opened:
     async def _forget(self, sandboxes: Sequence[str]) -> None:
         self.forgotten += sandboxes
 
+    async def _forget_processes(self, sandbox_id: str, process_ids: Sequence[str]) -> None:
+        self.forgotten_processes[sandbox_id] = [*self.forgotten_processes.get(sandbox_id, ()), *process_ids]
+
     async def compact(self, before_us: int = LATER_US, **options: Any) -> CompactReport:
-        return await Compaction(self.log, self.state, self._forget).run(before_us, NOBODY, **options)
+        return await Compaction(self.log, self.state, self._forget, self._forget_processes).run(
+            before_us, NOBODY, **options
+        )
 
 
 Kind = TypeVar("Kind", bound=Opened)

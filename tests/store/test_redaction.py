@@ -183,13 +183,15 @@ async def test_while_somebody_reads(tmp_path: Path) -> None:
             await here.redact(position)
             finished.set()
 
-        nursery.start_soon(redact)
-        while not here.state.log.redacting:
-            await here.log.wait(here.log.head)
-        for _ in range(3):  # appends are taken meanwhile
-            await here.log.append([NewEvent("daemon", events.DaemonStopped(reason="test"))], Meta())
-        assert not finished.is_set()
-        done.set()
+        try:
+            nursery.start_soon(redact)
+            while not here.state.log.redacting:
+                await here.log.wait(here.log.head)
+            for _ in range(3):  # appends are taken meanwhile
+                await here.log.append([NewEvent("daemon", events.DaemonStopped(reason="test"))], Meta())
+            assert not finished.is_set()
+        finally:
+            done.set()
         await finished.wait()
         assert os.path.getsize(tmp_path / "events.db-wal") < 64 * 1024
 

@@ -7,7 +7,7 @@ makes them, `local_bubblewrap` says what they see, `local_layout` where they are
 import functools
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, TypeVarTuple
 
@@ -35,11 +35,11 @@ from sandkeepd.hostprocess import (
     session_leader,
     wait_ended,
 )
-from sandkeepd.keeper import journal
+from sandkeepd.keeper import dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import local_disk
-from sandkeepd.providers.base import Caller, Chunk, ImportedImage, Progress
+from sandkeepd.providers.base import Caller, Chunk, Dropped, ImportedImage, Progress
 from sandkeepd.providers.local_bubblewrap import INSIDE, MARK, PATH, WORKSPACE, environment
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
 from sandkeepd.providers.local_probe import Abilities, probe
@@ -424,6 +424,14 @@ class LocalProvider:
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Provider.read_ended`."""
         return journal.read_journal(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
+
+    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
+        """See `Provider.trim_output`."""
+        return dropping.trim(f"{self.layout.sandbox(sandbox_id)}/out", running, most_bytes)
+
+    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
+        """See `Provider.drop_output`."""
+        dropping.drop(f"{self.layout.sandbox(sandbox_id)}/out", process_ids)
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
         """See `Provider.open_journal`."""
