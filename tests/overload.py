@@ -1,18 +1,18 @@
 """Many clients at once, of which some have sandboxes made, used and ended while the others only ask."""
 
 import itertools
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import trio
-from tests.conftest import RunningDaemon
 from tests.store.stories import Append, created, ending, requested, write
 
 
-def seed(daemon: RunningDaemon, sandboxes: int) -> None:
+def seed(state_dir: str, sandboxes: int) -> None:
     """Put that many sandboxes on record that have ended, by way of the store. Before the daemon's first start."""
-    write(f"{daemon.state_dir}/events.db", itertools.chain(*(_life(f"old-{number}") for number in range(sandboxes))))
+    write(f"{state_dir}/events.db", itertools.chain(*(_life(f"old-{number}") for number in range(sandboxes))))
 
 
 def _life(box: str) -> list[Append]:
@@ -49,10 +49,14 @@ class Client:
 
 
 class Crowd:
-    """The clients. Those that work have each a sandbox; those that ask go on until all that work are through."""
+    """The clients. Those that work have each a sandbox; those that ask go on until all that work are through, each with
+    pauses of `pause_s` in between.
+    """
 
-    def __init__(self, path: str, image_id: str, workers: int, askers: int, rounds: int) -> None:
-        self._path, self._image_id, self._rounds = path, image_id, rounds
+    def __init__(
+        self, path: str, image_id: str, workers: int, askers: int, rounds: int, pause_s: float = 0
+    ) -> None:
+        self._path, self._image_id, self._rounds, self._pause_s = path, image_id, rounds, pause_s
         self._workers, self._askers = workers, askers
         self.asked: list[int] = []
         self.began: list[int] = []
@@ -102,6 +106,8 @@ class Crowd:
                 await self._look(client)
             elif number % 10 == 0:
                 await client.call("sandbox.list", all=True, limit=100)
+            if self._pause_s:
+                await trio.sleep(self._pause_s * random.uniform(0.5, 1.5))
         if number % 10:
             self.asked.append(client.answers)
 

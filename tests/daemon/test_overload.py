@@ -30,7 +30,7 @@ def daemon(places: str) -> Iterator[RunningDaemon]:
     os.chmod(root, 0o711)
     made = RunningDaemon(root)
     os.mkdir(made.state_dir, 0o700)
-    seed(made, ON_RECORD)
+    seed(made.state_dir, ON_RECORD)
     made.start(SANDKEEP_RETAIN="forever")
     yield made
     with made.connect() as client:
