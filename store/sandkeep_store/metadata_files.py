@@ -226,7 +226,9 @@ def _is_directory(name: str, directory: int) -> bool:
 
 def _remove(root: str, sandbox_id: str) -> None:
     folder = f"{root}/{sandbox_id}"
-    with contextlib.suppress(FileNotFoundError):
+    try:
         os.unlink(f"{folder}/{FILE_NAME}")
+    except FileNotFoundError:
+        return  # then the folder, if there is one, is not ours to remove: a sandbox may be about to be made in it
     with contextlib.suppress(OSError):
         os.rmdir(folder)  # leaves a folder that holds anything else
