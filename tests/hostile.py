@@ -132,7 +132,12 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 stay()"""),
     shell("kills", "busy; trap '' TERM HUP; setsid sh -c 'while :; do kill -9 -1; done'"),
     shell("stops", "busy; while :; do kill -STOP -1; done"),
-    shell("at the first process", "for s in KILL STOP TERM HUP INT SEGV USR1; do kill -$s 1; done; stay"),
+    shell("at the first process", """
+for n in 1 2 3 4; do
+    s=1
+    while [ $s -le 64 ]; do kill -$s 1; s=$((s + 1)); done
+done
+stay"""),
     python("as a tracer", """
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace(16, 1, 0, 0)  # attach
