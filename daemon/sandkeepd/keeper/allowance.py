@@ -1,25 +1,36 @@
-"""How much attention one sandbox gets: what it says is read at once, until it says more than a sandbox can need to."""
+"""How much of the daemon's time one sandbox gets for what it says: as much as it can need, and no more."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
-PER_SECOND: Final = 2000
-AT_MOST: Final = 1000
-"""Reads for nothing that may be done each second on average, and how many of them can be saved up."""
+SHARE: Final = 0.2
+"""The part of the daemon's time that is given to one sandbox on average. A keeper at its fastest needs half of it."""
 
-BYTES: Final = 256
-"""What costs as much to read as the reading itself."""
+SAVED_S: Final = 0.1
+"""How much of it can be saved up."""
 
 
 class Allowance:
-    """What is left of it. A keeper that starts 600 processes a second, which is all that it can, needs half."""
+    """What is left of it, in seconds of this thread's time on a processor."""
 
-    def __init__(self, now: float) -> None:
-        self._left = float(AT_MOST)
-        self._at = now
+    def __init__(self) -> None:
+        self._left = SAVED_S
+        self._at = time.monotonic()
 
-    def take(self, size_bytes: int, now: float) -> bool:
-        """Account for a read of so much; whether there may be another one at once."""
-        self._left = min(AT_MOST, self._left + (now - self._at) * PER_SECOND)
-        self._at = now
-        self._left -= 1 + size_bytes / BYTES
-        return self._left > 0
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Account for the time that a block takes."""
+        before = time.thread_time()
+        try:
+            yield
+        finally:
+            now = time.monotonic()
+            self._left = min(SAVED_S, self._left + (now - self._at) * SHARE) - (time.thread_time() - before)
+            self._at = now
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether there is nothing left for the moment."""
+        return self._left <= 0

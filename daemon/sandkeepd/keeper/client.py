@@ -101,7 +101,7 @@ class KeeperInstance:
         self._closed = False
         self._adopted = False
         self._exits = journal.ExitsReader(self._out)
-        self._allowance = Allowance(trio.current_time())
+        self._allowance = Allowance()
         self._watch: int | None = watcher.add(self._exits.fd, self._hear, closings=True)
 
     # Processes
@@ -323,8 +323,9 @@ class KeeperInstance:
                 self._remove_viewer(viewer)
 
     def _remove_viewer(self, viewer: str) -> None:
-        """A viewer has gone: nothing shall stay of it, whichever daemon it came to."""
-        if viewer not in self._attaching:
+        """A viewer has gone: nothing shall stay of it, whichever daemon it came to. Others the code inside made up."""
+        known = viewer in self._processes or _exists(f"{self._in}/{viewer}")
+        if known and viewer not in self._attaching:
             self._processes.pop(viewer, None)
             self._remove(viewer)
 
@@ -576,9 +577,9 @@ class KeeperInstance:
         if self._closed or self._watch is None:
             return
         self._watcher.later(self._look, LOOK_S)
-        before = self._exits.taken
-        more = self._read_answers()
-        if not self._allowance.take(self._exits.taken - before, trio.current_time()):
+        with self._allowance.spending():
+            more = self._read_answers()
+        if self._allowance.is_spent:
             self._rest()
             self._watcher.later(self._hear_again, REST_S)
         elif more:

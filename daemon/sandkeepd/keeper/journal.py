@@ -149,13 +149,10 @@ def read_pid(out_dir: str, process_id: str) -> int | None:
 
 
 class ExitsReader:
-    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived. `taken` is how
-    many bytes it has read.
-    """
+    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived."""
 
     def __init__(self, out_dir: str) -> None:
         self._fd = open_regular(f"{out_dir}/exits")
-        self.taken = 0
         self._offset = 0
         self._rest = b""
         self._skipping = False
@@ -174,7 +171,6 @@ class ExitsReader:
             self._start_again(size - MAX_BACKLOG_BYTES)
         data = os.pread(self._fd, MAX_WAKE_BYTES, self._offset)
         self._offset += len(data)
-        self.taken += len(data)
         return self._split(data), len(data) == MAX_WAKE_BYTES
 
     def _start_again(self, offset: int) -> None:

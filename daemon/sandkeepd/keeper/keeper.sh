@@ -16,6 +16,7 @@
 in=$1 out=$2 newline='
 ' live=' ' ended=' ' older=' ' shared='' secrets='' whose=''
 set -f
+trap '' INT # some shells catch it, and end; what one does not catch cannot reach the first process from inside
 ulimit -c 0
 [ -n "$3" ] && ulimit -f "$3"
 [ -n "$4" ] && { ulimit -u "$4" || ulimit -p "$4"; } 2>/dev/null
