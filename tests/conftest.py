@@ -74,6 +74,8 @@ def places() -> Iterator[str]:
     os.chmod(root, 0o711)
     yield root
     left = traces.remaining(root)
+    for path in traces.mounts(root):
+        subprocess.run(["umount", "--lazy", path], check=False)
     for pid in traces.processes(root):
         os.kill(pid, signal.SIGKILL)
     remove_tree(root)

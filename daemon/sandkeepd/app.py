@@ -6,8 +6,9 @@ The nursery tree, with what ends each task::
     ├── log.run                       the writer of the event log; ended last, when nobody can append any more
     └── carriers                      ended when all of the below have ended
         ├── files.run                 writes metadata.json, debounced
+        ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
-        ├── Output.run            keeps the output of each sandbox within its bounds
+        ├── Output.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
@@ -46,7 +47,7 @@ from sandkeep_store.codec import UnknownEvent
 from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
-from sandkeepd import access, caching, reaper, table
+from sandkeepd import access, caching, reaper, table, upkeep
 from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.server import serve
 from sandkeepd.core import Core
@@ -151,6 +152,7 @@ async def _run_parts(
             carriers.start_soon(Output(core).run)
             carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
+            carriers.start_soon(upkeep.recover, core)
         reason = await _serve_until_stopped(
             listeners, dispatch, stream, software, stopping, manager, holdings, task_status
         )
@@ -257,12 +259,14 @@ def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple
     try:
         with manager.starting(lambda: state.position):
             state = folded.load(state_dir, log) or state
+            caching.check_end(state, log)
             caching.fold_rest(state, log, state_dir)
     except UnknownEvent as unknown:
         problems.append(str(unknown))
     except DaemonError as damage:
         problems.append(damage.message)
     else:
+        problems += log.doubts
         problems += metadata_files.ahead_of(f"{state_dir}/sandboxes", log.log_id, log.head)
     finally:
         gc.freeze()
@@ -286,6 +290,8 @@ def prepare_state_dir(path: str) -> None:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         os.unlink(probe)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.exists(f"{path}/{offline.LOG_NAME}"):
+            return  # what is there can be read, and sandboxes be ended, which may be what frees space
         hint = (
             "free space there" if error.errno == errno.ENOSPC else f"make it writable, or set {settings.STATE_DIR.name}"
         )

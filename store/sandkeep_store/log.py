@@ -130,8 +130,8 @@ class EventLog:
 
     @property
     def failure(self) -> str | None:
-        """Why the log could not be written last time, a sentence for an administrator; None while it can."""
-        return self._writer.failure
+        """Why the log cannot be written, or could not last time, a sentence for an administrator; None while it can."""
+        return self._database.displaced() or self._writer.failure
 
     def require(self, position: int, witness: str) -> None:
         """Refuse a log that is shorter than what `witness` (a file, a client) has seen of it: its end was lost."""
@@ -168,6 +168,12 @@ class EventLog:
         Raises `storage_unavailable` for one that is damaged or missing.
         """
         return self._reader.check(after, upto, limit)
+
+    def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
+        """Have SQLite check the file's pages and indexes; answer what is wrong, in sentences. `given_up` is asked now
+        and then.
+        """
+        return self._reader.check_structure(given_up)
 
     def count(self) -> int:
         """How many events the log holds; those in the archive are not among them."""
@@ -241,6 +247,10 @@ class EventLog:
         While that thread hangs, this does; the daemon is no use then, and its watchdog should know.
         """
         await self._through_writer([], essential=False)
+
+    async def try_again(self) -> None:
+        """See whether a log that could not be written can be written again; `failure` tells."""
+        await self._through_writer([], essential=False, work=self._writer.probe)
 
     async def _through_writer(
         self, drafts: Sequence[Draft], essential: bool, work: Callable[[], Any] | None = None

@@ -61,6 +61,13 @@ def verify(state_dir: str) -> VerifyReport:
         log.close()
 
 
+def _require_undoubted(log: EventLog, state_dir: str) -> None:
+    """Refuse to change anything beside a log that lost its end: what it lost must still be found out."""
+    problems = log.doubts + metadata_files.ahead_of(f"{state_dir}/sandboxes", log.log_id, log.head)
+    if problems:
+        raise DaemonError("storage_unavailable", problems[0])
+
+
 def report(log: EventLog, problems: list[str]) -> VerifyReport:
     """What a check found, with the log's extent."""
     return VerifyReport(
@@ -76,6 +83,7 @@ def compact(state_dir: str, age_s: float) -> CompactReport:
     """Move the events of what ended longer ago than that into the archive. Raises `conflict` while a daemon uses it."""
     log = open_log(state_dir)
     try:
+        _require_undoubted(log, state_dir)
         return trio.run(_compact, log, state_dir, 0 if age_s == math.inf else now_us() - int(age_s * 1e6))
     finally:
         log.close()
@@ -129,6 +137,7 @@ def rebuild(state_dir: str) -> RebuildReport:
     """Write every metadata.json of a state directory anew from its log. Raises `conflict` while a daemon uses it."""
     log = open_log(state_dir)
     try:
+        _require_undoubted(log, state_dir)
         state = fold(log)
         documents = {name: document(sandbox, log.log_id) for name, sandbox in state.sandboxes.items()}
         return metadata_files.rebuild(f"{state_dir}/sandboxes", documents, state.position)

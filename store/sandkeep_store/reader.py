@@ -15,7 +15,7 @@ from msgspec import Struct
 from sandkeep.errors import DaemonError
 from sandkeep.events import DAEMON_STREAM, LOG_STREAM, Event, ProcessLaunchRequested
 from sandkeep_store.codec import Codec, UnknownEvent
-from sandkeep_store.database import Database, first_position
+from sandkeep_store.database import Database, damaged_file, first_position
 from sandkeep_store.fold import Fold, Named, Names
 from sandkeep_store.record import (
     COLUMNS,
@@ -43,6 +43,7 @@ _OF_COMMAND: Final = (
     "WHERE e.command_id = ? AND json_extract(CAST(e.meta AS TEXT), '$.owner') = ? ORDER BY e.position DESC LIMIT 1"
 )
 _MAX_PROBLEMS: Final = 100
+_STEPS_BETWEEN_LOOKS: Final = 100_000
 
 
 class Filter(Struct, frozen=True):
@@ -237,6 +238,20 @@ class LogReader:
         launch = event.type == ProcessLaunchRequested.type
         unnamed = launch and msgspec.json.decode(event.data, type=Named).name is None
         return Leaving(event.position, (own,), sandbox if unnamed else None)
+
+    def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
+        """Have SQLite check the file's pages and indexes; answer what is wrong, in sentences."""
+        with self._database.reader() as connection:
+            connection.set_progress_handler(given_up, _STEPS_BETWEEN_LOOKS)
+            try:
+                answers = [row[0] for row in connection.execute("PRAGMA integrity_check(3)")]
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                    return []
+                raise
+            finally:
+                connection.set_progress_handler(None, 0)
+        return [damaged_file(self._database.path, answer) for answer in answers if answer != "ok"]
 
     def verify(self, head: int) -> list[str]:
         """Check everything there is to check; answer what is wrong, a sentence each, at most a hundred."""

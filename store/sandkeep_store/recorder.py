@@ -31,6 +31,7 @@ from eventsourcing.persistence import (
 )
 from msgspec import Struct
 
+from sandkeep.errors import DaemonError
 from sandkeep.events import LOG_STREAM, Event, LogCompactRequested
 from sandkeep_store import witness as witness_of
 from sandkeep_store.database import Database
@@ -324,6 +325,17 @@ class StreamRecorder(AggregateRecorder):
             connection = self._database.writer
             connection.executescript(f"PRAGMA incremental_vacuum({most:d})")  # `execute` would release one
             return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+
+    def require_in_place(self) -> None:
+        """Refuse to write to files that nobody will find again. Raises `storage_unavailable`."""
+        displaced = self._database.displaced()
+        if displaced is not None:
+            raise DaemonError("storage_unavailable", displaced)
+
+    def touch(self) -> None:
+        """Commit something that changes nothing. Raises `PersistenceError` when that does not work."""
+        with self._lock, _translated(), self._transaction() as connection:
+            connection.execute("UPDATE meta SET value = value WHERE key = 'schema'")
 
     def reopen(self) -> None:
         """Read the log back from the disk after it failed, without what was written but never acknowledged.
