@@ -39,6 +39,8 @@ class Core:
         self.providers = providers
         self.nursery = nursery
         self.problems: list[str] = []
+        self.foreign: dict[str, list[str]] = {}
+        """What each provider found that is of other logs, in words."""
         self._waiting: dict[str, trio.Event] = {}
         self._stalled: dict[str, DaemonError] = {}
         log.on_commit.append(self._committed)

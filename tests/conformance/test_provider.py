@@ -334,8 +334,9 @@ async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World
 
 async def test_a_journal_that_was_cut_is_told(world: World) -> None:
     instance = await world.sandbox()
-    process_id = await start(instance, "sh", "-c", "echo something; : >/proc/self/fd/1; exec sleep 1000")
+    process_id = await start(instance, "sh", "-c", "echo something; read go; : >/proc/self/fd/1; exec sleep 1000", stdin=True)
     await instance.wait_output(process_id, 0, 0)
+    await instance.write_stdin(process_id, b"go\n", eof=False)
     await run(instance, "true")
     with trio.fail_after(20):
         while instance.read(process_id, "stdout", 0, 100).size:

@@ -14,6 +14,7 @@
 # All is done with builtins: a fork costs more than everything else here together.
 in=$1 out=$2 newline='
 ' live=' ' shared='' secrets='' whose=''
+unset SANDKEEP_LOG # it marks the first process, for the host to see
 set -f
 ulimit -c 0
 [ -n "$3" ] && ulimit -f "$3"
