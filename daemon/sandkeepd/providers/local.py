@@ -418,10 +418,9 @@ class LocalProvider:
 
     def _end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
         """Kill what there is: the first process of the namespace takes all the others with it. Blocks."""
-        known = False
-        if plan.mechanism == "bubblewrap" and handle:
+        known = plan.mechanism == "bubblewrap" and bool(handle)
+        if handle:
             pidfd = open_process(msgspec.convert(handle, Handle).first)
-            known = True
             if pidfd is not None:
                 try:
                     kill_and_wait(pidfd)
