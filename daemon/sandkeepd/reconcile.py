@@ -252,6 +252,7 @@ class Reconciler:
         failpoints.reach("sweep.found")
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})
-        for what in swept.foreign:
-            logger.warning("left what is of another log", extra={"what": what})
+        if swept.foreign:
+            told = {"count": len(swept.foreign), "first": swept.foreign[0], "all": "daemon.status"}
+            logger.warning("left what is not of this log", extra=told)
         self._core.foreign[provider.name] = swept.foreign
