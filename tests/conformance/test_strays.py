@@ -14,7 +14,7 @@ from tests.conformance.conftest import UID_BASE, World, start
 from sandkeep.ids import new_id
 from sandkeepd import cgroups, hostprocess
 from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.providers.base import Swept
+from sandkeepd.providers.base import Swept, Terminal
 from sandkeepd.providers.local import LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
@@ -44,13 +44,18 @@ def told(swept: Swept, what: str) -> bool:
     return any(what in sentence for sentence in swept.foreign)
 
 
+@pytest.mark.needs("tmux")
 async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
     kept, stray = await world.sandbox(), await world.sandbox()
+    await start(stray, "sh", "-c", "setsid sleep 1000 & exec sleep 1000")
+    await start(stray, "cat", terminal=Terminal(rows=24, cols=80, session="shell"))
     ended = os.pidfd_open(stray.handle["first"]["pid"])
     swept = await world.provider.clean_up(Nothing([kept.sandbox_id], [world.image_id]))
     assert swept.removed == [f"sandbox {stray.sandbox_id}"]
     assert hostprocess.has_ended(ended, 10)
     os.close(ended)
+    marked = [values for _, values in hostprocess.bearing(["SANDKEEP_SANDBOX"], None)]
+    assert {"SANDKEEP_SANDBOX": stray.sandbox_id} not in marked
     assert await kept.is_alive()
     assert await world.provider.found() == ([kept.sandbox_id], [world.image_id])
     assert (await world.provider.clean_up(Nothing([kept.sandbox_id], []))).removed == [f"image {world.image_id}"]

@@ -1,13 +1,17 @@
 """Starts that meet trouble: many at one instant, and ends in the middle of taking over what runs."""
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,12 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
 
+from sandkeep.errors import StateError
+from sandkeepd.api.listener import listening
+
 pytestmark = pytest.mark.needs("bwrap")
 
-AT_ONCE = 5
+AT_ONCE, TURNS = 5, 100
 ROUNDS, ROUNDS_SOAK = 3, 200
 BOXES, PROCESSES = 8, 3
 DEATHS, DEATHS_SOAK = 12, 1000
@@ -100,6 +107,44 @@ def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.005)
     return answer
+
+
+def test_one_of_many_gets_a_stale_socket(places: str) -> None:
+    """The same, closer: nobody takes away the socket that another has just made."""
+    with tempfile.TemporaryDirectory(dir=places) as root:
+        path, turn = f"{root}/sock", threading.Barrier(AT_ONCE)
+        stale(path)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            for _ in range(TURNS):
+                won = [racer.result() for racer in [threads.submit(listen, path, turn) for _ in range(AT_ONCE)]]
+                assert won.count(True) == 1
+                stale(path)
+        os.unlink(path)
+        assert os.listdir(root) == []
+
+
+def stale(path: str) -> None:
+    """Leave a socket there on which nobody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(path)
+
+
+def listen(path: str, turn: threading.Barrier) -> bool:
+    """Whether this thread's socket is the one at `path`, once all have tried."""
+    turn.wait()
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(listening(path))
+        except StateError:
+            won = False
+        else:
+            won = True
+        turn.wait()
+        if won:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.connect(path)
+        turn.wait()
+    return won
 
 
 # -- in the middle ----------------------------------------------------------------------------------------------------
