@@ -92,13 +92,14 @@ class RunningDaemon:
         self.log = os.path.join(root, "daemon.log")
         self.env = {**os.environ, "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
         self.command = [sys.executable, "-m", "sandkeep.cli"]
+        self.program = [sys.executable, "-m", "sandkeepd.main"]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> None:
         """Start it and return when it answers."""
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sandkeepd.main"],
+                self.program,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -31,7 +31,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import trio
@@ -39,7 +39,7 @@ from msgspec import Struct
 from trio import TaskStatus
 
 from sandkeep import events, failpoints, settings
-from sandkeep.errors import DaemonError, SandkeepError, SetupError
+from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.events import DAEMON_STREAM, Meta
 from sandkeep.version import VERSION
 from sandkeep_store import folded, metadata_files, offline
@@ -48,6 +48,7 @@ from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
 from sandkeepd import access, caching, reaper, table, upkeep
+from sandkeepd.alone import alone
 from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.server import serve
 from sandkeepd.core import Core
@@ -100,13 +101,16 @@ async def run(
     holds something unknown or damaged does not stop the daemon: it answers reads and refuses to change anything.
     """
     manager = manager or Manager()
-    with opened(config.socket, config.stream, manager.passed) as listeners:  # first: it fails and leaves nothing behind
+    with ExitStack() as stack:
+        # First: it fails and leaves nothing behind.
+        listeners = stack.enter_context(opened(config.socket, config.stream, manager.passed))
         prepare_state_dir(config.state_dir)
+        stack.enter_context(alone(f"{config.state_dir}/daemon.lock", _in_use(config.state_dir)))
         log = EventLog.open(f"{config.state_dir}/{offline.LOG_NAME}")
         try:
             state, problems = fold(log, config.state_dir, manager)
             failpoints.reach("start.folded")
-            async with running_log(log), open_providers(config.state_dir) as providers:
+            async with running_log(log), open_providers(config.state_dir, log_id=log.log_id) as providers:
                 await _run_parts(config, log, state, problems, providers, listeners, manager, task_status)
         finally:
             log.close()
@@ -133,6 +137,7 @@ async def _run_parts(
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)
+        software.adopting = sandboxes.adopting
         software.stream = [address_of(listener) for listener in listeners.stream]
         stream_access = Access(software.stream, tokens)
         retention = Retention(core, sandboxes)
@@ -145,7 +150,7 @@ async def _run_parts(
             await _record_start(core)
             for sandbox_id in state.sandboxes:
                 files.mark(sandbox_id)
-            carriers.start_soon(reconciler.run)
+            carriers.start_soon(reconciler.run, software.serving)
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)
@@ -201,6 +206,7 @@ async def _serve_until_stopped(
         failpoints.reach("start.ready")
         api.start_soon(manager.watchdog, core.log.answers)
         api.start_soon(manager.keep_status, software.summary, core.log)
+        software.serving.set()
         task_status.started()
         await stopping.wait()
         failpoints.reach("stop.asked")
@@ -276,6 +282,10 @@ def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple
     return state, problems
 
 
+def _in_use(state_dir: str) -> StateError:
+    return StateError("conflict", f"another daemon uses this state directory ({state_dir}): stop it or use another one")
+
+
 def prepare_state_dir(path: str) -> None:
     """Make the state directory, for its owner's eyes only. Raises `not_configured` with what to do."""
     try:
@@ -288,7 +298,8 @@ def prepare_state_dir(path: str) -> None:
         os.chmod(path, 0o700)
         probe = f"{path}/.probe"
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        os.unlink(probe)
+        with suppress(FileNotFoundError):  # of two daemons that start at once
+            os.unlink(probe)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.exists(f"{path}/{offline.LOG_NAME}"):
             return  # what is there can be read, and sandboxes be ended, which may be what frees space

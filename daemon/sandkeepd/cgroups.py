@@ -1,6 +1,7 @@
 """Control groups: what holds the limits of a sandbox, for both versions of the kernel's interface.
 
-A sandbox has one group, called by its id, in each hierarchy that is needed; `placement` says below which directory.
+A sandbox has one group in each hierarchy that is needed, called by the log that owns it and by its id, so that the
+sandboxes of two daemons never share one; `placement` says below which directory.
 Version 2 has one hierarchy, and its controllers must have been delegated to the daemon (``Delegate=yes`` in its unit).
 Which directories those are is decided by `plan`, which changes nothing, so that they are on record before they are
 made.
@@ -16,6 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep.errors import ProviderError
+from sandkeep.ids import is_log_id, is_name
 from sandkeepd import placement
 from sandkeepd.placement import CONTROLLERS, ROOT
 
@@ -41,10 +43,12 @@ class Limits(Struct, frozen=True, kw_only=True):
 class Hierarchies:
     """Which controllers this process can use, and where.
 
-    `membership` is the text of ``/proc/self/cgroup``; `root` where the hierarchies are mounted.
+    `membership` is the text of ``/proc/self/cgroup``; `root` where the hierarchies are mounted; `log_id` the log whose
+    sandboxes they are.
     """
 
-    def __init__(self, root: str = ROOT, membership: str | None = None) -> None:
+    def __init__(self, root: str = ROOT, membership: str | None = None, log_id: str = "") -> None:
+        self._prefix = f"{log_id}." if log_id else ""
         self._version: dict[str, int] = {}
         self._base: dict[str, str] = {}
         groups = placement.parse(placement.membership() if membership is None else membership)
@@ -73,7 +77,13 @@ class Hierarchies:
 
     def plan(self, sandbox_id: str, limits: Limits) -> dict[str, str]:
         """The group of a sandbox in each hierarchy that its limits need: controller -> directory. No effect."""
-        return {name: f"{self._base[name]}/{sandbox_id}" for name in limits.controllers() if self.has(name)}
+        group = self._prefix + sandbox_id
+        return {name: f"{self._base[name]}/{group}" for name in limits.controllers() if self.has(name)}
+
+    def found(self) -> list[str]:
+        """The directories of all groups that are where those of sandboxes are made, whosever."""
+        bases = sorted(set(self._base.values()))
+        return [entry.path for base in bases for entry in _entries(base) if entry.is_dir(follow_symlinks=False)]
 
     def create(self, groups: Mapping[str, str], limits: Limits) -> None:
         """Make the groups of a plan and set their limits. Raises `provider_unavailable`; nothing is left then."""
@@ -122,6 +132,20 @@ def _settings(name: str, version: int, limits: Limits) -> Sequence[tuple[str, st
     if version == 1:
         return [("cpu.cfs_period_us", str(PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
     return [("cpu.max", f"{quota} {PERIOD_US}")]
+
+
+def log_and_sandbox(directory: str) -> tuple[str, str] | None:
+    """Whose group it is, as its name tells: the log's id and the sandbox's."""
+    log_id, _, sandbox_id = os.path.basename(directory).partition(".")
+    return (log_id, sandbox_id) if is_log_id(log_id) and is_name(sandbox_id) else None
+
+
+def _entries(directory: str) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError:
+        return []
 
 
 def members(groups: Mapping[str, str]) -> list[int]:

@@ -41,6 +41,8 @@ class Core:
         self.problems: list[str] = []
         self.caching = trio.Lock()
         """Held while the cached fold is written or removed."""
+        self.foreign: dict[str, list[str]] = {}
+        """What each provider found that is of other logs, in words."""
         self._waiting: dict[str, trio.Event] = {}
         self._stalled: dict[str, DaemonError] = {}
         log.on_commit.append(self._committed)

@@ -241,20 +241,45 @@ def owned_by(uid: int) -> Callable[[int], bool]:
     return matches
 
 
-def marked(name: str, value: str, uids: Collection[int]) -> list[int]:
-    """The processes of `uids` that were started with a variable set to that value; never this one.
+def marked(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
+    """The processes of `uids` that were started with these variables set so; never this one.
 
     Anybody can set a variable, so nobody else's processes count.
     """
-    wanted = f"{name}={value}".encode()
+    return [pid for pid, found in bearing(list(variables), uids) if found == variables and pid != os.getpid()]
+
+
+def bearing(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[int, dict[str, str]]]:
+    """The processes of `uids`, None for everybody's, that were started with variables of all these names, and their
+    values.
+    """
+    found: list[tuple[int, dict[str, str]]] = []
 
     def matches(pid: int) -> bool:
-        if os.stat(f"/proc/{pid}").st_uid not in uids:
+        if uids is not None and os.stat(f"/proc/{pid}").st_uid not in uids:
             return False
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return wanted in file.read(1 << 20).split(b"\0")
+            settings = file.read(1 << 20).split(b"\0")
+        values = {name: _value(name, settings) for name in names}
+        if any(value is None for value in values.values()):
+            return False
+        found.append((pid, {name: value for name, value in values.items() if value is not None}))
+        return True
 
-    return [pid for pid in pids_where(matches) if pid != os.getpid()]
+    running = set(pids_where(matches))
+    return [(pid, values) for pid, values in found if pid in running]
+
+
+def _value(name: str, settings: Sequence[bytes]) -> str | None:
+    start = name.encode() + b"="
+    return next((text[len(start) :].decode(errors="replace") for text in settings if text.startswith(start)), None)
+
+
+def is_inside(pid: int) -> bool:
+    """Whether a process is deep in another pid namespace than ours, and not the one with which that began."""
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        seen_as = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [])
+    return len(seen_as) > 2 or (len(seen_as) == 2 and seen_as[1] != "1")
 
 
 def listen(pipe: int, timeout_s: float) -> bytes:

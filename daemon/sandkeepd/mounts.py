@@ -11,6 +11,7 @@ is too long for an option, or that holds a comma.
 import ctypes
 import errno
 import os
+import re
 import struct
 from typing import Final
 
@@ -35,6 +36,11 @@ _SYS_MOVE_MOUNT: Final = 429
 _SYS_MOUNT_SETATTR: Final = 442
 
 _WORD: Final = b"here\n"
+_MNT_DETACH: Final = 2
+_UMOUNT_NOFOLLOW: Final = 8
+_ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
+"""How the kernel writes blanks and backslashes in its table of mounts."""
+
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,6 +56,19 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
     arguments = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     data = None if options is None else os.fsencode(options)
     _check(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {kind or 'bind'} on {target}")
+
+
+def below(directory: str) -> list[str]:
+    """The places in our own namespace at which something is mounted in or at `directory`, the deepest first."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        places = [_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]) for line in file]
+    found = [os.fsdecode(place) for place in places]
+    return sorted((place for place in found if f"{place}/".startswith(f"{directory}/")), key=len, reverse=True)
+
+
+def unmount(place: str) -> None:
+    """Take a mount away, also one that is in use. Raises OSError."""
+    _check(_libc.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW), f"umount {place}")
 
 
 def enter_private_namespace() -> str:

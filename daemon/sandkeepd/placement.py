@@ -6,12 +6,12 @@ again into the unit's own group: if that hands controllers on, and old sandboxes
 (EBUSY) and the service cannot start until every sandbox has ended. So sandboxes never make the daemon's own unit hand
 controllers on, unless systemd promises to start it in a leaf:
 
-``sandkeep-sandboxes.service/sandboxes/<id>``
+``sandkeep-sandboxes.service/sandboxes/<log>.<id>``
     when that unit, which only holds the place, is there beside the daemon's. It is how the units are shipped.
-``<unit>/sandboxes/<id>``, the daemon in ``<unit>/daemon``
+``<unit>/sandboxes/<log>.<id>``, the daemon in ``<unit>/daemon``
     in version 1, which has no such rule; in version 2 when systemd started the daemon in ``<unit>/daemon`` itself
     (``DelegateSubgroup=daemon``, systemd 254).
-``<own group>/sandkeep/<id>``
+``<own group>/sandkeep/<log>.<id>``
     when nothing was delegated: the daemon was started by hand. Nothing is moved.
 
 `settle` moves; everything else only looks. Groups of sandboxes that exist are on record by path, wherever they are.

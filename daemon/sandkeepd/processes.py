@@ -5,6 +5,7 @@ ended (in one append when the end came first), and enforces its time limit. The 
 process writes: that goes to a journal, from which `read` answers by byte offset.
 """
 
+import logging
 import math
 from functools import partial
 from signal import Signals
@@ -14,7 +15,7 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.clock import now_us
-from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, DataError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.methods import (
     ProcessLaunch,
     ProcessQuery,
@@ -36,10 +37,15 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core
+from sandkeepd.core import ANEW, RETRY_S, Core
 from sandkeepd.providers.base import Chunk, Exit, Instance, Launch, Terminal, Terminals
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
+
+logger = logging.getLogger("sandkeepd")
+
+MOST_RETRY_S = 60.0
+"""How long at most until a sandbox that did not answer is asked again after its processes."""
 
 GRACE_S = 0.1
 """How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
@@ -206,15 +212,31 @@ class Processes:
         `found` is set once the instance knows it, or it is certain that it will not.
         """
         try:
-            pid = await runtime.instance.find(process.process_id)
-        finally:
-            found.set()
+            pid = await self._find(runtime, process, found)
+        except StateError:
+            return  # the sandbox has ended, and whoever keeps it tells how its processes did
         if pid is None:
             await self._record(process, _never_seen(process))
             return
         if process.status == "starting":
             await self._record(process, events.ProcessStarted(pid=pid))
         await self.follow(runtime, process, None)
+
+    async def _find(self, runtime: Runtime, process: ProcessState, asked: trio.Event) -> int | None:
+        """Ask a sandbox after a process, again and again until it answers: who follows a process does not give up.
+
+        Raises `not_ready` when the sandbox has ended, of which another task tells.
+        """
+        delay = RETRY_S
+        while True:
+            try:
+                return await runtime.instance.find(process.process_id)
+            except ProviderError as error:
+                logger.warning("no answer yet", extra={"process_id": process.process_id, "why": error.message})
+            finally:
+                asked.set()
+            await trio.sleep(delay)
+            delay = min(2 * delay, MOST_RETRY_S)
 
     async def _end(
         self, runtime: Runtime, process: ProcessState, exited: Exit, intent: Recorded | None, *before: events.Event
@@ -488,6 +510,9 @@ def parse_signal(text: str) -> int:
 
 async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | None:
     """How the process ended, or None if it still runs after so many seconds."""
+    known = instance.exit_of(process_id)
+    if known is not None:  # it had ended before anybody waited, however little time is left
+        return known
     with trio.move_on_after(seconds):
         return await instance.wait(process_id)
     return None

@@ -2,12 +2,18 @@
 
 Intents without an outcome are undone (an image half copied, a sandbox half made) or finished (an end or a removal that
 was ordered); running sandboxes are adopted with their processes, or told as lost; what a provider holds and no event
-owns is removed. Sandboxes are looked at side by side, each with a deadline, so that one that hangs delays nobody else;
-meanwhile reads are answered, and requests to a sandbox wait until it is adopted.
+owns is removed.
+
+Each provider has a task of its own, and in it each sandbox, so that one that hangs delays nobody else. A sandbox is
+lost when its provider says that it is gone, and never because it says nothing: it is asked again, at growing intervals,
+until it answers. Meanwhile reads are answered, and requests to such a sandbox wait a while and are told what they wait
+for; its end can be ordered, and is carried out when the provider answers.
 """
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -20,12 +26,47 @@ from sandkeepd.core import Core, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Instance, Provider
-from sandkeepd.sandboxes import Sandboxes, start_in
+from sandkeepd.sandboxes import Pending, Sandboxes, start_in
+
+T = TypeVar("T")
 
 logger = logging.getLogger("sandkeepd")
 
-ADOPTION_DEADLINE_S = 20.0
+ANSWER_DEADLINE_S: Final = 20.0
+"""How long a provider may take for one answer before it is asked again."""
+
+RETRY_S: Final = 1.0
+MOST_RETRY_S: Final = 60.0
+"""How long after a failure it is asked again; each time twice as long as before, up to the most."""
+
 INTERRUPTED = "the daemon stopped while it was being made: create it again"
+
+
+class Owned:
+    """The `Ledger` of one provider: what the log says at the moment of asking."""
+
+    def __init__(self, core: Core, provider: str) -> None:
+        self._state = core.state
+        self._provider = provider
+
+    def owns_sandbox(self, sandbox_id: str) -> bool:
+        """See `Ledger.owns_sandbox`."""
+        sandbox = self._state.sandboxes.get(sandbox_id)
+        return sandbox is not None and not sandbox.hidden
+
+    def knows_sandbox(self, sandbox_id: str) -> bool:
+        """See `Ledger.knows_sandbox`."""
+        return sandbox_id in self._state.sandboxes
+
+    def owns_image(self, image_id: str) -> bool:
+        """See `Ledger.owns_image`."""
+        image = self._state.images.get(image_id)
+        return image is not None and not image.ended
+
+    def plans(self) -> Sequence[dict[str, Any]]:
+        """See `Ledger.plans`."""
+        ours = (s for s in self._state.sandboxes.values() if s.requested.provider == self._provider and not s.hidden)
+        return [sandbox.requested.plan for sandbox in ours]
 
 
 class Reconciler:
@@ -38,72 +79,131 @@ class Reconciler:
         self._processes = processes
 
     def announce(self) -> None:
-        """Before the first request: say which sandboxes are about to be adopted, so that requests to them wait."""
+        """Before the first request: say what is about to be adopted or undone, so that requests to it wait."""
         for sandbox in self._core.state.sandboxes.values():
             if sandbox.status == "running":
-                self._sandboxes.adopting[sandbox.sandbox_id] = (trio.CancelScope(), trio.Event())
+                self._sandboxes.adopting[sandbox.sandbox_id] = Pending()
+            elif sandbox.status == "creating":
+                self._sandboxes.making[sandbox.sandbox_id] = Pending()
 
-    async def run(self) -> None:
-        """Bring the log and the providers together."""
+    async def run(self, begin: trio.Event | None = None) -> None:
+        """Bring the log and the providers together, once `begin` is set."""
+        if begin is not None:
+            await begin.wait()
         core = self._core
-        known = {*core.state.sandboxes, *core.state.images}
+        asked = [image.requested.provider for image in core.state.images.values() if not image.ended]
+        asked += [s.requested.provider for s in core.state.sandboxes.values() if not s.hidden]
+        async with trio.open_nursery() as nursery:
+            for name in sorted({*core.providers, *asked}):
+                nursery.start_soon(core.guarded, partial(self._settle_provider, name), f"reconciling {name}")
+
+    async def _settle_provider(self, name: str) -> None:
+        core = self._core
+        tried: list[trio.Event] = []
         async with trio.open_nursery() as nursery:
             for image_id, image in list(core.state.images.items()):
-                if image.status == "creating":
-                    nursery.start_soon(core.guarded, partial(self._undo_image, image_id), f"undoing {image_id}")
-                elif image.status == "removing":
-                    nursery.start_soon(
-                        core.guarded, partial(self._images.finish_remove, image_id, None), f"removing {image_id}"
-                    )
-            unsettled = [s for s in core.state.sandboxes.values() if s.status in ("creating", "running", "stopping")]
-            for sandbox in unsettled:
-                nursery.start_soon(core.guarded, partial(self._settle, sandbox), f"settling {sandbox.sandbox_id}")
-        for provider in core.providers.values():
-            await core.guarded(partial(self._sweep, provider, known), f"sweeping {provider.name}")
+                if image.requested.provider == name and image.status in ("creating", "removing"):
+                    nursery.start_soon(core.guarded, partial(self._settle_image, image_id), f"settling {image_id}")
+            for sandbox in list(core.state.sandboxes.values()):
+                if sandbox.requested.provider == name and sandbox.status in ("creating", "running", "stopping"):
+                    tried.append(trio.Event())
+                    settle = partial(self._settle, sandbox, tried[-1])
+                    nursery.start_soon(core.guarded, settle, f"settling {sandbox.sandbox_id}")
+            for event in tried:  # those that do not answer yet are not waited for
+                await event.wait()
+            if name in core.providers:
+                await self._insist(partial(self._clean_up, core.providers[name]), f"cleaning up {name}")
 
-    async def _undo_image(self, image_id: str) -> None:
-        core = self._core
-        await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
+    async def _insist(
+        self,
+        work: Callable[[], Awaitable[T]],
+        what: str,
+        pending: "Pending | None" = None,
+        tried: trio.Event | None = None,
+    ) -> T:
+        """Do some work with a provider, again and again until it answers. `pending` is told why it takes so long."""
+        delay = RETRY_S
+        while True:
+            try:
+                with trio.fail_after(ANSWER_DEADLINE_S):
+                    return await work()
+            except trio.TooSlowError:
+                why = f"its provider did not answer within {ANSWER_DEADLINE_S:g} s"
+            except Exception as unforeseen:  # noqa: BLE001  # whatever it was, nothing is known until it answers
+                why = as_sandkeep_error(unforeseen).message
+            finally:
+                if tried is not None:
+                    tried.set()
+            if pending is not None:
+                pending.why = why
+            logger.warning("no answer yet", extra={"what": what, "why": why, "again_in_s": delay})
+            await trio.sleep(delay)
+            delay = min(2 * delay, MOST_RETRY_S)
+
+    # -- images and what was half done --------------------------------------------------------------------------------
+
+    async def _settle_image(self, image_id: str) -> None:
+        core, image = self._core, self._core.state.images[image_id]
+        if image.status == "removing":
+            await self._insist(partial(self._images.finish_remove, image_id, None), f"removing {image_id}")
+            return
+        name = image.requested.provider
+        await self._insist(lambda: core.provider(name).remove_image(image_id), f"undoing {image_id}")
         failed = events.ImageCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         await core.record([NewEvent(image_id, failed)], None)
 
-    async def _settle(self, sandbox: SandboxState) -> None:
-        if sandbox.sandbox_id in self._sandboxes.adopting:
-            scope, finished = self._sandboxes.adopting[sandbox.sandbox_id]
-            try:
-                with scope:
-                    await self._adopt(sandbox)
-            finally:
-                del self._sandboxes.adopting[sandbox.sandbox_id]
-                finished.set()
-        elif sandbox.status == "creating":
-            await self._undo_sandbox(sandbox)
-        elif sandbox.status == "stopping":
-            await self._sandboxes.finish_end(sandbox.sandbox_id, None)
+    async def _settle(self, sandbox: SandboxState, tried: trio.Event) -> None:
+        sandbox_id = sandbox.sandbox_id
+        try:
+            if sandbox_id in self._sandboxes.adopting:
+                await self._hold(self._sandboxes.adopting, sandbox, partial(self._adopt, sandbox, tried))
+            elif sandbox_id in self._sandboxes.making:
+                await self._hold(self._sandboxes.making, sandbox, partial(self._undo_sandbox, sandbox, tried))
+            elif sandbox.status == "stopping":
+                tried.set()
+                await self._sandboxes.finish_end(sandbox_id, None)
+        finally:
+            tried.set()
 
-    async def _undo_sandbox(self, sandbox: SandboxState) -> None:
+    async def _hold(
+        self, pending: dict[str, Pending], sandbox: SandboxState, work: Callable[[Pending], Awaitable[None]]
+    ) -> None:
+        """Do what is pending; whoever orders the sandbox's end meanwhile cancels it and goes on by himself."""
+        own = pending[sandbox.sandbox_id]
+        try:
+            with own.scope:
+                await work(own)
+        finally:
+            del pending[sandbox.sandbox_id]
+            own.finished.set()
+
+    async def _undo_sandbox(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
         core, asked = self._core, sandbox.requested
-        await core.provider(asked.provider).terminate(sandbox.sandbox_id, asked.plan, {})
-        failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id)], None)
+        revision = sandbox.revision
 
-    async def _adopt(self, sandbox: SandboxState) -> None:
+        async def undo() -> None:
+            await core.provider(asked.provider).terminate(sandbox.sandbox_id, asked.plan, {})
+
+        await self._insist(undo, f"undoing {sandbox.sandbox_id}", pending, tried)
+        failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
+        try:
+            await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id, revision)], None)
+        except StateError:
+            logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
+
+    # -- adopting -----------------------------------------------------------------------------------------------------
+
+    async def _adopt(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
         """Take over a sandbox, or tell that it is lost; neither when its end is ordered meanwhile."""
         if not decide.may(sandbox, "sandbox.adopted"):
             return
-        why, revision = "its provider has it no more", sandbox.revision
-        instance: Instance | None = None
-        try:
-            with trio.fail_after(ADOPTION_DEADLINE_S):
-                instance = await self._take_over(sandbox)
-            failpoints.reach("adopt.held")
-        except trio.TooSlowError:
-            why = f"its provider did not answer within {ADOPTION_DEADLINE_S:g} s"
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            why = as_sandkeep_error(unforeseen).message
+        revision = sandbox.revision
+        what = f"adopting {sandbox.sandbox_id}"
+        instance = await self._insist(partial(self._take_over, sandbox), what, pending, tried)
+        failpoints.reach("adopt.held")
         try:
             if instance is None:
-                await self._lost(sandbox, why, revision)
+                await self._lost(sandbox, "its provider has it no more", revision)
             else:
                 adopted = NewEvent(sandbox.sandbox_id, events.SandboxAdopted(), sandbox.sandbox_id, revision)
                 await self._core.record([adopted], None)
@@ -130,33 +230,29 @@ class Reconciler:
             carrier = partial(self._processes.adopt, runtime, process, found)
             if not start_in(runtime, carrier, self._core, f"process {process_id}"):
                 return
-        with trio.move_on_after(ADOPTION_DEADLINE_S):
+        with trio.move_on_after(ANSWER_DEADLINE_S):
             for found in active.values():
                 await found.wait()
         logger.info("adopted", extra={"sandbox_id": sandbox.sandbox_id, "processes": len(active)})
 
     async def _lost(self, sandbox: SandboxState, why: str, revision: int) -> None:
+        """Tell that a sandbox is gone, with all that was known of it last: how its processes had ended, if they had."""
         logger.warning("sandbox lost", extra={"sandbox_id": sandbox.sandbox_id, "why": why})
-        told = [
-            NewEvent(process.process_id, events.ProcessLost(message=f"its sandbox was lost: {why}"), sandbox.sandbox_id)
-            for process in sandbox.active.values()
-        ]
-        lost = events.SandboxLost(last_status="running", message=why)
+        provider = self._core.provider(sandbox.requested.provider)
+        exits = await trio.to_thread.run_sync(provider.last_exits, sandbox.sandbox_id, list(sandbox.active))
+        told = self._sandboxes.last_words(sandbox, exits.get, None, f"its sandbox was lost: {why}")
+        lost = events.SandboxLost(last_status=sandbox.status, message=why)
         await self._core.record([*told, NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision)], None)
 
-    async def _sweep(self, provider: Provider, known: set[str]) -> None:
-        """Remove what the provider holds and nobody owns. What was made since the daemon started is not in question."""
-        state = self._core.state
-        sandboxes, images = await provider.found()
+    # -- what nobody owns ---------------------------------------------------------------------------------------------
+
+    async def _clean_up(self, provider: Provider) -> None:
+        """Remove what the provider holds and nobody owns, and note what is another log's."""
+        swept = await provider.clean_up(Owned(self._core, provider.name))
         failpoints.reach("sweep.found")
-        for sandbox_id in sandboxes:
-            sandbox = state.sandboxes.get(sandbox_id)
-            if sandbox is None or (sandbox_id in known and sandbox.hidden):
-                logger.warning("removing what no event owns", extra={"sandbox_id": sandbox_id})
-                plan = sandbox.requested.plan if sandbox is not None else {}
-                await provider.terminate(sandbox_id, plan, sandbox.handle if sandbox is not None else {})
-        for image_id in images:
-            image = state.images.get(image_id)
-            if image is None or (image_id in known and image.ended):
-                logger.warning("removing what no event owns", extra={"image_id": image_id})
-                await provider.remove_image(image_id)
+        for what in swept.removed:
+            logger.warning("removed what no event owns", extra={"what": what})
+        if swept.foreign:
+            told = {"count": len(swept.foreign), "first": swept.foreign[0], "all": "daemon.status"}
+            logger.warning("left what is not of this log", extra=told)
+        self._core.foreign[provider.name] = swept.foreign

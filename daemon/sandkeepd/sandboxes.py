@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
+import msgspec
 import trio
 
 from sandkeep import events, failpoints, ids
@@ -24,12 +25,15 @@ from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import ANEW, RETRY_S, Core, as_sandkeep_error
 from sandkeepd.images import Images
-from sandkeepd.providers.base import Instance
+from sandkeepd.providers.base import Exit, Instance
 from sandkeepd.query import page
 
 logger = logging.getLogger("sandkeepd")
 
 ADOPTION_PATIENCE_S = 30.0
+END_DEADLINE_S = 60.0
+"""How long a provider may take for ending a sandbox before it is asked again, if it can be interrupted."""
+
 OPENING_PATIENCE_S = 1.0
 KILLED = 128 + 9
 
@@ -54,6 +58,20 @@ class Runtime:
         await self.finished.wait()
 
 
+class Pending:
+    """Something under way with a sandbox that its end interrupts. `why` says what it waits for, when that is known."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.finished = trio.Event()
+        self.why: str | None = None
+
+    async def interrupt(self) -> None:
+        """Have it end, and wait until it has."""
+        self.scope.cancel()
+        await self.finished.wait()
+
+
 class Sandboxes:
     """The handlers of ``sandbox.*`` but for processes, and the runtimes."""
 
@@ -61,8 +79,8 @@ class Sandboxes:
         self._core = core
         self._images = images
         self.runtimes: dict[str, Runtime] = {}
-        self.adopting: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
-        self._making: dict[str, tuple[trio.CancelScope, trio.Event]] = {}
+        self.adopting: dict[str, Pending] = {}
+        self.making: dict[str, Pending] = {}
         self._planned: dict[str, tuple[str, dict[str, Any]]] = {}
         self._unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
 
@@ -97,7 +115,7 @@ class Sandboxes:
             self._images.release(image.image_id)
             del self._planned[sandbox_id]
         failpoints.reach("create.planned")
-        self._making[sandbox_id] = (trio.CancelScope(), trio.Event())
+        self.making[sandbox_id] = Pending()
         core.carry(partial(self._make, sandbox_id, dict(command.secrets), intent), f"creation of {sandbox_id}")
         return await self.answer_create(sandbox_id)
 
@@ -133,11 +151,11 @@ class Sandboxes:
         core = self._core
         sandbox = core.state.sandboxes[sandbox_id]
         asked = sandbox.requested
-        scope, finished = self._making[sandbox_id]
+        pending = self.making[sandbox_id]
         instance: Instance | None = None
         outcome: events.Event | None = None
         try:
-            with scope:
+            with pending.scope:
                 instance = await core.provider(asked.provider).create(
                     sandbox_id, asked.image_id, asked.spec, secrets, asked.plan
                 )
@@ -146,8 +164,8 @@ class Sandboxes:
             outcome = events.SandboxCreateFailed(code=error.code, message=error.message)
         finally:
             secrets.clear()
-            del self._making[sandbox_id]
-            finished.set()
+            del self.making[sandbox_id]
+            pending.finished.set()
         if instance is not None and decide.may(sandbox, "sandbox.created"):
             outcome = events.SandboxCreated(isolation=instance.isolation, handle=instance.handle)
         if outcome is None or not decide.may(sandbox, outcome.type):
@@ -199,7 +217,7 @@ class Sandboxes:
         logger.warning("sandbox failed", extra={"sandbox_id": sandbox_id, "why": why})
         failed = NewEvent(sandbox_id, events.SandboxFailed(message=why), sandbox_id, sandbox.revision)
         try:
-            await core.record([*self._last_words(sandbox, runtime.instance, None), failed], None)
+            await core.record([*self.last_words(sandbox, runtime.instance.exit_of, None), failed], None)
         except StateError:
             return  # it is being terminated at that instant, and that carrier does the rest
         self.runtimes.pop(sandbox_id, None)
@@ -208,6 +226,8 @@ class Sandboxes:
     async def runtime(self, sandbox: SandboxState) -> Runtime:
         """The runtime of a running sandbox, waiting a while for one that a starting daemon is still adopting."""
         await self.adopted(sandbox.sandbox_id)
+        if sandbox.sandbox_id in self.adopting:
+            raise self._not_adopted(sandbox.sandbox_id)
         with trio.move_on_after(OPENING_PATIENCE_S):  # the task of one that was just made is about to run
             while True:
                 found = self.runtimes.get(sandbox.sandbox_id)
@@ -221,12 +241,22 @@ class Sandboxes:
             sandbox_id=sandbox.sandbox_id,
         )
 
+    def _not_adopted(self, sandbox_id: str) -> ProviderError:
+        message = f"sandbox {sandbox_id} is {self.note_of(sandbox_id)}: try again later, or terminate it"
+        return ProviderError("provider_unavailable", message, sandbox_id=sandbox_id)
+
+    def note_of(self, sandbox_id: str) -> str | None:
+        """What is to be said of a sandbox besides its last known state: that this daemon has not adopted it yet."""
+        pending = self.adopting.get(sandbox_id)
+        if pending is None:
+            return None
+        return "not adopted yet, after the daemon was started" + (f": {pending.why}" if pending.why else "")
+
     async def adopted(self, sandbox_id: str) -> None:
         """Wait a while until a starting daemon has adopted a sandbox, if that is still to be done."""
         if sandbox_id in self.adopting:
-            _, finished = self.adopting[sandbox_id]
             with trio.move_on_after(ADOPTION_PATIENCE_S):
-                await finished.wait()
+                await self.adopting[sandbox_id].finished.wait()
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -267,9 +297,8 @@ class Sandboxes:
         failpoints.reach("end.stopped")
         await self._terminate_for_sure(sandbox)
         failpoints.reach("end.discarded")
-        instance = runtime.instance if runtime is not None else None
         outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
-        last_words = self._last_words(sandbox, instance, KILLED)
+        last_words = self.last_words(sandbox, await self._exits(sandbox, runtime), KILLED)
         await core.record([*last_words, NewEvent(sandbox_id, outcome, sandbox_id)], intent, essential=True)
         if runtime is not None:
             self.runtimes.pop(sandbox_id, None)
@@ -277,11 +306,9 @@ class Sandboxes:
 
     async def _stop(self, sandbox_id: str) -> Runtime | None:
         """End the tasks that look after it."""
-        for under_way in (self._making, self.adopting):
+        for under_way in (self.making, self.adopting):
             if sandbox_id in under_way:
-                scope, finished = under_way[sandbox_id]
-                scope.cancel()
-                await finished.wait()
+                await under_way[sandbox_id].interrupt()
         runtime = self.runtimes.get(sandbox_id)
         if runtime is not None:
             await runtime.stop()
@@ -318,40 +345,60 @@ class Sandboxes:
             self._unrecorded.discard(order.stream)
         await self.finish_end(order.stream, None)
 
+    async def _exits(self, sandbox: SandboxState, runtime: Runtime | None) -> Callable[[str], Exit | None]:
+        """How its processes ended, as the sandbox told whoever held it; else as what is left of it tells."""
+        if runtime is not None or not sandbox.active:
+            return runtime.instance.exit_of if runtime is not None else lambda _: None
+        provider = self._core.provider(sandbox.requested.provider)
+        exits = await trio.to_thread.run_sync(provider.last_exits, sandbox.sandbox_id, list(sandbox.active))
+        return exits.get
+
     async def _terminate_for_sure(self, sandbox: SandboxState) -> None:
         """Have the provider end it, however often that takes."""
         delay = RETRY_S
         while True:
             try:
-                await self._core.provider(sandbox.requested.provider).terminate(
-                    sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle
-                )
+                with trio.fail_after(END_DEADLINE_S):
+                    await self._core.provider(sandbox.requested.provider).terminate(
+                        sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle
+                    )
+            except trio.TooSlowError:
+                why = f"its provider did not answer within {END_DEADLINE_S:g} s"
             except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-                error = as_sandkeep_error(unforeseen)
-                logger.warning(
-                    "cannot end a sandbox yet", extra={"sandbox_id": sandbox.sandbox_id, "why": error.message}
-                )
-                await trio.sleep(delay)
-                delay = min(delay * 2, 60)
+                why = as_sandkeep_error(unforeseen).message
             else:
                 return
+            logger.warning("cannot end a sandbox yet", extra={"sandbox_id": sandbox.sandbox_id, "why": why})
+            await trio.sleep(delay)
+            delay = min(delay * 2, 60)
 
-    def _last_words(self, sandbox: SandboxState, instance: Instance | None, exit_code: int | None) -> list[NewEvent]:
-        """How the processes of a sandbox that is gone ended: as they told, else by `exit_code`, else nobody knows."""
+    def last_words(
+        self,
+        sandbox: SandboxState,
+        exit_of: Callable[[str], Exit | None],
+        exit_code: int | None,
+        why: str = "the sandbox ended and nobody saw how the process did",
+    ) -> list[NewEvent]:
+        """How the processes of a sandbox that is gone ended: as they told, else by `exit_code`; else `why` nobody
+        knows.
+        """
         return [
-            NewEvent(process.process_id, self._last_word(process, instance, exit_code), sandbox.sandbox_id)
+            NewEvent(
+                process.process_id,
+                self._last_word(process, exit_of(process.process_id), exit_code, why),
+                sandbox.sandbox_id,
+            )
             for process in sandbox.active.values()
         ]
 
-    def _last_word(self, process: ProcessState, instance: Instance | None, exit_code: int | None) -> events.Event:
+    def _last_word(self, process: ProcessState, seen: Exit | None, exit_code: int | None, why: str) -> events.Event:
         if process.status == "starting":
             return events.ProcessLaunchFailed(
                 code="not_ready", message="the sandbox ended before the process was started"
             )
-        seen = instance.exit_of(process.process_id) if instance is not None else None
         code = seen.exit_code if seen is not None and seen.exit_code is not None else exit_code
         if code is None:
-            return events.ProcessLost(message="the sandbox ended and nobody saw how the process did")
+            return events.ProcessLost(message=why)
         provider = self._core.provider(self._core.state.sandboxes[process.sandbox_id].requested.provider)
         sizes = [
             provider.read_ended(process.sandbox_id, process.process_id, stream, 0, 0).size
@@ -363,7 +410,12 @@ class Sandboxes:
 
     def get_now(self, request: Request[SandboxRef]) -> Sandbox:
         """Show a sandbox."""
-        return decide.sandbox(self._core.state, request.params.sandbox_id).view()
+        return self._view(decide.sandbox(self._core.state, request.params.sandbox_id))
+
+    def _view(self, sandbox: SandboxState) -> Sandbox:
+        """The sandbox as the log tells, and what of that nobody has seen yet since the start."""
+        note = self.note_of(sandbox.sandbox_id)
+        return msgspec.structs.replace(sandbox.view(), note=note) if note else sandbox.view()
 
     def list_now(self, request: Request[SandboxQuery]) -> SandboxList:
         """List the caller's sandboxes; an administrator sees all."""
@@ -372,7 +424,7 @@ class Sandboxes:
             s for s in self._core.state.sandboxes.values() if request.sees(s.owner) and (query.all or not s.hidden)
         )
         found, following = page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
-        return SandboxList(sandboxes=[sandbox.view() for sandbox in found], next=following)
+        return SandboxList(sandboxes=[self._view(sandbox) for sandbox in found], next=following)
 
 
 def start_in(runtime: Runtime, carrier: Callable[[], Any], core: Core, what: str) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Container
 
 import trio
 
@@ -27,6 +28,9 @@ class Software:
         self.socket = socket
         self.server: server.Server | None = None
         self.stream: list[str] = []
+        self.serving = trio.Event()
+        """Set when requests are answered: what a start has to do besides is begun then."""
+        self.adopting: Container[str] = ()
         self._stopping = stopping
         self._started_us = now_us()
         self._pong = Pong(version=VERSION, pid=os.getpid())
@@ -64,6 +68,8 @@ class Software:
             connections=self.server.statistics().connections if self.server is not None else 0,
             resident_bytes=resident_bytes(),
             stream=self.stream,
+            not_adopted=sum(s.sandbox_id in self.adopting for s in sandboxes),
+            foreign=[what for found in core.foreign.values() for what in found] if request.admin else [],
         )
 
     def summary(self) -> str:

@@ -28,6 +28,7 @@ NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$(?!\n)"
 MAX_NAME_LENGTH: Final = 64
 
 _NAME = re.compile(NAME_PATTERN)
+_LOG_ID = re.compile(r"log_[0-9a-z]{26}")
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
 
@@ -41,6 +42,11 @@ def new_id(prefix: str) -> str:
 def is_name(text: str) -> bool:
     """Whether `text` may be an id or a process's name."""
     return _NAME.match(text) is not None
+
+
+def is_log_id(text: str) -> bool:
+    """Whether `text` is what an event log calls itself."""
+    return _LOG_ID.fullmatch(text) is not None
 
 
 def check_name(text: str, field: str) -> str:

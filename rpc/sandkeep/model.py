@@ -114,7 +114,11 @@ class Isolation(Struct, frozen=True, kw_only=True):
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):
-    """A running environment made from an image by a provider."""
+    """A running environment made from an image by a provider.
+
+    `note` says when the daemon, just started, has not heard from it yet: the rest is its last known state then. One
+    that is lost had `last_status` before.
+    """
 
     sandbox_id: str
     image_id: str
@@ -131,6 +135,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     terminated_reason: str | None = None
     error: str | None = None
     position: int = 0
+    last_status: str | None = None
+    note: str | None = None
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -386,7 +392,9 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 class DaemonStatus(Struct, frozen=True, kw_only=True):
     """How the daemon is. `healthy` is False when mutations are refused; `problems` says why and what to do. `stream` is
-    where the stream server listens.
+    where the stream server listens. `not_adopted` counts running sandboxes that have not answered since the start.
+    `foreign` is what was found on the machine that carries the id of another log and was left alone; only
+    administrators see it.
     """
 
     version: str
@@ -407,6 +415,8 @@ class DaemonStatus(Struct, frozen=True, kw_only=True):
     connections: int
     resident_bytes: int
     stream: list[str] = field(default_factory=list)
+    not_adopted: int = 0
+    foreign: list[str] = field(default_factory=list)
 
 
 class VerifyReport(Struct, frozen=True, kw_only=True):

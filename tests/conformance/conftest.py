@@ -31,6 +31,7 @@ class World:
         self.state = state
         self.source = source
         self.image_id = new_id(IMAGE)
+        self.log_id = new_id("log")
         self.provider: Provider
         self.plans: dict[str, dict[str, Any]] = {}
         self.handles: dict[str, dict[str, Any]] = {}
@@ -40,9 +41,9 @@ class World:
 
     async def open(self, stack: AsyncExitStack) -> None:
         if self.kind == "fake":
-            self.provider = await stack.enter_async_context(open_fake(str(self.state)))
+            self.provider = await stack.enter_async_context(open_fake(str(self.state), self.log_id))
         else:
-            opened = open_local(str(self.state), uid_base=UID_BASE, disk_limit=1 << 30)
+            opened = open_local(str(self.state), uid_base=UID_BASE, disk_limit=1 << 30, log_id=self.log_id)
             self.provider = await stack.enter_async_context(opened)
 
     def spec(self, **fields: Any) -> SandboxSpec:

@@ -1,6 +1,6 @@
 """Stands for a daemon that is killed: makes a sandbox and processes, tells of them, and dies.
 
-python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID
+python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID LOG_ID
 """
 
 import json
@@ -17,9 +17,9 @@ from tests.conformance.conftest import World, start
 from sandkeep.ids import PROCESS, new_id
 
 
-async def main(kind: str, state: str, image_id: str) -> None:
+async def main(kind: str, state: str, image_id: str, log_id: str) -> None:
     world = World(kind, Path(state), Path(state))
-    world.image_id = image_id
+    world.image_id, world.log_id = image_id, log_id
     async with AsyncExitStack() as stack:
         await world.open(stack)
         instance = await world.sandbox(secrets={"SHARED": "kept"})

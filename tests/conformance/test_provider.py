@@ -334,8 +334,11 @@ async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World
 
 async def test_a_journal_that_was_cut_is_told(world: World) -> None:
     instance = await world.sandbox()
-    process_id = await start(instance, "sh", "-c", "echo something; : >/proc/self/fd/1; exec sleep 1000")
+    process_id = await start(
+        instance, "sh", "-c", "echo something; read go; : >/proc/self/fd/1; exec sleep 1000", stdin=True
+    )
     await instance.wait_output(process_id, 0, 0)
+    await instance.write_stdin(process_id, b"go\n", eof=False)
     await run(instance, "true")
     with trio.fail_after(20):
         while instance.read(process_id, "stdout", 0, 100).size:
@@ -503,7 +506,8 @@ async def test_a_cancelled_create_leaves_nothing(world: World) -> None:
 async def test_adopting_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
     """Another process makes a sandbox and is killed; this one takes it over."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.conformance.crashing_daemon", world.kind, str(world.state), world.image_id],
+        [sys.executable, "-m", "tests.conformance.crashing_daemon", world.kind, str(world.state), world.image_id,
+         world.log_id],
         capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert child.returncode == -9, child.stderr

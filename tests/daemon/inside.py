@@ -62,7 +62,7 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
     log = EventLog.open(f"{state_dir}/events.db")
     try:
         state, problems = app.fold(log, state_dir)
-        async with app.running_log(log), open_fake(state_dir) as fake, trio.open_nursery() as carriers:
+        async with app.running_log(log), open_fake(state_dir, log.log_id) as fake, trio.open_nursery() as carriers:
             files = MetadataFiles(f"{state_dir}/sandboxes", state, log.log_id)
             core = Core(log, state, files, {"fake": fake}, carriers)
             core.problems += problems
@@ -70,6 +70,7 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
             sandboxes = Sandboxes(core, images)
             parts = (images, sandboxes, Processes(core, sandboxes))
             software = Software(core, state_dir, "", trio.Event())
+            software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
             dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention)
             made = Inside(core, fake, parts, dispatch)

@@ -249,29 +249,61 @@ async def test_an_exit_code_survives_many_restarts(state_dir: str, source: str) 
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
 
-async def test_a_provider_that_hangs_delays_nobody_else(
+async def test_a_sandbox_that_hangs_delays_nobody_else(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandkeepd.reconcile.ADOPTION_DEADLINE_S", 0.5)
+    """Its provider's silence is no loss: it is asked again, and its end is carried out when it answers."""
+    for setting in ("ANSWER_DEADLINE_S", "RETRY_S"):
+        monkeypatch.setattr(f"sandkeepd.reconcile.{setting}", 0.1)
+    monkeypatch.setattr("sandkeepd.sandboxes.ADOPTION_PATIENCE_S", 0.1)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         for name in ("hangs", "well"):
             await daemon.call("sandbox.create", image_id=image_id, sandbox_id=name)
     async with inside(state_dir) as daemon:
-        adopt = daemon.fake.adopt
+        adopt, tries = daemon.fake.adopt, list[str]()
 
         async def hang(sandbox_id: str, *rest: Any) -> Any:
             if sandbox_id == "hangs":
-                await trio.sleep_forever()
+                tries.append(sandbox_id)
+                if len(tries) < 4:
+                    await trio.sleep_forever()
+                raise ProviderError("provider_unavailable", "no")
             return await adopt(sandbox_id, *rest)
 
         monkeypatch.setattr(daemon.fake, "adopt", hang)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.reconciler.run)
             assert (await daemon.call("sandbox.exec", sandbox_id="well", command="echo hi")).stdout == b"hi\n"
-            assert (await daemon.call("sandbox.get", sandbox_id="hangs")).status == "running"
-        view = await daemon.call("sandbox.get", sandbox_id="hangs")
-        assert view.status == "lost"
-        assert "did not answer" in (view.error or "")
-        for name in ("hangs", "well"):
-            await daemon.call("sandbox.terminate", sandbox_id=name)
+            error = await refused("provider_unavailable", daemon.call("sandbox.exec", sandbox_id="hangs", command="x"))
+            assert "did not answer" in error.message
+            with trio.fail_after(20):
+                while len(tries) < 5:
+                    await trio.sleep(0.01)
+            view = await daemon.call("sandbox.get", sandbox_id="hangs")
+            assert (view.status, view.error, view.note.endswith(": no")) == ("running", None, True)
+            for name in ("hangs", "well"):
+                assert (await daemon.call("sandbox.terminate", sandbox_id=name)).status == "stopped"
+        assert "sandbox.lost" not in await daemon.types("hangs")
+
+
+async def test_what_cannot_be_undone_at_once_is_undone_later(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox half made is not stuck because its provider failed once; and its end can be ordered meanwhile."""
+    monkeypatch.setattr("sandkeepd.reconcile.RETRY_S", 0.05)
+    monkeypatch.setattr("sandkeepd.sandboxes.RETRY_S", 0.05)
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        await recorded(daemon, NewEvent("later", asked(image_id), "later"), NewEvent("ended", asked(image_id), "ended"))
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        daemon.fake.faults.terminate_error = ProviderError("provider_unavailable", "not now")
+        nursery.start_soon(daemon.reconciler.run)
+        nursery.start_soon(lambda: daemon.call("sandbox.terminate", sandbox_id="ended"))
+        await daemon.core.settled("ended", lambda: daemon.core.state.sandboxes["ended"].status == "stopping")
+        assert (await daemon.call("sandbox.get", sandbox_id="later")).status == "creating"
+        daemon.fake.faults.terminate_error = None
+        with trio.fail_after(20):
+            await daemon.core.settled("later", lambda: daemon.core.state.sandboxes["later"].status == "failed")
+            await daemon.core.settled("ended", lambda: daemon.core.state.sandboxes["ended"].status == "stopped")
+        assert "sandbox.create_failed" not in await daemon.types("ended")

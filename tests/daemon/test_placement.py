@@ -176,6 +176,7 @@ def test_a_daemon_as_a_real_unit(
     with service.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
         sandbox = client.sandbox.create(image, memory_bytes=1 << 28).sandbox_id
+        log_id = client.daemon.status().log_id
         assert client.sandbox.get(sandbox).isolation.limits["pids"] == "cgroup"
         assert client.sandbox.exec(sandbox, ["true"]).exit_code == 0
     service.stop()
@@ -183,7 +184,7 @@ def test_a_daemon_as_a_real_unit(
     assert service.process is not None
     assert (unit / "daemon" / "cgroup.procs").read_text().split()[0] == str(service.process.pid)
     assert (unit / "cgroup.procs").read_text() == ""
-    assert (unit / "sandboxes" / sandbox / "cgroup.procs").read_text() != ""
+    assert (unit / "sandboxes" / f"{log_id}.{sandbox}" / "cgroup.procs").read_text() != ""
     with service.connect() as client:
         assert client.sandbox.exec(sandbox, ["true"]).exit_code == 0
         client.sandbox.terminate(sandbox)

@@ -11,6 +11,7 @@ from typing import Final
 
 from sandkeep.errors import SetupError, StateError
 from sandkeep.settings import SOCKET, SOCKET_GROUP
+from sandkeepd.alone import alone
 
 _BACKLOG: Final = 512
 _SO_PASSRIGHTS: Final = 83  # linux/socket.h, since 6.16; Python has no name for it
@@ -24,7 +25,7 @@ def listening(
     """A socket that listens on `path`, non-blocking; afterwards it is closed, and its file removed if it is still ours.
 
     `mode` says who may connect and `group` is the file's group by name. `setting` is what errors name. A directory that
-    is missing is made with 0755.
+    is missing is made with 0755. Beside the socket there is a file whose lock is held meanwhile.
 
     Error handling
         `conflict` when somebody listens there already; a socket file on which nobody does is replaced.
@@ -33,17 +34,20 @@ def listening(
     """
     gid = -1 if group is None else _group_id(group)
     _check_length(path, setting)
-    try:
-        _make_directory(os.path.dirname(path))
-        _remove_stale(path, setting)
-        listener = _bind(path, mode, gid)
-    except OSError as error:
-        raise SetupError(
-            "not_configured",
-            f"{path} cannot be made to listen on: {error.strerror or error}; set {setting} to a path that can",
-            setting=setting,
-        ) from error
-    with listener:
+    with contextlib.ExitStack() as stack:
+        try:
+            _make_directory(os.path.dirname(path))
+            _refuse_others(path, setting)
+            # Of two that start at once, one would take away the socket that the other has just made.
+            stack.enter_context(alone(f"{path}.lock", _in_use(path, setting)))
+            _remove_stale(path, setting)
+            listener = stack.enter_context(_bind(path, mode, gid))
+        except OSError as error:
+            raise SetupError(
+                "not_configured",
+                f"{path} cannot be made to listen on: {error.strerror or error}; set {setting} to a path that can",
+                setting=setting,
+            ) from error
         made = _identity(path)
         try:
             yield listener
@@ -87,24 +91,25 @@ def _make_directory(path: str) -> None:
         os.chmod(path, 0o755)  # whatever the umask is: who may connect is said by the socket's own mode  # noqa: S103  # others have to reach the socket in it
 
 
+def _refuse_others(path: str, setting: str) -> None:
+    """Raise when something is there that must stay: no socket, or one on which somebody listens."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            words = f"{path} is there and is no socket: set {setting} to another path"
+            raise SetupError("not_configured", words, setting=setting)
+        if _somebody_listens(path):
+            raise _in_use(path, setting)
+
+
+def _in_use(path: str, setting: str) -> StateError:
+    words = f"a daemon is already listening on {path}: use that, stop it, or set {setting}"
+    return StateError("conflict", words, socket=path)
+
+
 def _remove_stale(path: str, setting: str) -> None:
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(found.st_mode):
-        raise SetupError(
-            "not_configured",
-            f"{path} is there and is no socket: set {setting} to another path",
-            setting=setting,
-        )
-    if _somebody_listens(path):
-        raise StateError(
-            "conflict",
-            f"a daemon is already listening on {path}: use that, stop it, or set {setting}",
-            socket=path,
-        )
-    os.unlink(path)
+    _refuse_others(path, setting)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _somebody_listens(path: str) -> bool:

@@ -15,6 +15,7 @@
 # All is done with builtins: a fork costs more than everything else here together.
 in=$1 out=$2 newline='
 ' live=' ' ended=' ' older=' ' shared='' secrets='' whose=''
+unset SANDKEEP_LOG # it marks the first process, for the host to see
 set -f
 trap '' INT # some shells catch it, and end; what one does not catch cannot reach the first process from inside
 ulimit -c 0

@@ -1,12 +1,12 @@
 """What is known of a sandbox's processes: the keeper's answers, believed where they can be true."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
 
-from sandkeepd.keeper.journal import Answer
+from sandkeepd.keeper.journal import MAX_ROUNDS, Answer, ExitsReader, NotAFileError
 from sandkeepd.providers.base import Exit
 
 MAX_REMEMBERED: Final = 65_536
@@ -104,3 +104,23 @@ class Earlier:
         """Have the process learn what is remembered of it."""
         for word in self._words.pop(process_id, ()):
             process.learn(word)
+
+
+def last_exits(out_dir: str, process_ids: Sequence[str]) -> dict[str, Exit]:
+    """How processes ended, as the answers of a sandbox that is gone tell. Blocks, for a bounded time."""
+    known = {process_id: Known() for process_id in process_ids}
+    try:
+        reader = ExitsReader(out_dir)
+    except (OSError, NotAFileError):
+        return {}
+    try:
+        for _ in range(MAX_ROUNDS):
+            answers, more = reader.read()
+            for answer in answers:
+                if answer.process_id in known:
+                    known[answer.process_id].learn(answer.word)
+            if not more:
+                break
+    finally:
+        reader.close()
+    return {process_id: found.exit for process_id, found in known.items() if found.exit is not None}

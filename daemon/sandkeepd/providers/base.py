@@ -6,7 +6,7 @@ Lifecycle
     answers a running `Instance`. When a daemon starts, `adopt` turns a plan and the handle of an earlier `create` into
     an Instance again, or answers None when the sandbox is gone. `terminate` ends whatever there is of a sandbox,
     complete or half made, and is safe to repeat. `found` lists the sandboxes that the provider holds anything of, so
-    that a starting daemon can clean up what no event owns.
+    that it can be seen what there is; `clean_up` removes what no event owns.
 
 Words
     *plan*: a small JSON document, durable before the act; the same plan always means the same resources.
@@ -104,6 +104,33 @@ class Dropped(NamedTuple):
 
     processes: int = 0
     cut_bytes: int = 0
+
+
+class Ledger(Protocol):
+    """What the log owns of a provider's, at the moment of asking."""
+
+    def owns_sandbox(self, sandbox_id: str) -> bool:
+        """Whether there is such a sandbox, and it has not ended."""
+        ...
+
+    def knows_sandbox(self, sandbox_id: str) -> bool:
+        """Whether there is such a sandbox, or was one whose journals are kept."""
+        ...
+
+    def owns_image(self, image_id: str) -> bool:
+        """Whether there is such an image, and it was not removed."""
+        ...
+
+    def plans(self) -> Sequence[dict[str, Any]]:
+        """The plans of the sandboxes that have not ended."""
+        ...
+
+
+class Swept(Struct, frozen=True, kw_only=True):
+    """What a provider held that the log does not own, in words: `removed`, and left because it is another log's."""
+
+    removed: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
 
 
 class Instance(Protocol):
@@ -341,6 +368,18 @@ class Provider(Protocol):
 
     async def found(self) -> tuple[list[str], list[str]]:
         """The ids of the sandboxes and of the images that the provider holds anything of."""
+        ...
+
+    async def clean_up(self, ledger: Ledger) -> Swept:
+        """Remove what the log does not own, of whatever kind: what an earlier daemon left, or was not to know of.
+
+        What carries the id of another log is left, since it may be in use, and told. Safe to repeat, and while
+        sandboxes are made and ended.
+        """
+        ...
+
+    def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
+        """How processes of a sandbox that is gone had ended before, as far as what is left of it tells."""
         ...
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:

@@ -34,8 +34,9 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper import KEEPER_SOURCE, dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, Chunk, Dropped, ImportedImage, Progress
+from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
 
@@ -48,6 +49,13 @@ class Faults:
         self.create_error: SandkeepError | None = None
         self.terminate_error: SandkeepError | None = None
         self.import_error: SandkeepError | None = None
+        self.silent: trio.Event | None = None
+        """Until it is set, the provider answers nobody who adopts, ends, or asks what there is."""
+
+    async def answer(self) -> None:
+        """Wait while the provider is to be silent."""
+        if self.silent is not None:
+            await self.silent.wait()
 
 
 class FakeInstance(KeeperInstance):
@@ -63,8 +71,9 @@ class FakeProvider:
 
     name = "fake"
 
-    def __init__(self, state_dir: str, watcher: Watcher, nursery: trio.Nursery) -> None:
+    def __init__(self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery) -> None:
         self.faults = Faults()
+        self._log_id = log_id
         self._state_dir = state_dir
         self._watcher = watcher
         self._nursery = nursery
@@ -80,6 +89,8 @@ class FakeProvider:
             raise self.faults.import_error
         try:
             target = f"{self._image(image_id)}/root"
+            os.makedirs(self._image(image_id), exist_ok=True)
+            _mark(f"{self._image(image_id)}/log", self._log_id)
             return await import_tree(source, caller, target, owner=None, hide=self._state_dir, progress=progress)
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -88,6 +99,7 @@ class FakeProvider:
 
     async def remove_image(self, image_id: str) -> None:
         """See `Provider.remove_image`."""
+        await self.faults.answer()
         await trio.to_thread.run_sync(_remove, self._image(image_id))
 
     def plan(
@@ -137,6 +149,7 @@ class FakeProvider:
         shutil.copytree(root, f"{directory}/upper", symlinks=True)
         for name in ("in", "out", "out/p"):
             os.mkdir(f"{directory}/{name}")
+        _mark(f"{directory}/in/.log", self._log_id)
         os.mkfifo(f"{directory}/in/.control", 0o600)
         with open(f"{directory}/out/exits", "xb"):
             pass
@@ -174,6 +187,7 @@ class FakeProvider:
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> FakeInstance | None:
         """See `Provider.adopt`."""
+        await self.faults.answer()
         instance = self._hold(sandbox_id, spec, isolation, handle)
         if instance is not None:
             await instance.remember_earlier()
@@ -181,6 +195,7 @@ class FakeProvider:
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
+        await self.faults.answer()
         if self.faults.terminate_error:
             raise self.faults.terminate_error
         with trio.CancelScope(shield=True):
@@ -212,6 +227,29 @@ class FakeProvider:
         ]  # fmt: skip
         return sorted(sandboxes), sorted(_list(f"{self._state_dir}/images"))
 
+    async def clean_up(self, ledger: Ledger) -> Swept:
+        """See `Provider.clean_up`."""
+        await self.faults.answer()
+        removed, foreign = [], []
+        sandboxes, images = await self.found()
+        for sandbox_id in sandboxes:
+            if _is_foreign(f"{self._sandbox(sandbox_id)}/in/.log", self._log_id):
+                foreign.append(f"directory {self._sandbox(sandbox_id)}")
+            elif not ledger.owns_sandbox(sandbox_id):
+                removed.append(f"sandbox {sandbox_id}")
+                await self.terminate(sandbox_id, {}, {})
+        for image_id in images:
+            if _is_foreign(f"{self._image(image_id)}/log", self._log_id):
+                foreign.append(f"directory {self._image(image_id)}")
+            elif not ledger.owns_image(image_id):
+                removed.append(f"image {image_id}")
+                await self.remove_image(image_id)
+        return Swept(removed=removed, foreign=foreign)
+
+    def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
+        """See `Provider.last_exits`."""
+        return last_exits(f"{self._sandbox(sandbox_id)}/out", process_ids)
+
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Provider.read_ended`."""
         return journal.read_journal(f"{self._sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
@@ -242,13 +280,13 @@ class FakeProvider:
 
 
 @asynccontextmanager
-async def open_fake(state_dir: str) -> AsyncIterator[FakeProvider]:
+async def open_fake(state_dir: str, log_id: str = "") -> AsyncIterator[FakeProvider]:
     """Open a fake provider for the length of a block. Its sandboxes outlive it, as real ones do."""
     keep_descriptors_private()
     with Watcher() as watcher:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watcher.run)
-            provider = FakeProvider(state_dir, watcher, nursery)
+            provider = FakeProvider(state_dir, log_id, watcher, nursery)
             try:
                 yield provider
             finally:
@@ -279,11 +317,23 @@ def _kill(sandbox_id: str, handle: dict[str, Any]) -> None:
             kill_and_wait(pidfd)
         finally:
             os.close(pidfd)
-    kill_all(lambda: marked(_MARK, sandbox_id, {os.geteuid()}))
+    kill_all(lambda: marked({_MARK: sandbox_id}, {os.geteuid()}))
 
 
 def _remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _mark(path: str, log_id: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(log_id)
+
+
+def _is_foreign(path: str, log_id: str) -> bool:
+    if not os.path.isfile(path):
+        return False
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read() != log_id
 
 
 def _list(path: str) -> list[str]:

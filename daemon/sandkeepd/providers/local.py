@@ -37,13 +37,15 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper import dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import local_disk
-from sandkeepd.providers.base import Caller, Chunk, Dropped, ImportedImage, Progress
-from sandkeepd.providers.local_bubblewrap import INSIDE, MARK, PATH, WORKSPACE, environment
-from sandkeepd.providers.local_layout import TEMPORARY, Layout
+from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
+from sandkeepd.providers.local_layout import IMAGE_MARK, TEMPORARY, Layout, write_mark
 from sandkeepd.providers.local_probe import Abilities, probe
-from sandkeepd.providers.local_start import Handle, Job, Plan, Started, start
+from sandkeepd.providers.local_start import Handle, Job, Plan, Started, start, translate
+from sandkeepd.providers.local_strays import Strays
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -86,9 +88,10 @@ class LocalProvider:
     name = "local"
 
     def __init__(
-        self, state_dir: str, *, uid_base: int, disk_limit: int, watcher: Watcher, nursery: trio.Nursery
+        self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
     ) -> None:
         self.layout = Layout(state_dir)
+        self.log_id = log_id
         self.root = os.geteuid() == 0
         self._uid_base = uid_base
         self._disk_limit = disk_limit
@@ -99,6 +102,7 @@ class LocalProvider:
         self._disk_limiter = trio.CapacityLimiter(4)
         self._clear_limiter = trio.CapacityLimiter(4)  # what has a million files keeps no other from being made
         self._probing = trio.Lock()
+        self._asking_leader = trio.Lock()
         self._abilities: Abilities | None = None
         self._leader: list[str] = []
 
@@ -106,16 +110,20 @@ class LocalProvider:
 
     @functools.cached_property
     def _hierarchies(self) -> Hierarchies:
-        return Hierarchies()
+        return Hierarchies(log_id=self.log_id)
 
     async def abilities(self) -> Abilities:
         """What was found out about this machine, once."""
+        await self._know_leader()
         async with self._probing:
             if self._abilities is None:
                 self.layout.prepare()
-                self._leader = await self._in_thread(session_leader)
                 self._abilities = await self._in_thread(probe, self.layout.trash, self._uid_base, self.root)
         return self._abilities
+
+    async def _know_leader(self) -> None:
+        async with self._asking_leader:
+            self._leader = self._leader or await self._in_thread(session_leader)
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
@@ -148,6 +156,7 @@ class LocalProvider:
         self.layout.prepare()
         directory = self.layout.image(image_id)
         try:
+            self._make_image(directory)
             return await import_tree(
                 source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
                 hide=self.layout.state_dir, progress=progress,
@@ -156,6 +165,13 @@ class LocalProvider:
             with trio.CancelScope(shield=True):
                 await self.remove_image(image_id)
             raise
+
+    def _make_image(self, directory: str) -> None:
+        try:
+            os.mkdir(directory, 0o755)
+            write_mark(f"{directory}/{IMAGE_MARK}", self.log_id)
+        except OSError as error:
+            raise translate(error, "the image") from None
 
     async def remove_image(self, image_id: str) -> None:
         """See `Provider.remove_image`."""
@@ -246,7 +262,8 @@ class LocalProvider:
         job = Job(
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), image_root=image_root,
             image_uid=self._uid_base, plan=decided, files=files, host_network=spec.network == "host",
-            read_only=spec.read_only, hierarchies=self._hierarchies, close_userns=found.no_nested_userns.works,
+            read_only=spec.read_only, hierarchies=self._hierarchies, log_id=self.log_id,
+            close_userns=found.no_nested_userns.works,
         )  # fmt: skip
         try:
             with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
@@ -304,7 +321,7 @@ class LocalProvider:
         env = (
             environment(sandbox_id)
             if plan.mechanism == "bubblewrap"
-            else {"PATH": PATH, MARK: sandbox_id, "HOME": handle.workspace}
+            else {"PATH": PATH, **marks(sandbox_id, self.log_id), "HOME": handle.workspace}
         )
         env |= {name: value for name, value in spec.env.items() if name not in handle.secrets}
         owner = (plan.uid, plan.gid) if plan.uid is not None and plan.gid is not None else None
@@ -338,7 +355,7 @@ class LocalProvider:
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> LocalInstance | None:
         """See `Provider.adopt`."""
-        await self.abilities()
+        await self._know_leader()
         try:
             earlier = msgspec.convert(handle, Handle)
         except msgspec.ValidationError:
@@ -346,11 +363,21 @@ class LocalProvider:
         decided = msgspec.convert(plan, Plan)
         instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
         if instance is not None:
-            await instance.remember_earlier()
+            try:
+                await instance.remember_earlier()
+            except BaseException:
+                await self._let_go(instance)
+                raise
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
             await self._in_thread(self._end, sandbox_id, decided, handle)
         return None
+
+    async def _let_go(self, instance: LocalInstance) -> None:
+        with trio.CancelScope(shield=True):
+            await instance.aclose()
+        if self._instances.get(instance.sandbox_id) is instance:
+            del self._instances[instance.sandbox_id]
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
@@ -374,38 +401,39 @@ class LocalProvider:
         self.layout.tidy(sandbox_id)
         self.layout.discard([f"{directory}/{name}" for name in TEMPORARY])
 
-    def _plan_of_stray(self, sandbox_id: str) -> Plan:
-        """What the plan of a sandbox that no event owns must have said, from what there is of it. Blocks."""
+    def _plan_of_stray(self, sandbox_id: str, taken: Collection[int | None] = ()) -> Plan:
+        """What the plan of a sandbox that no event owns must have said, from what there is of it. Blocks.
+
+        `taken` are the host uids of other sandboxes, besides those that are held.
+        """
         everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
-        uid = self._uid_of_stray(sandbox_id)
+        uid = self._uid_of_stray(sandbox_id, {held.plan.uid for held in self._instances.values()} | set(taken))
         return Plan(
             mechanism="bubblewrap", uid=uid, gid=uid, limits=everything, disk_bytes=0, scratch_bytes=0,
             cgroups=self._hierarchies.plan(sandbox_id, everything),
         )  # fmt: skip
 
-    def _uid_of_stray(self, sandbox_id: str) -> int | None:
+    def _uid_of_stray(self, sandbox_id: str, taken: Collection[int | None]) -> int | None:
         """The host uid that its files have, unless that is another sandbox's or a user's of the host."""
         try:
             uid = os.lstat(f"{self.layout.sandbox(sandbox_id)}/upper").st_uid
         except OSError:
             return None
-        taken = {held.plan.uid for held in self._instances.values()}
         ours = self.root and self._uid_base < uid < self._uid_base + UID_RANGE
         return uid if ours and uid not in taken else None
 
     def _end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
         """Kill what there is: the first process of the namespace takes all the others with it. Blocks."""
-        known = False
-        if plan.mechanism == "bubblewrap" and handle:
+        known = plan.mechanism == "bubblewrap" and bool(handle)
+        if handle:
             pidfd = open_process(msgspec.convert(handle, Handle).first)
-            known = True
             if pidfd is not None:
                 try:
                     kill_and_wait(pidfd)
                 finally:
                     os.close(pidfd)
         if not known:
-            kill_all(lambda: marked(MARK, sandbox_id, {os.geteuid(), plan.uid or 0}))
+            kill_all(lambda: marked(marks(sandbox_id, self.log_id), {os.geteuid(), plan.uid or 0}))
             if plan.mechanism == "bubblewrap" and plan.uid is not None:
                 kill_all(lambda: pids_where(owned_by(plan.uid or -1)))
         if plan.cgroups:
@@ -418,8 +446,41 @@ class LocalProvider:
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
-        await self._in_thread(self.layout.empty_trash)
         return await self._in_thread(self.layout.found)
+
+    async def clean_up(self, ledger: Ledger) -> Swept:
+        """See `Provider.clean_up`."""
+        strays = Strays(self.layout, self._hierarchies, self.log_id, everybodys=self.root)
+        await self._in_thread(strays.unmount_trash)
+        await self._in_thread(self.layout.empty_trash)
+        await self._in_thread(strays.look)
+        removed = []
+        for sandbox_id in sorted(strays.sandboxes):
+            if not ledger.owns_sandbox(sandbox_id):  # asked last, as sandboxes are made meanwhile
+                removed.append(f"sandbox {sandbox_id}")
+                taken = {plan.get("uid") for plan in ledger.plans()}
+                await self._in_thread(
+                    self._remove_stray, strays, sandbox_id, taken, not ledger.knows_sandbox(sandbox_id)
+                )
+        for image_id in sorted(strays.images):
+            if not ledger.owns_image(image_id):
+                removed.append(f"image {image_id}")
+                await self._in_thread(strays.unmount, self.layout.image(image_id))
+                await self.remove_image(image_id)
+        return Swept(removed=removed, foreign=strays.foreign)
+
+    def _remove_stray(self, strays: Strays, sandbox_id: str, taken: Collection[int | None], forgotten: bool) -> None:
+        directory = self.layout.sandbox(sandbox_id)
+        strays.kill(sandbox_id)
+        strays.unmount(directory)
+        self._end(sandbox_id, self._plan_of_stray(sandbox_id, taken), {})
+        strays.remove_groups(sandbox_id)
+        whole = [directory] if forgotten else [f"{directory}/{name}" for name in TEMPORARY]
+        self.layout.discard(whole)
+
+    def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
+        """See `Provider.last_exits`."""
+        return last_exits(f"{self.layout.sandbox(sandbox_id)}/out", process_ids)
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Provider.read_ended`."""
@@ -482,13 +543,18 @@ class LocalProvider:
 
 
 @asynccontextmanager
-async def open_local(state_dir: str, *, uid_base: int, disk_limit: int) -> AsyncIterator[LocalProvider]:
-    """Open the local provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it."""
+async def open_local(
+    state_dir: str, *, uid_base: int, disk_limit: int, log_id: str = ""
+) -> AsyncIterator[LocalProvider]:
+    """Open the local provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it.
+
+    What it makes carries `log_id`, by which it is known again when nothing else is left of it.
+    """
     keep_descriptors_private()
     with Watcher() as watcher:
         async with trio.open_nursery() as nursery:
             provider = LocalProvider(
-                state_dir, uid_base=uid_base, disk_limit=disk_limit, watcher=watcher, nursery=nursery
+                state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
             )
             nursery.start_soon(watcher.run)
             nursery.start_soon(provider.watch_disks)

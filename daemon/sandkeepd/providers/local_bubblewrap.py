@@ -14,6 +14,8 @@ INSIDE: Final = "/run/sandkeep"
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MARK: Final = "SANDKEEP_SANDBOX"
 """The variable by which the processes of a sandbox are found when nothing else is known of them."""
+LOG_MARK: Final = "SANDKEEP_LOG"
+"""The variable that says of which log a sandbox is. Its first processes have it, and those that run unisolated."""
 
 _FROM_HOST: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs")
 _TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -28,6 +30,7 @@ class View(Struct, frozen=True, kw_only=True):
     """
 
     sandbox_id: str
+    log_id: str
     workspace: str
     in_dir: str
     out_dir: str
@@ -61,8 +64,13 @@ def environment(sandbox_id: str) -> dict[str, str]:
     return {"PATH": PATH, "HOME": HOME, "USER": "sandbox", MARK: sandbox_id}
 
 
+def marks(sandbox_id: str, log_id: str) -> dict[str, str]:
+    """The variables by which the first processes of a sandbox are found."""
+    return {MARK: sandbox_id, LOG_MARK: log_id} if log_id else {MARK: sandbox_id}
+
+
 def _variables(view: View) -> Iterator[str]:
-    for name, value in environment(view.sandbox_id).items():
+    for name, value in {**environment(view.sandbox_id), **marks(view.sandbox_id, view.log_id)}.items():
         yield from ("--setenv", name, value)
 
 

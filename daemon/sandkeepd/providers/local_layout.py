@@ -1,10 +1,12 @@
 """Where the local provider keeps things in the state directory.
 
 images/IMAGE/root               the image
+            /log                the id of the log that owns it
 sandboxes/SANDBOX/upper         what the sandbox changed (or, without overlay, its copy of the image)
                  /work          the overlay's own
                  /mount         where a user's daemon mounts the overlay
                  /in  /out      shared with the keeper; `out` stays when the sandbox has ended
+                 /in/.log       the id of the log that owns it
 trash/                          being removed
 """
 
@@ -17,8 +19,9 @@ from itertools import islice
 from typing import Final
 
 from sandkeep.errors import DaemonError
-from sandkeep.ids import PROCESS, check_name
+from sandkeep.ids import PROCESS, check_name, is_log_id
 from sandkeepd.hostprocess import run_tool
+from sandkeepd.keeper.journal import NotAFileError, open_regular
 
 MANY: Final = 1000
 """How many files are looked at here; more than that are left to a program, which holds no lock of the interpreter's."""
@@ -27,6 +30,11 @@ _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
 TEMPORARY: Final = ("upper", "work", "mount", "in")
 """What is removed with a sandbox. Its journals, in `out`, stay."""
+
+
+IMAGE_MARK: Final = "log"
+SANDBOX_MARK: Final = "in/.log"
+"""The files, in a directory of ours, that say of which log it is."""
 
 
 class Layout:
@@ -59,6 +67,14 @@ class Layout:
         """The sandboxes that have more than journals, and the images."""
         sandboxes = [name for name in _list(self.sandboxes) if set(TEMPORARY) & set(_list(f"{self.sandboxes}/{name}"))]
         return sorted(sandboxes), sorted(_list(self.images))
+
+    def log_of_image(self, image_id: str) -> str | None:
+        """The id of the log that an image says it belongs to; None when it does not say."""
+        return _read_mark(f"{self.image(image_id)}/{IMAGE_MARK}")
+
+    def log_of_sandbox(self, sandbox_id: str) -> str | None:
+        """The same of a sandbox."""
+        return _read_mark(f"{self.sandbox(sandbox_id)}/{SANDBOX_MARK}")
 
     def discard(self, paths: Iterable[str]) -> None:
         """Remove trees for good, whatever is in them: at once out of the way, then gone. Blocks. Safe to repeat."""
@@ -121,6 +137,21 @@ def _tidy_few(place: str) -> bool:
         if not _JOURNAL.fullmatch(entry.name):
             os.unlink(entry.path)
     return True
+
+
+def write_mark(path: str, log_id: str) -> None:
+    """Say in a new file of which log the directory around it is."""
+    with open(path, "x", encoding="ascii") as file:
+        file.write(f"{log_id}\n")
+
+
+def _read_mark(path: str) -> str | None:
+    try:
+        with open(open_regular(path), "rb") as file:
+            text = file.read(256).decode(errors="replace").strip()
+    except (OSError, NotAFileError):
+        return None
+    return text if is_log_id(text) else None
 
 
 def _list(path: str) -> list[str]:

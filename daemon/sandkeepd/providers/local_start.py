@@ -19,7 +19,8 @@ from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies, Limits
 from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
 from sandkeepd.keeper import KEEPER_SOURCE
-from sandkeepd.providers.local_bubblewrap import INSIDE, MARK, View, arguments, write_etc
+from sandkeepd.providers.local_bubblewrap import INSIDE, View, arguments, marks, write_etc
+from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
 
 START_DEADLINE_S: Final = 30.0
 _INFO_FD: Final = 3
@@ -71,7 +72,13 @@ class Job(Struct, frozen=True, kw_only=True):
     host_network: bool
     read_only: bool
     hierarchies: Hierarchies
+    log_id: str = ""
     close_userns: bool = False
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """By what its first processes are known."""
+        return marks(self.sandbox_id, self.log_id)
 
 
 class Started(Struct, frozen=True, kw_only=True):
@@ -107,12 +114,12 @@ def start(job: Job) -> Started:
             os.close(control)
 
 
-def translate(error: OSError) -> SandkeepError:
-    """What an operating system's error means for a caller."""
+def translate(error: OSError, made: str = "the sandbox") -> SandkeepError:
+    """What an operating system's error means for a caller who wants something `made`."""
     what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     if error.errno in (28, 30, 122):  # ENOSPC, EROFS, EDQUOT
         return DaemonError("storage_unavailable", f"the state directory cannot be written: {what}: make room there")
-    return ProviderError("provider_unavailable", f"the sandbox could not be made: {what}")
+    return ProviderError("provider_unavailable", f"{made} could not be made: {what}")
 
 
 def _make_directories(job: Job) -> None:
@@ -121,8 +128,9 @@ def _make_directories(job: Job) -> None:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if os.path.lexists(f"{directory}/out"):  # an earlier daemon was killed while it made this sandbox
         shutil.rmtree(f"{directory}/out")
-    for name in ("upper", "work", "mount", "in", "out", "out/p"):
+    for name in ("in", "upper", "work", "mount", "out", "out/p"):
         os.mkdir(f"{directory}/{name}", 0o755)
+    write_mark(f"{directory}/{SANDBOX_MARK}", job.log_id)
     os.mkfifo(f"{directory}/in/.control", 0o600)
     shutil.copyfile(KEEPER_SOURCE, f"{directory}/in/.keeper")
     with open(f"{directory}/out/exits", "xb"):
@@ -224,8 +232,8 @@ def _as_user(job: Job) -> tuple[list[str], str]:
 
 def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
     return View(
-        sandbox_id=job.sandbox_id, workspace=workspace, in_dir=in_dir, out_dir=out_dir, uid=job.plan.inner_uid,
-        gid=job.plan.inner_gid, host_network=job.host_network, read_only=job.read_only,
+        sandbox_id=job.sandbox_id, log_id=job.log_id, workspace=workspace, in_dir=in_dir, out_dir=out_dir,
+        uid=job.plan.inner_uid, gid=job.plan.inner_gid, host_network=job.host_network, read_only=job.read_only,
         scratch_bytes=job.plan.scratch_bytes, guard_out=job.plan.uid is None,
         close_userns=job.close_userns,
     )  # fmt: skip
@@ -250,7 +258,7 @@ def _run(job: Job, argv: Sequence[str], control: int, workspace: str) -> Started
     talk, talk_end = os.pipe()
     info, info_end = os.pipe()
     try:
-        child = spawn(argv, stdin=control, output=talk_end, third=info_end, env={**TOOL_ENV, MARK: job.sandbox_id})
+        child = spawn(argv, stdin=control, output=talk_end, third=info_end, env={**TOOL_ENV, **job.marks})
         failpoints.reach("create.spawned")
         os.close(talk_end)
         os.close(info_end)
@@ -275,7 +283,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
         pid = child if job.plan.mechanism == "none" else msgspec.json.decode(os.read(info, 65536))["child-pid"]
         first = identify(pid)
     if first is None:
-        kill_all(lambda: marked(MARK, job.sandbox_id, {os.geteuid(), job.plan.uid or 0}))
+        kill_all(lambda: marked(job.marks, {os.geteuid(), job.plan.uid or 0}))
         reap(child)
         sentence = ready.decode(errors="replace").strip()[:500] or "it did not say why"
         raise ProviderError("provider_unavailable", f"the sandbox did not start: {sentence}")

@@ -10,7 +10,7 @@ from sandkeepd.providers.local import open_local
 
 @asynccontextmanager
 async def open_providers(
-    state_dir: str, *, uid_base: int | None = None, disk_limit: int | None = None
+    state_dir: str, *, log_id: str, uid_base: int | None = None, disk_limit: int | None = None
 ) -> AsyncIterator[dict[str, Provider]]:
     """Open every provider for the length of a block, by name. What they isolate outlives it.
 
@@ -19,5 +19,5 @@ async def open_providers(
     """
     uid_base = UID_BASE() if uid_base is None else uid_base
     disk_limit = DISK_LIMIT() if disk_limit is None else disk_limit
-    async with open_local(state_dir, uid_base=uid_base, disk_limit=disk_limit) as local:
+    async with open_local(state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id) as local:
         yield {local.name: local}

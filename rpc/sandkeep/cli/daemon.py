@@ -57,6 +57,8 @@ def status(front: Frontend) -> int:
             ("daemon", f"sandkeep {state.version}, pid {state.pid}, up {age(state.started_at)}"),
             ("healthy", "yes" if state.healthy else "NO"),
             *(("problem", problem) for problem in state.problems),
+            *([("not adopted", f"{state.not_adopted} sandboxes have not answered yet")] if state.not_adopted else []),
+            *(("foreign", found) for found in state.foreign),
             ("state", state.state_dir),
             ("socket", state.socket),
             ("log", f"{state.log_id}, {state.position} events"),

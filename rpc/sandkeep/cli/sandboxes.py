@@ -71,7 +71,16 @@ def ls(front: Frontend, everything: bool) -> None:
         found: list[Sandbox] = every(client.sandbox.list, "sandboxes", all=everything)
     if front.as_json:
         return json_line(found)
-    rows = [(s.sandbox_id, s.status, age(s.created_at), s.running_processes, s.image_id) for s in found]
+    rows = [
+        (
+            s.sandbox_id,
+            s.status + (", not adopted" if s.note else ""),
+            age(s.created_at),
+            s.running_processes,
+            s.image_id,
+        )
+        for s in found
+    ]
     return table(("SANDBOX", status(), "AGE", Column("RUNS", least=4, spare=True), identifier("IMAGE")), rows)
 
 
@@ -91,6 +100,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("sandbox", sandbox.sandbox_id),
         ("status", sandbox.status + (f" ({sandbox.terminated_reason})" if sandbox.terminated_reason else "")),
         ("error", sandbox.error),
+        ("note", sandbox.note),
         ("image", sandbox.image_id),
         ("provider", sandbox.provider),
         ("owner", sandbox.owner),

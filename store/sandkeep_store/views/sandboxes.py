@@ -32,6 +32,7 @@ class SandboxState(Struct, kw_only=True):
     ended_us: int | None = None
     terminated_reason: str | None = None
     error: tuple[str, str] | None = None
+    last_status: str | None = None
     interrupted: bool = False
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
@@ -89,6 +90,7 @@ class SandboxState(Struct, kw_only=True):
             terminated_reason=self.terminated_reason,
             error=self.error[1] if self.error else None,
             position=self.position,
+            last_status=self.last_status,
         )
 
 
@@ -130,7 +132,9 @@ def _failed(state: "State", event: events.SandboxFailed, fact: Fact) -> None:
 
 @folds(events.SandboxLost)
 def _lost(state: "State", event: events.SandboxLost, fact: Fact) -> None:
-    _end(state, fact, "lost", ("provider_unavailable", event.message))
+    sandbox = _end(state, fact, "lost", ("provider_unavailable", event.message))
+    if sandbox is not None:
+        sandbox.last_status = event.last_status
 
 
 @folds(events.SandboxFileWritten)

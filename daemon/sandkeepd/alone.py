@@ -1,0 +1,47 @@
+"""Being the only daemon at a place: a file whose lock the kernel holds for one process, and drops when that ends."""
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+
+from sandkeep.errors import SandkeepError
+
+
+@contextlib.contextmanager
+def alone(path: str, taken: SandkeepError) -> Iterator[None]:
+    """Hold the lock of the file `path` for the length of a block; the file is made, and removed afterwards.
+
+    Of any number that begin at the same instant exactly one gets it. The others raise `taken`, and have changed
+    nothing. Raises OSError where no file can be made.
+    """
+    fd = _locked(path, taken)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # before the lock goes: who waits for the old file sees that it is not there any more
+        os.close(fd)
+
+
+def _locked(path: str, taken: SandkeepError) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, path):
+                return fd
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise taken from None
+            raise
+        os.close(fd)  # another daemon stopped in between, and took the file away: what is locked has no name
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,122 @@
+"""What there is on this machine of the local provider's making, of every kind, and whose it is.
+
+Nothing is taken for ours by its looks alone. A directory holds a file with its log's id; a control group has that id
+in its name; a sandbox's first process, and each that runs unisolated with its tmux, was started with it among its
+variables, and the namespaces of a sandbox live as long as its first process. A mount is its directory's. Directories
+that do not say whose they are were hardly begun, and are ours, since they are in our state directory.
+"""
+
+import os
+from typing import Final
+
+from sandkeep.ids import is_log_id, is_name
+from sandkeepd import cgroups, mounts
+from sandkeepd.cgroups import Hierarchies, log_and_sandbox
+from sandkeepd.hostprocess import bearing, is_inside, kill_all
+from sandkeepd.providers.local_bubblewrap import LOG_MARK, MARK
+from sandkeepd.providers.local_layout import Layout
+
+MOST_TOLD: Final = 50
+"""Of so many things of other logs it is told, each in a sentence."""
+
+
+class Strays:
+    """One look at everything. `sandboxes` and `images` are those of our log, owned or not; `foreign` is what is not.
+
+    With `everybodys`, processes of all users count. Blocks, all of it.
+    """
+
+    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, everybodys: bool) -> None:
+        self.sandboxes: set[str] = set()
+        self.images: set[str] = set()
+        self.foreign: list[str] = []
+        self._layout = layout
+        self._hierarchies = hierarchies
+        self._log_id = log_id
+        self._uids = None if everybodys else {os.geteuid()}
+
+    def look(self) -> None:
+        """Find all that there is."""
+        self._look_at_directories()
+        self._look_at_processes()
+        self._look_at_groups()
+        self._look_at_mounts()
+        more = len(self.foreign) - MOST_TOLD
+        if more > 0:
+            self.foreign[MOST_TOLD:] = [f"and {more} more"]
+
+    def _look_at_directories(self) -> None:
+        sandboxes, images = self._layout.found()
+        for sandbox_id in filter(is_name, sandboxes):
+            log_id = self._layout.log_of_sandbox(sandbox_id)
+            if log_id in (None, self._log_id):
+                self.sandboxes.add(sandbox_id)
+            else:
+                self.foreign.append(f"directory {self._layout.sandbox(sandbox_id)} of log {log_id}")
+        for image_id in filter(is_name, images):
+            log_id = self._layout.log_of_image(image_id)
+            if log_id in (None, self._log_id):
+                self.images.add(image_id)
+            else:
+                self.foreign.append(f"directory {self._layout.image(image_id)} of log {log_id}")
+
+    def _look_at_processes(self) -> None:
+        others: dict[tuple[str, str], list[int]] = {}
+        for pid, sandbox_id, log_id in self._processes():
+            if log_id == self._log_id:
+                self.sandboxes.add(sandbox_id)
+            else:
+                others.setdefault((sandbox_id, log_id), []).append(pid)
+        for (sandbox_id, log_id), pids in others.items():
+            numbers = ", ".join(map(str, pids[:5])) + (", …" if len(pids) > 5 else "")
+            self.foreign.append(f"sandbox {sandbox_id} of log {log_id}: pid {numbers}")
+
+    def _processes(self) -> list[tuple[int, str, str]]:
+        """The first processes of sandboxes, and those that run unisolated: pid, sandbox and log."""
+        found = []
+        for pid, values in bearing([MARK, LOG_MARK], self._uids):
+            try:
+                inside = is_inside(pid)  # there anybody can set what variables he likes
+            except OSError:
+                continue
+            if not inside and is_name(values[MARK]) and is_log_id(values[LOG_MARK]):
+                found.append((pid, values[MARK], values[LOG_MARK]))
+        return found
+
+    def _look_at_groups(self) -> None:
+        for directory in self._hierarchies.found():
+            whose = log_and_sandbox(directory)
+            if whose is not None and whose[0] == self._log_id:
+                self.sandboxes.add(whose[1])
+            else:
+                self.foreign.append(f"control group {directory}" + (f" of log {whose[0]}" if whose else ""))
+
+    def _look_at_mounts(self) -> None:
+        """Mounts in our own namespace: the provider makes none, but somebody may have looked at a sandbox by one."""
+        for place in mounts.below(self._layout.sandboxes):
+            sandbox_id = place.removeprefix(self._layout.sandboxes).strip("/").partition("/")[0]
+            if is_name(sandbox_id) and self._layout.log_of_sandbox(sandbox_id) in (None, self._log_id):
+                self.sandboxes.add(sandbox_id)
+            else:
+                self.foreign.append(f"mount {place}")
+
+    def kill(self, sandbox_id: str) -> None:
+        """End the processes of a sandbox of ours, whoever runs them."""
+        kill_all(
+            lambda: [pid for pid, name, log_id in self._processes() if (name, log_id) == (sandbox_id, self._log_id)]
+        )
+
+    def remove_groups(self, sandbox_id: str) -> None:
+        """Remove the control groups of a sandbox of ours, with what is in them."""
+        groups = {d: d for d in self._hierarchies.found() if log_and_sandbox(d) == (self._log_id, sandbox_id)}
+        kill_all(lambda: cgroups.members(groups))
+        cgroups.remove(groups)
+
+    def unmount(self, directory: str) -> None:
+        """Take away what is mounted in a directory."""
+        for place in mounts.below(directory):
+            mounts.unmount(place)
+
+    def unmount_trash(self) -> None:
+        """Take away what is mounted in what is being removed."""
+        self.unmount(self._layout.trash)

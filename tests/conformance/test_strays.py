@@ -1,0 +1,225 @@
+"""What no event owns: removed when it is of the daemon's own log, of whatever kind; left and told when of another."""
+
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance.conftest import UID_BASE, World, start
+
+from sandkeep.ids import new_id
+from sandkeepd import cgroups, hostprocess
+from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.providers.base import Swept, Terminal
+from sandkeepd.providers.local import LocalProvider, open_local
+
+ROOT = os.geteuid() == 0
+OTHER = new_id("log")
+
+
+class Nothing:
+    """The ledger of a log that knows these sandboxes and images, and no others."""
+
+    def __init__(self, sandboxes: Collection[str] = (), images: Collection[str] = ()) -> None:
+        self.sandboxes, self.images = sandboxes, images
+
+    def owns_sandbox(self, sandbox_id: str) -> bool:
+        return sandbox_id in self.sandboxes
+
+    def knows_sandbox(self, sandbox_id: str) -> bool:
+        return sandbox_id in self.sandboxes
+
+    def owns_image(self, image_id: str) -> bool:
+        return image_id in self.images
+
+    def plans(self) -> Sequence[dict[str, Any]]:
+        return []
+
+
+def told(swept: Swept, what: str) -> bool:
+    return any(what in sentence for sentence in swept.foreign)
+
+
+@pytest.mark.needs("tmux")
+async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
+    kept, stray = await world.sandbox(), await world.sandbox()
+    await start(stray, "sh", "-c", "setsid sleep 1000 & exec sleep 1000")
+    await start(stray, "cat", terminal=Terminal(rows=24, cols=80, session="shell"))
+    ended = os.pidfd_open(stray.handle["first"]["pid"])
+    swept = await world.provider.clean_up(Nothing([kept.sandbox_id], [world.image_id]))
+    assert swept.removed == [f"sandbox {stray.sandbox_id}"]
+    assert hostprocess.has_ended(ended, 10)
+    os.close(ended)
+    marked = [values for _, values in hostprocess.bearing(["SANDKEEP_SANDBOX"], None)]
+    assert {"SANDKEEP_SANDBOX": stray.sandbox_id} not in marked
+    assert await kept.is_alive()
+    assert await world.provider.found() == ([kept.sandbox_id], [world.image_id])
+    assert (await world.provider.clean_up(Nothing([kept.sandbox_id], []))).removed == [f"image {world.image_id}"]
+
+
+async def test_sandboxes_and_images_of_another_log_are_left(world: World) -> None:
+    """Also one of the same name, as callers may give two."""
+    theirs = await world.sandbox()
+    another = World(world.kind, world.state, world.source)
+    async with AsyncExitStack() as stack:
+        await another.open(stack)
+        swept = await another.provider.clean_up(Nothing())
+        assert swept.removed == []
+        assert told(swept, theirs.sandbox_id)
+        assert told(swept, world.image_id)
+        if world.kind != "fake":
+            assert told(swept, f"sandbox {theirs.sandbox_id} of log {world.log_id}: pid ")
+    assert await theirs.is_alive()
+    assert await world.provider.found() == ([theirs.sandbox_id], [world.image_id])
+
+
+# -- each kind, planted -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def local(tmp_path: Path) -> AsyncIterator[LocalProvider]:
+    state = str(tmp_path / "state")
+    async with open_local(state, uid_base=UID_BASE, disk_limit=1 << 30, log_id=new_id("log")) as provider:
+        provider.layout.prepare()
+        yield provider
+
+
+def plant_directory(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
+    """What a daemon that died at the first step of a creation leaves."""
+    directory = Path(local.layout.sandbox(sandbox_id))
+    for name in ("in", "upper", "out/p"):
+        (directory / name).mkdir(parents=True)
+    (directory / "in" / ".log").write_text(f"{log_id}\n")
+    return directory.exists
+
+
+def plant_image(local: LocalProvider, log_id: str, image_id: str) -> Callable[[], bool]:
+    directory = Path(local.layout.image(image_id))
+    (directory / "root").mkdir(parents=True)
+    (directory / "log").write_text(f"{log_id}\n")
+    return directory.exists
+
+
+def variables(log_id: str, sandbox_id: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "SANDKEEP_SANDBOX": sandbox_id, "SANDKEEP_LOG": log_id}
+
+
+def plant_namespace(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
+    """A process in namespaces of its own, of which nothing else is left: no directory, no control group."""
+    unshare = ["bwrap", "--unshare-all", "--as-pid-1", "--ro-bind", "/", "/", "--proc", "/proc"]
+    child = subprocess.Popen(
+        [*unshare, "sh", "-c", "echo; exec sleep 1000"],
+        env=variables(log_id, sandbox_id),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.stdout.close()
+    PLANTED.append(child)
+    return lambda: child.poll() is None
+
+
+def plant_tmux(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
+    """A tmux server outside of namespaces, as a sandbox without isolation has them."""
+    place = Path(local.layout.state_dir, f"tmux-{sandbox_id}")
+    command = ["tmux", "-f", "/dev/null", "-S", str(place), "new-session", "-d", "-P", "-F", "#{pid}", "sleep 1000"]
+    pid = int(subprocess.run(command, env=variables(log_id, sandbox_id), check=True, capture_output=True).stdout)
+    server = os.pidfd_open(pid)
+    PLANTED.append(server)
+    return lambda: not hostprocess.has_ended(server)
+
+
+def plant_group(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
+    """A control group with a process in it that says nothing of itself."""
+    hierarchies = Hierarchies(log_id=log_id)
+    groups = hierarchies.plan(sandbox_id, Limits(pids=10))
+    hierarchies.create(groups, Limits(pids=10))
+    GROUPS.append(groups)
+
+    def begin() -> "subprocess.Popen[bytes]":
+        hierarchies.join_thread(groups)
+        return subprocess.Popen([*hierarchies.wrapper(groups), "sleep", "1000"], env={"PATH": os.environ["PATH"]})
+
+    child = hostprocess.in_fresh_thread(begin)
+    PLANTED.append(child)
+    return lambda: os.path.exists(groups["pids"]) and child.poll() is None
+
+
+def plant_mount(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
+    """Somebody looked at a sandbox's files by a mount in the host's own namespace."""
+    plant_directory(local, log_id, sandbox_id)
+    place = f"{local.layout.sandbox(sandbox_id)}/upper"
+    subprocess.run(["mount", "-t", "tmpfs", "planted", place], check=True)
+    MOUNTS.append(place)
+    return lambda: os.path.ismount(place)
+
+
+PLANTED: list[Any] = []
+GROUPS: list[dict[str, str]] = []
+MOUNTS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def clear() -> Any:
+    yield
+    for planted in PLANTED:
+        if isinstance(planted, int):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(planted, signal.SIGKILL)
+            os.close(planted)
+        else:
+            planted.kill()
+            planted.wait()
+    for place in MOUNTS:
+        subprocess.run(["umount", place], check=False, stderr=subprocess.DEVNULL)
+    for groups in GROUPS:
+        cgroups.remove(groups)
+    for planted in (PLANTED, GROUPS, MOUNTS):
+        planted.clear()
+
+
+KINDS = {
+    "directory": plant_directory,
+    "image": plant_image,
+    "namespace": plant_namespace,
+    "tmux": plant_tmux,
+    "group": plant_group,
+    "mount": plant_mount,
+}
+NEEDS_ROOT = ("group", "mount")
+
+
+@pytest.mark.needs("bwrap", "tmux")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if ROOT or kind not in NEEDS_ROOT])
+async def test_each_kind_is_told_apart(local: LocalProvider, kind: str) -> None:
+    ours, theirs = new_id("sbx"), new_id("sbx")
+    here = {name: KINDS[kind](local, log, name) for name, log in ((ours, local.log_id), (theirs, OTHER))}
+    assert here[ours]()
+    assert here[theirs]()
+    swept = await local.clean_up(Nothing([], []))
+    assert any(ours in what for what in swept.removed)
+    assert told(swept, theirs)
+    assert not here[ours]()
+    assert here[theirs]()
+    again = await local.clean_up(Nothing([], []))
+    assert not any(ours in what for what in (*again.removed, *again.foreign))
+    assert told(again, theirs)
+
+
+@pytest.mark.parametrize("world", ["local"], indirect=True)
+async def test_what_a_sandbox_says_of_itself_is_not_believed(world: World) -> None:
+    """The code inside sets what variables it likes: nobody else's sandbox ends of it, and nothing is told of it."""
+    victim, enemy = await world.sandbox(), await world.sandbox()
+    forged = {"SANDKEEP_LOG": OTHER, "SANDKEEP_SANDBOX": "made-up"}
+    liar = await start(enemy, "sleep", "1000", env=forged)
+    both = [victim.sandbox_id, enemy.sandbox_id]
+    swept = await world.provider.clean_up(Nothing(both, [world.image_id]))
+    assert swept.removed == []
+    assert not told(swept, "made-up")
+    assert enemy.exit_of(liar) is None
+    assert await victim.is_alive()

@@ -1,0 +1,204 @@
+"""Starts that meet trouble: many at one instant, and ends in the middle of taking over what runs."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.crash.story import Story, check, events_of
+
+from sandkeep.errors import StateError
+from sandkeepd.api.listener import listening
+
+pytestmark = pytest.mark.needs("bwrap")
+
+AT_ONCE, TURNS = 5, 100
+ROUNDS, ROUNDS_SOAK = 3, 200
+BOXES, PROCESSES = 8, 3
+DEATHS, DEATHS_SOAK = 12, 1000
+LATEST_S = 0.5
+"""How long after its start a daemon may live: about as long as it takes until all is adopted."""
+
+
+@pytest.fixture
+def daemon(places: str) -> Iterator[RunningDaemon]:
+    root = tempfile.mkdtemp(dir=places)
+    os.chmod(root, 0o711)
+    made = RunningDaemon(root)
+    yield made
+    made.clear()
+
+
+# -- at one instant ---------------------------------------------------------------------------------------------------
+
+
+def test_exactly_one_of_many_starts(daemon: RunningDaemon) -> None:
+    start_many(daemon, ROUNDS)
+
+
+@pytest.mark.soak
+def test_exactly_one_of_many_starts_each_time(daemon: RunningDaemon) -> None:
+    start_many(daemon, ROUNDS_SOAK)
+
+
+def start_many(daemon: RunningDaemon, rounds: int) -> None:
+    """Begin daemons at one instant: on nothing, then each time on what the last left that was killed. One wins, and
+    answers where it should; the others say why they do not, and harm nothing.
+    """
+    for number in range(rounds):
+        one_state = number % 2 == 0  # else each has its own, and all want the one socket
+        gate, opener = os.pipe()
+        racers = [begin(daemon, gate, "" if one_state or not racer else str(racer)) for racer in range(AT_ONCE)]
+        os.close(gate)
+        os.close(opener)  # which lets all of them go
+        (winner,) = until(lambda racers=racers: settled(racers))  # type: ignore[misc]
+        with daemon.connect() as client:
+            assert client.daemon.status().pid == winner.pid
+        for racer in racers:
+            if racer is not winner:
+                said = racer.communicate(timeout=20)[1].decode()
+                assert racer.returncode == 1
+                assert "another daemon uses" in said or "already listening" in said, said
+                assert len(said.strip().splitlines()) == 1
+        with daemon.connect() as client:  # also after they have cleared up
+            assert client.daemon.status().pid == winner.pid
+        winner.kill()
+        winner.communicate(timeout=20)
+        assert os.path.exists(daemon.socket)
+    daemon.start()
+    daemon.stop()
+    assert not os.path.exists(daemon.socket)
+    assert [name for name in os.listdir(daemon.root) if name.startswith("sock")] == []
+    started = [fact for fact in events_of(daemon.state_dir) if fact.type == "daemon.started"]
+    assert rounds // 2 < len(started) <= rounds + 1
+
+
+def begin(daemon: RunningDaemon, gate: int, suffix: str) -> "subprocess.Popen[bytes]":
+    """A daemon that has imported what it needs, and goes on when the gate's other end is closed."""
+    code = f"import os, sandkeepd.main, sandkeepd.app; os.read({gate}, 1); sandkeepd.main.main()"
+    env = {**daemon.env, "SANDKEEP_STATE_DIR": daemon.state_dir + suffix, "SANDKEEP_LOG_LEVEL": "error"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=env, pass_fds=[gate], stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def settled(racers: "list[subprocess.Popen[bytes]]") -> "list[subprocess.Popen[bytes]]":
+    """The one that runs, once all others have ended."""
+    running = [racer for racer in racers if racer.poll() is None]
+    assert running, [racer.communicate()[1] for racer in racers]
+    return running if len(running) == 1 else []
+
+
+def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (answer := true()):
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
+    return answer
+
+
+def test_one_of_many_gets_a_stale_socket(places: str) -> None:
+    """The same, closer: nobody takes away the socket that another has just made."""
+    with tempfile.TemporaryDirectory(dir=places) as root:
+        path, turn = f"{root}/sock", threading.Barrier(AT_ONCE)
+        stale(path)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            for _ in range(TURNS):
+                won = [racer.result() for racer in [threads.submit(listen, path, turn) for _ in range(AT_ONCE)]]
+                assert won.count(True) == 1
+                stale(path)
+        os.unlink(path)
+        assert os.listdir(root) == []
+
+
+def stale(path: str) -> None:
+    """Leave a socket there on which nobody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(path)
+
+
+def listen(path: str, turn: threading.Barrier) -> bool:
+    """Whether this thread's socket is the one at `path`, once all have tried."""
+    turn.wait()
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(listening(path))
+        except StateError:
+            won = False
+        else:
+            won = True
+        turn.wait()
+        if won:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.connect(path)
+        turn.wait()
+    return won
+
+
+# -- in the middle ----------------------------------------------------------------------------------------------------
+
+
+def test_ended_again_and_again_while_it_adopts(daemon: RunningDaemon, tmp_path: Path) -> None:
+    end_early(daemon, tmp_path, DEATHS)
+
+
+@pytest.mark.soak
+def test_ended_a_thousand_times_while_it_adopts(daemon: RunningDaemon, tmp_path: Path) -> None:
+    end_early(daemon, tmp_path, DEATHS_SOAK)
+
+
+def end_early(daemon: RunningDaemon, source: Path, deaths: int) -> None:
+    """Kill the daemon, or stop it in good order, at any moment of its start; in the end nothing is lost or doubled."""
+    seed = random.SystemRandom().randrange(10**6)
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    story = Story(daemon)
+    daemon.start()
+    boxes = [story.ask("sandbox.create", image(story, source)).sandbox_id for _ in range(BOXES)]
+    for box in boxes:
+        for number in range(PROCESSES):
+            story.ask("process.launch", box, name=f"p{number}", command=["cat"], stdin=True)
+        story.ask("process.launch", box, name="ends", command="while [ ! -e go ]; do sleep 0.02; done; exit 4")
+    daemon.kill()
+    for _ in range(deaths):
+        begun = spawn(daemon)
+        time.sleep(chance.uniform(0, LATEST_S))
+        begun.send_signal(chance.choice((signal.SIGKILL, signal.SIGTERM)))
+        assert begun.wait(30) in (0, -signal.SIGKILL, -signal.SIGTERM), daemon.said()
+    daemon.start()
+    for box in boxes:
+        assert story.ask("sandbox.exec", box, "touch go").exit_code == 0
+        assert story.look(lambda client, box=box: client.process.wait(box, "ends")).exit_code == 4
+        for number in range(PROCESSES):
+            story.ask("process.write_stdin", box, name=f"p{number}", data=b"%d\n" % number, eof=True)
+        for number in range(PROCESSES):
+            assert story.look(lambda client, box=box, n=number: client.process.wait(box, f"p{n}")).exit_code == 0
+            assert story.output(box, f"p{number}") == b"%d\n" % number
+        story.ask("sandbox.terminate", box)
+    story.ask("image.remove", story.look(lambda client: client.image.list().images[0].image_id))
+    daemon.stop()
+    check(story)
+    facts = events_of(daemon.state_dir)
+    assert not [fact for fact in facts if fact.type in ("sandbox.lost", "process.lost", "sandbox.failed")]
+    assert "Traceback" not in daemon.said()
+
+
+def image(story: Story, source: Path) -> str:
+    return str(story.ask("image.create", str(source)).image_id)
+
+
+def spawn(daemon: RunningDaemon) -> "subprocess.Popen[bytes]":
+    with open(daemon.log, "ab") as log:
+        return subprocess.Popen(daemon.program, stdout=log, stderr=log, env=daemon.env, start_new_session=True)
