@@ -133,9 +133,12 @@ def test_a_name_that_leads_elsewhere_changes_nothing_there(out: Path, tmp_path: 
     dropping.trim(str(out), {"prc_1"}, 4096)
     if how == "foreign" and os.geteuid() == 0:
         assert path.stat().st_blocks * 512 >= MIB
+    with dropping._journals(str(out)) as directory:  # as if it was another file when it was listed
+        dropping._cut(directory, dropping._File("prc_1", "stdout", MIB, MIB), MIB)
     dropping.trim(str(out), (), 4096)
     dropping.drop(str(out), ["prc_1", "prc_2", "prc_3"])
     assert target.read_bytes() == b"x" * MIB
+    assert target.stat().st_blocks * 512 >= MIB
     assert (path / "file").exists() == (how == "directory")
 
 
