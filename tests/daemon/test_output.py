@@ -16,6 +16,7 @@ from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.events import Meta
 from sandkeep.settings import RETAIN_OUTPUT
 from sandkeep_store.views.processes import RECENT_UNNAMED
+from sandkeepd import output
 from sandkeepd.keeper import dropping, journal
 from sandkeepd.output import Output
 
@@ -262,6 +263,22 @@ async def test_of_one_that_runs_and_who_follows_it(
         await daemon.call("process.write_stdin", sandbox_id=box, name="job", data=b"end\n")
         await daemon.call("process.wait", sandbox_id=box, name="job")
         assert (await read(len(whole))).stdout == b"end\n"
+        await daemon.call("sandbox.terminate", sandbox_id=box)
+
+
+async def test_it_happens_by_itself(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RETAIN_OUTPUT.name, "1M")
+    monkeypatch.setattr(output, "EVERY_S", 0)
+    state_dir = str(tmp_path / "state")
+    async with inside(state_dir) as daemon:
+        image = await daemon.image(source)
+        box = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
+        daemon.core.nursery.start_soon(Output(daemon.core).run)
+        journals = f"{state_dir}/sandboxes/{box}/out/p"
+        first = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
+        await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
+        while os.path.exists(f"{journals}/{first.process_id}.stdout"):
+            await trio.sleep(0)
         await daemon.call("sandbox.terminate", sandbox_id=box)
 
 
