@@ -291,12 +291,20 @@ async def test_it_goes_with_the_events(tmp_path: Path, source: str) -> None:
             (await daemon.call("sandbox.exec", sandbox_id=box, command="echo x")).process_id
             for _ in range(RECENT_UNNAMED + 5)
         ]
-        await daemon.retention.archive(now_us() + 3600 * 10**6, Meta())
+        other = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
+        for _ in range(RECENT_UNNAMED + 5):
+            await daemon.call("sandbox.exec", sandbox_id=other, command="echo x")
+        replaced = f"{state_dir}/sandboxes/{other}/out/p"
+        os.rename(replaced, f"{replaced}.away")
+        os.symlink(source, replaced)
+        report = await daemon.retention.archive(now_us() + 3600 * 10**6, Meta())
+        assert report.events >= 30
         left = {name.partition(".")[0] for name in os.listdir(f"{state_dir}/sandboxes/{box}/out/p")}
         assert left == set(ran[5:])
         assert await gone(daemon, "process.read", sandbox_id=box, name=ran[0]) == "not_found"
         assert (await daemon.call("process.read", sandbox_id=box, name=ran[5])).stdout == b"x\n"
-        await daemon.call("sandbox.terminate", sandbox_id=box)
+        for name in (box, other):
+            await daemon.call("sandbox.terminate", sandbox_id=name)
 
 
 @pytest.mark.needs("bwrap")
