@@ -25,6 +25,7 @@ class Output:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._looked_at: dict[str, int] = {}
+        self._told: set[str] = set()
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
@@ -40,6 +41,7 @@ class Output:
             return
         sandboxes = self._core.state.sandboxes
         self._looked_at = {name: at for name, at in self._looked_at.items() if name in sandboxes}
+        self._told &= sandboxes.keys()
         for sandbox in list(sandboxes.values()):
             if sandbox.active or self._looked_at.get(sandbox.sandbox_id) != sandbox.position:
                 self._looked_at[sandbox.sandbox_id] = sandbox.position
@@ -57,9 +59,17 @@ class Output:
         except FileNotFoundError:  # it is being made, or went to the archive
             return
         except OSError as error:
-            why = "files cannot have holes there" if error.errno == errno.EOPNOTSUPP else error.strerror
-            logger.warning("output is not kept within its bounds", extra={"sandbox_id": name, "why": why})
+            self._tell(
+                name, "files cannot have holes there" if error.errno == errno.EOPNOTSUPP else str(error.strerror)
+            )
             return
+        self._told.discard(name)
         if any(dropped):
             extra = {"sandbox_id": name, "processes": dropped.processes, "cut_bytes": dropped.cut_bytes}
             logger.info("output dropped", extra=extra)
+
+    def _tell(self, sandbox_id: str, why: str) -> None:
+        """Log that it does not work, once until it does: the code inside may be the reason."""
+        if sandbox_id not in self._told:
+            self._told.add(sandbox_id)
+            logger.warning("output is not kept within its bounds", extra={"sandbox_id": sandbox_id, "why": why})

@@ -28,7 +28,7 @@ from sandkeep.methods import (
     Written,
 )
 from sandkeep.model import ExecResult, Process, ProcessList, ProcessOutput
-from sandkeep.settings import RETAIN, RETAIN_OUTPUT
+from sandkeep.settings import RETAIN_OUTPUT
 from sandkeep_store.codec import CODEC
 from sandkeep_store.commands import Past
 from sandkeep_store.log import NewEvent, Recorded
@@ -453,8 +453,8 @@ def require_kept(process: ProcessState, chunk: Chunk) -> None:
     if is_gone(process, chunk):
         raise DataError(
             "compacted",
-            f"the output of process {process.name!r} is not kept any more: a sandbox keeps its last, and for so long, "
-            f"as {RETAIN_OUTPUT.name} and {RETAIN.name} say",
+            f"the output of process {process.name!r} is not kept any more: {RETAIN_OUTPUT.name} says how much is, or "
+            "the code in the sandbox removed it",
             name=process.name,
         )
 

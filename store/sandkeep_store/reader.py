@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep.events import DAEMON_STREAM, LOG_STREAM, Event, ProcessLaunchRequested
+from sandkeep.events import DAEMON_STREAM, LOG_STREAM, Event, ProcessLaunchRequested, SandboxFileWritten
 from sandkeep_store.codec import Codec, UnknownEvent
 from sandkeep_store.database import Database, damaged_file, first_position
 from sandkeep_store.fold import Fold, Named, Names
@@ -195,7 +195,7 @@ class LogReader:
 
     def removable(self, kept: Kept, before_us: int, most: int) -> list[int]:
         """The positions of up to `most` events that no view needs, in streams whose every event is older than a moment;
-        of the streams of the daemon and of the log, which never end, all but the last event.
+        of streams that do not end (the daemon's, the log's, of files written into a sandbox here) all but the last.
         """
         found: list[int] = []
         with self._database.reader() as connection:
@@ -210,6 +210,7 @@ class LogReader:
                 elif names[sandbox] in kept.sandboxes:
                     ours = type.startswith("process.") and name not in kept.processes
                     goes = ours and last[stream] < until
+                    goes = goes or (type == SandboxFileWritten.type and last[stream] > position)
                 else:
                     goes = last[stream] < until
                 if goes:

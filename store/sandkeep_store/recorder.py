@@ -312,7 +312,11 @@ class StreamRecorder(AggregateRecorder):
         SQLite's `secure_delete` does not suffice: of rows that it moves between pages it leaves copies in the gaps.
         """
         with self._lock, _translated():
-            self._database.writer.execute("VACUUM")
+            connection = self._database.writer
+            # What is copied meanwhile is the whole log: it goes nowhere else than where the log is.
+            place = self._database.directory.replace("'", "''")
+            connection.execute(f"PRAGMA temp_store_directory = '{place}'")
+            connection.execute("VACUUM")
 
     def settle(self) -> bool:
         """Bring the write-ahead log into the file, and empty it; False while a reader still needs it."""

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, StateError
-from sandkeep.events import DAEMON_STREAM, LOG_STREAM, LogEventLost
+from sandkeep.events import DAEMON_STREAM, LOG_STREAM, LogEventLost, SandboxFileWritten
 from sandkeep.model import RepairReport
 from sandkeep_store import folded, metadata_files, offline, segments, witness
 from sandkeep_store.codec import CODEC
@@ -266,7 +266,8 @@ class Salvage:
     def _note_gaps(self, row: Row) -> None:
         position, stream, revision, sandbox = row[:4]
         before, at = self._last.get(stream, (0, 0))
-        starts_late = before == 0 and self._first > 1 and self._names[stream] in (DAEMON_STREAM, LOG_STREAM)
+        endless = self._names[stream] in (DAEMON_STREAM, LOG_STREAM) or row[4] == SandboxFileWritten.type
+        starts_late = before == 0 and self._first > 1 and endless
         if not starts_late:
             for missing in range(before + 1, revision):
                 self._gaps.append(_Gap(stream, sandbox, missing, at, position))

@@ -11,7 +11,6 @@ import json
 import os
 import resource
 import socket
-import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ import sandkeep
 from sandkeep import blocking, methods, model
 from sandkeep.descriptors import ANCILLARY_BYTES, Handover
 from sandkeep.dialing import Daemon
-from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, DaemonError, DataError, SandkeepError, SetupError, StateError
 from sandkeepd.api.call import Call
 from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.listener import listening
@@ -521,9 +520,10 @@ def test_what_was_put_in_a_journals_place_is_not_handed_out(shared_daemon: Any, 
             handed.receive()
         assert no.value.code == "conflict"
         client.sandbox.exec(box, ["sh", "-c", f"rm -r {place}"])
-        with opened(shared_daemon, box, done.process_id) as ((out, _), told):  # without one it is empty
-            assert (os.read(out, 100), told.stdout_bytes) == (b"", 0)
-            assert stat.S_ISCHR(os.fstat(out).st_mode)
+        handed = client.with_descriptors("process.open_output", box, done.process_id)
+        with handed, pytest.raises(DataError, match="is not kept any more") as gone:  # without one it is not just empty
+            handed.receive()
+        assert gone.value.code == "compacted"
 
 
 def _journal_inside(client: Any, box: str, process_id: str) -> str:

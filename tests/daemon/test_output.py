@@ -16,6 +16,7 @@ from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.events import Meta
 from sandkeep.settings import RETAIN_OUTPUT
 from sandkeep_store.views.processes import RECENT_UNNAMED
+from sandkeepd import output
 from sandkeepd.keeper import dropping, journal
 from sandkeepd.output import Output
 
@@ -133,9 +134,12 @@ def test_a_name_that_leads_elsewhere_changes_nothing_there(out: Path, tmp_path: 
     dropping.trim(str(out), {"prc_1"}, 4096)
     if how == "foreign" and os.geteuid() == 0:
         assert path.stat().st_blocks * 512 >= MIB
+    with dropping._journals(str(out)) as directory:  # as if it was another file when it was listed
+        dropping._cut(directory, dropping._File("prc_1", "stdout", MIB, MIB), MIB)
     dropping.trim(str(out), (), 4096)
     dropping.drop(str(out), ["prc_1", "prc_2", "prc_3"])
     assert target.read_bytes() == b"x" * MIB
+    assert target.stat().st_blocks * 512 >= MIB
     assert (path / "file").exists() == (how == "directory")
 
 
@@ -262,6 +266,22 @@ async def test_of_one_that_runs_and_who_follows_it(
         await daemon.call("sandbox.terminate", sandbox_id=box)
 
 
+async def test_it_happens_by_itself(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RETAIN_OUTPUT.name, "1M")
+    monkeypatch.setattr(output, "EVERY_S", 0)
+    state_dir = str(tmp_path / "state")
+    async with inside(state_dir) as daemon:
+        image = await daemon.image(source)
+        box = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
+        daemon.core.nursery.start_soon(Output(daemon.core).run)
+        journals = f"{state_dir}/sandboxes/{box}/out/p"
+        first = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
+        await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
+        while os.path.exists(f"{journals}/{first.process_id}.stdout"):
+            await trio.sleep(0)
+        await daemon.call("sandbox.terminate", sandbox_id=box)
+
+
 async def test_it_goes_with_the_events(tmp_path: Path, source: str) -> None:
     state_dir = str(tmp_path / "state")
     async with inside(state_dir) as daemon:
@@ -271,12 +291,20 @@ async def test_it_goes_with_the_events(tmp_path: Path, source: str) -> None:
             (await daemon.call("sandbox.exec", sandbox_id=box, command="echo x")).process_id
             for _ in range(RECENT_UNNAMED + 5)
         ]
-        await daemon.retention.archive(now_us() + 3600 * 10**6, Meta())
+        other = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
+        for _ in range(RECENT_UNNAMED + 5):
+            await daemon.call("sandbox.exec", sandbox_id=other, command="echo x")
+        replaced = f"{state_dir}/sandboxes/{other}/out/p"
+        os.rename(replaced, f"{replaced}.away")
+        os.symlink(source, replaced)
+        report = await daemon.retention.archive(now_us() + 3600 * 10**6, Meta())
+        assert report.events >= 30
         left = {name.partition(".")[0] for name in os.listdir(f"{state_dir}/sandboxes/{box}/out/p")}
         assert left == set(ran[5:])
         assert await gone(daemon, "process.read", sandbox_id=box, name=ran[0]) == "not_found"
         assert (await daemon.call("process.read", sandbox_id=box, name=ran[5])).stdout == b"x\n"
-        await daemon.call("sandbox.terminate", sandbox_id=box)
+        for name in (box, other):
+            await daemon.call("sandbox.terminate", sandbox_id=name)
 
 
 @pytest.mark.needs("bwrap")

@@ -1,13 +1,14 @@
 """A real daemon is asked to forget: no file of its state directory holds the words any more, and everything goes on."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
 
+from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import new_id
 
@@ -104,7 +105,31 @@ def test_an_image(running_daemon: RunningDaemon, client: Any, tmp_path: Path) ->
     assert with_marker(running_daemon) == []
 
 
-def test_only_administrators_may(running_daemon: RunningDaemon, client: Any) -> None:
+def test_a_daemon_that_starts_finishes_what_another_had_begun(
+    new_daemon: Callable[[], RunningDaemon], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    daemon = new_daemon()
+    daemon.start(SANDKEEP_FAILPOINT="redact.changed")
+    with daemon.connect() as client:
+        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
+        client.sandbox.exec(box, f": {MARKER}; exit 3")
+        (position,) = positions(client)
+    with connect(daemon.socket, patience_s=0) as client, pytest.raises(SandkeepError):
+        client.store.redact(position)
+    assert daemon.process is not None
+    daemon.process.wait(30)
+    daemon.start()
+    with daemon.connect() as client:
+        page = client.event.list()
+        while "log.redacted" not in [event.type for event in page.events]:
+            page = client.event.list(page.next, wait_s=10)
+        while with_marker(daemon):  # a document is written after that
+            client.daemon.ping()
+        assert client.store.verify().problems == []
+
+
+def test_what_is_not_there_or_nobody_s(running_daemon: RunningDaemon, client: Any) -> None:
     with pytest.raises(SandkeepError) as refused:
         client.store.redact(10**9)
     assert refused.value.code == "not_found"

@@ -16,9 +16,9 @@ from sandkeep import events
 from sandkeep.errors import DaemonError, DataError
 from sandkeep.events import LOG_STREAM, Meta
 from sandkeep.model import CompactReport
-from sandkeep_store import compaction, folded, offline, segments
+from sandkeep_store import compaction, folded, offline, repair, segments
 from sandkeep_store.compaction import Compaction
-from sandkeep_store.log import EventLog
+from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
 
@@ -118,6 +118,25 @@ async def test_of_a_sandbox_that_runs_what_its_view_shows_stays(tmp_path: Path) 
         assert (here.state.sandboxes["sbx_a"].exec_count, sorted(here.state.processes)) == (execs, shown)
         stories_of_today = await here.log.read(here.log.first_position - 1, 1000)
         assert [event.type for event in stories_of_today][-2:] == ["log.compact_requested", "log.compacted"]
+
+
+async def test_of_files_that_were_written_into_what_is_here_the_last_stays(tmp_path: Path) -> None:
+    path, box = str(tmp_path / "events.db"), "sbx_a"
+    written = events.SandboxFileWritten(path="/f", kind="file", size_bytes=1)
+    stories.write(path, [[(box, box, stories.requested())], [(box, box, stories.created())]])
+    stories.write(path, [[(f"{box}/files", box, written)] for _ in range(50)])
+    async with opened(tmp_path) as here:
+        before = here.state.sandboxes[box]
+        activity = (before.position, before.last_activity_us)
+        assert (await here.compact()).events == 49
+        assert bytes_of(offline.fold(here.log), here.log) == bytes_of(here.state, here.log)
+        after = here.state.sandboxes[box]
+        assert (after.position, after.last_activity_us) == activity
+        (more,) = await here.log.append([NewEvent(f"{box}/files", written, box)], NOBODY)
+        assert more.revision == 51
+        assert here.log.verify() == []
+    repaired = repair.repair(str(tmp_path), yes=False)
+    assert repaired.problems == []
 
 
 async def test_what_is_younger_stays(tmp_path: Path) -> None:
@@ -337,8 +356,6 @@ async def test_appends_go_on_meanwhile(tmp_path: Path) -> None:
 
 
 def offline_event() -> Any:
-    from sandkeep_store.log import NewEvent
-
     return NewEvent(LOG_STREAM, events.LogCompacted(events=0, segments=[], first_position=1))
 
 

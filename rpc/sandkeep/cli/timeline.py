@@ -57,6 +57,11 @@ def _failure(data: dict[str, Any]) -> str:
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "daemon.started": lambda data: f"sandkeep {data['software']}, pid {data['pid']}",
     "daemon.stopped": lambda data: str(data["reason"]),
+    "log.compact_requested": lambda data: f"{len(data['sandboxes'])} sandboxes, {len(data['images'])} images",
+    "log.compacted": lambda data: f"{data['events']} events, no gaps from {data['first_position']} on",
+    "log.redact_requested": lambda data: f"event {data['position']}",
+    "log.redacted": lambda data: f"event {data['position']} {data['what']}".rstrip(),
+    "log.event_lost": lambda _: "damaged, and lost in a repair",
     "image.create_requested": lambda data: str(data["source"]),
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
