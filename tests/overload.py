@@ -53,9 +53,7 @@ class Crowd:
     pauses of `pause_s` in between.
     """
 
-    def __init__(
-        self, path: str, image_id: str, workers: int, askers: int, rounds: int, pause_s: float = 0
-    ) -> None:
+    def __init__(self, path: str, image_id: str, workers: int, askers: int, rounds: int, pause_s: float = 0) -> None:
         self._path, self._image_id, self._rounds, self._pause_s = path, image_id, rounds, pause_s
         self._workers, self._askers = workers, askers
         self.asked: list[int] = []

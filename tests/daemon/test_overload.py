@@ -64,6 +64,26 @@ def test_a_crowd_is_served(daemon: RunningDaemon, tmp_path: Path) -> None:
     overload(daemon, tmp_path, WORKING, 2)
 
 
+def test_the_daemon_goes_before_what_it_keeps(shared_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """Its threads have precedence; nothing that it starts inherits that."""
+    assert shared_daemon.process is not None
+    threads = os.listdir(f"/proc/{shared_daemon.process.pid}/task")
+    assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {-10}
+    with shared_daemon.connect() as client:
+        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
+        assert client.sandbox.exec(box, "nice; nice -n 3 nice").stdout == b"0\n3\n"
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in _children(shared_daemon.process.pid)} == {0}
+        client.sandbox.terminate(box)
+    threads = os.listdir(f"/proc/{shared_daemon.process.pid}/task")
+    assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {-10}
+
+
+def _children(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        direct = [int(word) for word in children.read().split()]
+    return [one for child in direct for one in (child, *_children(child))]
+
+
 @pytest.mark.soak
 def test_a_crowd_with_two_hundred_sandboxes_is_served(daemon: RunningDaemon, tmp_path: Path) -> None:
     overload(daemon, tmp_path, WORKING_SOAK, 5)
