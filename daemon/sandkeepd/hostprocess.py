@@ -211,28 +211,54 @@ def in_fresh_thread(work: Callable[[], T]) -> T:
     return outcome["value"]  # type: ignore[no-any-return]
 
 
-def run_tool(
-    argv: Sequence[str], *, cwd: str | None = None, timeout_s: float = 600
-) -> "subprocess.CompletedProcess[bytes]":
+def run_tool(argv: Sequence[str], *, timeout_s: float = 600) -> "subprocess.CompletedProcess[bytes]":
     """Run a program of the host to its end.
 
     Blocks. Raises `provider_unavailable` when it is missing or takes too long.
     """
-    try:
-        with ordinary_priority():
-            return subprocess.run(
-                argv,
-                cwd=cwd,
-                env=TOOL_ENV,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout_s,
-                check=False,
-            )
-    except FileNotFoundError:
-        raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install it") from None
-    except subprocess.TimeoutExpired:
-        raise ProviderError("provider_unavailable", f"{argv[0]} did not end within {timeout_s:.0f} s") from None
+    program = shutil.which(argv[0], path=TOOL_PATH)
+    if program is None:
+        raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install it")
+    with contextlib.ExitStack() as closing:
+        null = _closed_by(closing, os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+        pipes = [os.pipe(), os.pipe()]
+        said = [_closed_by(closing, reading) for reading, _ in pipes]
+        with contextlib.ExitStack() as ends:
+            written = [_closed_by(ends, writing) for _, writing in pipes]
+            with ordinary_priority():
+                pid = spawning.start([program, *argv[1:]], TOOL_ENV, [null, *written], _RESET)
+        output = _listen_to_all(said, time.monotonic() + timeout_s)
+        if output is None:
+            os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if output is None:
+        raise ProviderError("provider_unavailable", f"{argv[0]} did not end within {timeout_s:.0f} s")
+    return subprocess.CompletedProcess(argv, code, *output)
+
+
+def _closed_by(stack: contextlib.ExitStack, fd: int) -> int:
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _listen_to_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
+    """All that is said on the pipes until their other ends are closed; None when that takes too long. Blocks."""
+    said = {pipe: bytearray() for pipe in pipes}
+    poll = select.poll()
+    for pipe in pipes:
+        poll.register(pipe, select.POLLIN)
+    open_pipes = len(pipes)
+    while open_pipes:
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ready:
+            return None
+        for pipe, _ in ready:
+            piece = os.read(pipe, 65536)
+            said[pipe] += piece
+            if not piece:
+                poll.unregister(pipe)
+                open_pipes -= 1
+    return [bytes(said[pipe]) for pipe in pipes]
 
 
 def session_leader() -> list[str]:
