@@ -150,16 +150,18 @@ class Connection:
     async def _read(self) -> None:
         """Read and begin calls until the client has sent its last, or is gone."""
         while True:
-            if self._is_lonely():
+            if self._lines:
+                await self._rest_readable()
+            elif self._is_lonely():
                 # One that waited for this answer alone has its next call here by then: sleeping first, and being woken,
                 # would take longer than the call itself.
                 await trio.lowlevel.checkpoint()
             else:
-                await (self._rest_readable() if self._lines else trio.lowlevel.wait_readable(self._fd))
+                await trio.lowlevel.wait_readable(self._fd)
             try:
                 data = self._sock.recv(_CHUNK_BYTES)
             except BlockingIOError:
-                await (self._rest_readable() if self._lines else trio.lowlevel.wait_readable(self._fd))
+                await trio.lowlevel.wait_readable(self._fd)
                 continue
             except OSError:
                 return self.lose()
