@@ -216,8 +216,8 @@ def daemon(places: str) -> Iterator[RunningDaemon]:
 
 def dialled(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
+    sock.connect(path)  # without a time limit, which would make it fail when the queue is full
     sock.settimeout(60)
-    sock.connect(path)
     return sock
 
 
