@@ -1,11 +1,8 @@
 """How long a ping takes while the daemon is overloaded: 500 clients, 2,000 sandboxes on record, 200 of them running,
 which are made, used and ended at once.
 
-Floor: a bare echo beside as many forks, as fast one after another, of bare bubblewraps. Echo and daemon are processes of
-their own, and so are the forks' and the clients'; one and the same connection's pings are measured, one every few
-milliseconds.
-
-    python -m benches.overload --crowd SOCKET IMAGE WORKERS     the clients alone
+Floor: a bare echo beside it, and so beside the very same forks. Echo, daemon, clients and the connections that are
+measured are in processes of their own; both are pinged in turns, every few milliseconds.
 """
 
 import argparse
@@ -20,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import trio
-from benches.daemon import BARE_BWRAP, per_cent
+from benches.daemon import per_cent
 from benches.rpc import line_of, serving
 from benches.table import Row, show
 from tests.overload import Crowd, seed
@@ -33,35 +30,43 @@ WORKERS = 200
 ON_RECORD = 2000
 ROUNDS = 2
 PAUSE_S = 1.0
-EVERY_S = 0.002
+EVERY_S = 0.001
+PING = line_of("daemon.ping", "")
 
 
 class Measured(NamedTuple):
-    """Pings in seconds, how long it all took, and how many processes and threads were started meanwhile."""
+    """Pings of both in seconds, how long it all took, and how many processes and threads were started meanwhile."""
 
-    pings: list[float]
+    ours: list[float]
+    floor: list[float]
     seconds: float
     forks: int
 
-    @property
-    def p99_ms(self) -> float:
-        return per_cent(self.pings, 0.99) * 1e3
 
-
-def pinged(path: str, goes_on: Callable[[], bool]) -> Measured:
-    """Ping a server for as long as something goes on."""
-    line, pings = line_of("daemon.ping", ""), []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.connect(path)
+def pinged(path: str, echo: str, goes_on: Callable[[], bool]) -> Measured:
+    """Ping both in turns for as long as something goes on."""
+    ours, floor = list[float](), list[float]()
+    with _dialled(path) as sock, _dialled(echo) as bare:
         begun, forks = time.perf_counter(), _forks()
         while goes_on():
-            start = time.perf_counter()
-            sock.send(line)
-            while not sock.recv(65536).endswith(b"\n"):
-                pass
-            pings.append(time.perf_counter() - start)
-            time.sleep(EVERY_S)
-    return Measured(pings, time.perf_counter() - begun, _forks() - forks)
+            for one, times in ((sock, ours), (bare, floor)):
+                times.append(_ping(one))
+                time.sleep(EVERY_S)
+    return Measured(ours, floor, time.perf_counter() - begun, _forks() - forks)
+
+
+def _dialled(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(path)
+    return sock
+
+
+def _ping(sock: socket.socket) -> float:
+    start = time.perf_counter()
+    sock.send(PING)
+    while not sock.recv(65536).endswith(b"\n"):
+        pass
+    return time.perf_counter() - start
 
 
 def _forks() -> int:
@@ -69,41 +74,18 @@ def _forks() -> int:
         return next(int(line.split()[1]) for line in stat if line.startswith("processes"))
 
 
-@contextmanager
-def _ours(*words: object) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", "benches.overload", *map(str, words)])
+def overloaded(path: str, echo: str, image_id: str, workers: int) -> Measured:
+    """Pings of both, while the daemon is kept busy."""
+    words = [sys.executable, "-m", "benches.overload", "--crowd", path, image_id, str(workers)]
+    crowd = subprocess.Popen(words)
     try:
-        yield process
-        if process.wait():
-            raise RuntimeError(f"{words[0]} failed")
+        measured = pinged(path, echo, lambda: crowd.poll() is None)
+        if crowd.returncode:
+            raise RuntimeError("a client was not served")
     finally:
-        process.kill()
-        process.wait()
-
-
-def overloaded(path: str, image_id: str, workers: int) -> Measured:
-    """The daemon's pings, while it is kept busy."""
-    with _ours("--crowd", path, image_id, workers) as crowd:
-        return pinged(path, lambda: crowd.poll() is None)
-
-
-def echoed(directory: str, forks: int, seconds: float) -> Measured:
-    """The echo's pings, beside as many forks in the same time."""
-    with serving("echo", f"{directory}/echo") as path, _ours("--forks", forks, seconds) as load:
-        return pinged(path, lambda: load.poll() is None)
-
-
-def keep_forking(forks: int, seconds: float) -> None:
-    """Start bare bubblewraps, several at once, at such a pace that there are so many forks in that time."""
-    begun, first, running = time.monotonic(), _forks(), list[subprocess.Popen[bytes]]()
-    while (passed := time.monotonic() - begun) < seconds:
-        running = [process for process in running if process.poll() is None]
-        if _forks() - first < forks * passed / seconds and len(running) < 8:
-            running.append(subprocess.Popen(BARE_BWRAP))
-        else:
-            time.sleep(0.001)
-    for process in running:
-        process.wait()
+        crowd.kill()
+        crowd.wait()
+    return measured
 
 
 @contextmanager
@@ -146,34 +128,22 @@ def _stopped(process: subprocess.Popen[bytes]) -> None:
 
 
 def run(workers: int = WORKERS) -> list[Row]:
-    with _daemon() as (root, path, image_id):
-        ours = overloaded(path, image_id, workers)
-        floor = echoed(root, ours.forks, ours.seconds)
-    ratio = ours.p99_ms / floor.p99_ms
-    a_second = ours.forks / ours.seconds
-    return [
-        Row(
-            f"daemon.ping, p99, {CLIENTS} clients, {workers} sandboxes at once, {a_second:.0f} forks/s",
-            f"{ours.p99_ms:.1f} ms",
-            f"bare echo, {floor.forks / floor.seconds:.0f} forks/s {floor.p99_ms:.1f} ms",
-            ratio,
-            "<= 5",
-            ratio <= 5,
-        )
-    ]
+    with _daemon() as (root, path, image_id), serving("echo", f"{root}/echo") as echo:
+        measured = overloaded(path, echo, image_id, workers)
+    ours, floor = (per_cent(times, 0.99) * 1e3 for times in (measured.ours, measured.floor))
+    a_second = measured.forks / measured.seconds
+    case = f"daemon.ping, p99, {CLIENTS} clients, {workers} sandboxes at once, {a_second:.0f} forks/s"
+    return [Row(case, f"{ours:.1f} ms", f"bare echo beside it {floor:.1f} ms", ours / floor, "<= 5", ours <= 5 * floor)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--crowd", nargs=3, metavar=("SOCKET", "IMAGE", "WORKERS"), help=argparse.SUPPRESS)
-    parser.add_argument("--forks", nargs=2, metavar=("COUNT", "SECONDS"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.crowd:
         path, image_id, workers = given.crowd
         trio.run(Crowd(path, image_id, int(workers), CLIENTS - int(workers), ROUNDS, PAUSE_S).run)
-    elif given.forks:
-        keep_forking(int(given.forks[0]), float(given.forks[1]))
     else:
         show(run(given.workers))
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError
 from sandkeep.model import SkippedFile
 from sandkeepd import mounts
-from sandkeepd.hostprocess import TOOL_ENV, in_fresh_thread
+from sandkeepd.hostprocess import TOOL_ENV, in_fresh_thread, ordinary_priority
 from sandkeepd.providers.base import Caller, ImportedImage, Progress
 
 MAX_SKIPPED: Final = 100
@@ -152,9 +152,10 @@ def _survey(source: str, caller: Caller, hide: str) -> Survey:
 
 
 def _reading(argv: list[str], stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", process_group=0
-    )
+    with ordinary_priority():
+        return subprocess.Popen(
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", process_group=0
+        )
 
 
 def _kill(program: "subprocess.Popen[bytes]") -> None:
@@ -265,9 +266,10 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
         ]  # fmt: skip
     jail = _jail(place)
     argv = [*take, *jail, *unpack, "/image" if jail else place]
-    return subprocess.Popen(
-        argv, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", process_group=0
-    )
+    with ordinary_priority():
+        return subprocess.Popen(
+            argv, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", process_group=0
+        )
 
 
 def _lend(target: str) -> str:

@@ -43,13 +43,14 @@ def main() -> None:
 def _run() -> None:
     import trio
 
-    from sandkeepd import app, logs, placement, systemd
+    from sandkeepd import app, hostprocess, logs, placement, systemd
 
     os.umask(0o022)  # sandboxes have uids of their own and read what is made for them, in a directory that is 0700
     faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
     faulthandler.register(signal.SIGUSR1)  # the same for whoever asks, also of a daemon that hangs
     logs.set_up(settings.LOG_LEVEL())
     _raise_limit_of_open_files()
+    hostprocess.take_precedence()
     manager = systemd.take_environment()
     placement.settle()
     try:

@@ -181,7 +181,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(st.lists(LINES, max_size=8), st.integers(0, 2**32))
 def test_each_request_is_answered_once(lines: list[bytes], seed: int) -> None:
     async def run() -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from sandkeep.errors import ProviderError
 from sandkeepd import hostprocess
+from sandkeepd.hostprocess import run_tool, spawn
 
 
 def test_the_daemons_keys_stay_with_it() -> None:
@@ -48,3 +51,29 @@ async def test_only_ones_own_processes_bear_a_sandboxes_mark() -> None:
             assert hostprocess.marked({"M": "x"}, {40_001}) == [one.pid]
         finally:
             one.kill()
+
+
+# -- tools of the host ------------------------------------------------------------------------------------------------
+
+
+def test_a_tool_is_run_to_its_end_and_heard_on_both_pipes() -> None:
+    done = run_tool(["sh", "-c", "head -c 300000 /dev/zero; echo no >&2; pwd; exit 3"])
+    assert (done.returncode, len(done.stdout)) == (3, 300_000 + len(os.getcwd()) + 1)
+    assert done.stderr == b"no\n"
+    assert run_tool(["sh", "-c", "kill -9 $$"]).returncode == -signal.SIGKILL
+
+
+def test_a_tool_that_is_missing_or_does_not_end_is_told_of() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ProviderError, match="nonesuch is missing: install it"):
+        run_tool(["nonesuch"])
+    with pytest.raises(ProviderError, match="sleep did not end"):
+        run_tool(["sleep", "1000"], timeout_s=0.01)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_program_that_is_not_there_is_an_error_as_of_the_system() -> None:
+    with pytest.raises(FileNotFoundError, match="/nowhere/tool"):
+        spawn(["/nowhere/tool"], stdin=0, output=1)
+    with pytest.raises(ValueError, match="null byte"):
+        spawn(["true", "a\0b"], stdin=0, output=1)

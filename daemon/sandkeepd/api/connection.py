@@ -150,16 +150,18 @@ class Connection:
     async def _read(self) -> None:
         """Read and begin calls until the client has sent its last, or is gone."""
         while True:
-            if self._is_lonely():
+            if self._lines:
+                await self._rest_readable()
+            elif self._is_lonely():
                 # One that waited for this answer alone has its next call here by then: sleeping first, and being woken,
                 # would take longer than the call itself.
                 await trio.lowlevel.checkpoint()
             else:
-                await self._readable()
+                await trio.lowlevel.wait_readable(self._fd)
             try:
                 data = self._sock.recv(_CHUNK_BYTES)
             except BlockingIOError:
-                await self._readable()
+                await trio.lowlevel.wait_readable(self._fd)
                 continue
             except OSError:
                 return self.lose()
@@ -169,10 +171,8 @@ class Connection:
             if self._lines.overflowed:
                 return await self._refuse_overflow()
 
-    async def _readable(self) -> None:
-        """Wait until there is something to read. For the rest of a line that was begun, only so long."""
-        if not self._lines:
-            return await trio.lowlevel.wait_readable(self._fd)
+    async def _rest_readable(self) -> None:
+        """Wait until there is more of a line that was begun, but only so long."""
         if self._line_deadline is None:
             self._line_deadline = trio.current_time() + self._deadline_s
         with trio.CancelScope(deadline=self._line_deadline) as scope:
@@ -180,7 +180,6 @@ class Connection:
         if scope.cancelled_caught:
             log.info("dropped client %s (pid %d): it did not end its line", self._client, self._peer.pid)
             self.lose()
-        return None
 
     def _cut(self, data: bytes) -> list[bytes]:
         """The lines that are complete now; what is left of one is on its user's account."""

@@ -31,9 +31,6 @@ from sandkeepd.keeper.pty import open_pty
 from sandkeepd.keeper.watcher import Watcher, grown
 from sandkeepd.providers.base import Chunk, Exit, InputNote, Launch, Terminal, unnoted
 
-MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
-"""Longer input is written to its file by a thread."""
-
 HELPER_OUTPUT_BYTES: Final = 64 * 1024
 """How much of what a helper command says is read, if no more is expected: the code inside can add any amount."""
 
@@ -143,7 +140,7 @@ class KeeperInstance:
                 return
             text = requests.script(self._leader, launch.command, env, where, opening)
             if launch.stdin is True:
-                self._make_fifo(f"{process_id}.stdin")
+                await self._make_fifo(f"{process_id}.stdin")
             elif isinstance(launch.stdin, bytes):
                 await self._write(f"{process_id}.stdin", launch.stdin)
             await self._write(process_id, text)
@@ -161,21 +158,17 @@ class KeeperInstance:
         """Write what starts a process in a terminal, which belongs to a session of its own already."""
         text = terminal.script(self._journals, process_id, wanted)
         program = requests.script(self._leader[1:], command, env, working_dir, terminal.BEGIN)
-        self._make_fifo(f"{process_id}.told")
+        await self._make_fifo(f"{process_id}.told")
         await self._write(f"{process_id}.program", program)
         await self._write(f"{process_id}.pane", terminal.PANE)
         await self._write(process_id, text)
 
     async def _write(self, name: str, data: bytes) -> None:
-        if len(data) > MAX_INLINE_INPUT_BYTES:
-            await trio.to_thread.run_sync(_write_new, f"{self._in}/{name}", data)
-        else:
-            _write_new(f"{self._in}/{name}", data)
+        """Make a file. A small one, too, may have to wait until the file system has flushed what others wrote."""
+        await trio.to_thread.run_sync(_write_new, f"{self._in}/{name}", data)
 
-    def _make_fifo(self, name: str) -> None:
-        os.mkfifo(f"{self._in}/{name}", 0o600)
-        if self._input_owner:
-            os.chown(f"{self._in}/{name}", *self._input_owner)
+    async def _make_fifo(self, name: str) -> None:
+        await trio.to_thread.run_sync(_make_fifo, f"{self._in}/{name}", self._input_owner)
 
     async def find(self, process_id: str) -> int | None:
         """See `Instance.find`. The question goes behind what may still wait in the FIFO, so its answer is final."""
@@ -668,6 +661,12 @@ def _write_new(path: str, data: bytes) -> None:
     with open(fd, "wb", buffering=0) as file:
         while data:
             data = data[file.write(data) :]
+
+
+def _make_fifo(path: str, owner: tuple[int, int] | None) -> None:
+    os.mkfifo(path, 0o600)
+    if owner:
+        os.chown(path, *owner)
 
 
 def _exists(path: str) -> bool:

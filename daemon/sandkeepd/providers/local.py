@@ -101,6 +101,8 @@ class LocalProvider:
         self._limiter = trio.CapacityLimiter(16)
         self._disk_limiter = trio.CapacityLimiter(4)
         self._clear_limiter = trio.CapacityLimiter(4)  # what has a million files keeps no other from being made
+        self._starts = trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0))))
+        """More at once end no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._asking_leader = trio.Lock()
         self._abilities: Abilities | None = None
@@ -267,7 +269,9 @@ class LocalProvider:
         )  # fmt: skip
         try:
             with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-                started = await self._in_thread(in_fresh_thread, functools.partial(start, job))
+                started = await trio.to_thread.run_sync(
+                    in_fresh_thread, functools.partial(start, job), limiter=self._starts
+                )
             instance = self._instance(sandbox_id, spec, decided, started, files, found, list(secrets))
             await instance.share_secrets(secrets)
             failpoints.reach("create.secrets")
