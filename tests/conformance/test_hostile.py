@@ -16,6 +16,7 @@ from tests.boxes import at_most, until
 from tests.hostile import ENEMIES, LIMITS, Burden, Enemy, remains
 
 from sandkeep.errors import SandkeepError
+from sandkeepd.providers.local_bubblewrap import PATH
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -122,7 +123,8 @@ def fought(house: House, enemy: Enemy) -> Iterator[tuple[str, Dealings]]:
         dealings = Dealings(house, box, pool)
         try:
             env = {"CANARY": house.canary}
-            house.client.process.launch(box, name="enemy", command=enemy.program, env=env, stdin=True)
+            how: dict[str, Any] = {"tty": True} if enemy.tty else {"stdin": True}
+            house.client.process.launch(box, name="enemy", command=enemy.program, env=env, **how)
             place = f"{house.daemon.state_dir}/sandboxes/{box}/out/p"
             dealings.begin(follow)
             dealings.begin(lambda client, box: client.process.wait(box, "enemy"))
@@ -141,10 +143,16 @@ def fought(house: House, enemy: Enemy) -> Iterator[tuple[str, Dealings]]:
     assert burden.bytes_more() < MEMORY_BUDGET
 
 
+def require(enemy: Enemy) -> None:
+    """See that sandboxes, which see the programs of the host, have what it takes."""
+    for program, wanted in (("python3", enemy.is_snake), ("tmux", enemy.tty)):
+        if wanted and not shutil.which(program, path=PATH):
+            pytest.skip(f"there is no {program} that sandboxes see")
+
+
 @pytest.mark.parametrize("enemy", ENEMIES, ids=lambda enemy: enemy.name.replace(" ", "-"))
 def test_an_enemy_hurts_itself_only(house: House, enemy: Enemy) -> None:
-    if enemy.is_snake and not shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin"):
-        pytest.skip("there is no python3 that sandboxes see")
+    require(enemy)
     with fought(house, enemy) as (box, dealings):
         dealings.begin(lambda client, box: client.sandbox.exec(box, command="echo one; echo two >&2"))
         dealings.begin(lambda client, box: client.sandbox.read_file(box, path="file", max_bytes=1000))
@@ -158,3 +166,13 @@ def test_an_enemy_hurts_itself_only(house: House, enemy: Enemy) -> None:
                     assert SECRET not in words(answer)
             assert house.client.sandbox.get(box).sandbox_id == box
             house.check_neighbour()
+
+
+def test_many_followers_of_one_that_writes_at_full_speed(house: House) -> None:
+    enemy = next(enemy for enemy in ENEMIES if enemy.name == "output")
+    with fought(house, enemy) as (_, dealings):
+        for _ in range(6):
+            dealings.begin(follow)
+        with at_most(60):
+            for _ in range(5):
+                house.check_neighbour()
