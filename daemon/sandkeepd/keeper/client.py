@@ -52,6 +52,9 @@ KILL_DEADLINE_S: Final = 20.0
 LOOK_S: Final = 0.5
 """How soon after something was told, or somebody who could tell has gone, it is asked whether all is well."""
 
+EARLIER_S: Final = 600.0
+"""How long it is kept what an earlier daemon was told, or would have been; by then the new one has asked after all."""
+
 REST_S: Final = 0.05
 """How long a sandbox is not listened to that says more than it can need to."""
 
@@ -528,8 +531,14 @@ class KeeperInstance:
     async def remember_earlier(self) -> None:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
         self._adopted = True
+        self._watcher.later(self._forget_earlier, EARLIER_S)
         await self._catch_up()
         await self._end_earlier_helpers()
+
+    def _forget_earlier(self) -> None:
+        """Whoever had to be asked after was: what else the code inside has told is not kept."""
+        self._adopted = False
+        self._earlier = Earlier()
 
     async def _end_earlier_helpers(self) -> None:
         """End the helper commands that an earlier daemon did not see to their end, and remove what is left of them."""
@@ -564,7 +573,7 @@ class KeeperInstance:
             return
         self._closed = True
         self._rest()
-        for callback in (self._hear_again, self._look):
+        for callback in (self._hear_again, self._look, self._forget_earlier):
             self._watcher.never(callback)
         self._exits.close()
         for process in self._processes.values():
