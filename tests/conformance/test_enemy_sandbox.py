@@ -1,8 +1,10 @@
 """Code inside a sandbox that does its worst: to the host, to who waits for it, and to who must end it."""
 
 import os
+import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,7 +14,7 @@ from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd import hostprocess
 from sandkeepd.keeper import client, files, journal, processes
-from sandkeepd.providers import local
+from sandkeepd.providers import local, local_disk
 from sandkeepd.providers.base import Chunk, Launch, Terminal
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
@@ -321,6 +323,33 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
     await world.provider.check_disk(instance)
     assert instance.reason is not None
     assert instance.reason.startswith("disk_limit")
+
+
+async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(world.provider, LocalProvider)
+    large, small = await world.sandbox(), await world.sandbox(disk_bytes=1 << 20)
+    looked, go_on = trio.Event(), threading.Event()
+    occupied, token = local_disk.occupied, trio.lowlevel.current_trio_token()
+
+    def slow(directory: str, *rest: Any) -> int:
+        if large.sandbox_id in directory:
+            token.run_sync_soon(looked.set)
+            go_on.wait(60)
+        return occupied(directory, *rest)
+
+    monkeypatch.setattr(local, "DISK_PERIOD_S", 0.01)
+    monkeypatch.setattr(local_disk, "occupied", slow)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.provider.watch_disks)
+            await looked.wait()
+            await run(small, "sh", "-c", "for n in 1 2 3; do head -c 500K /dev/zero >$n; done")
+            with trio.fail_after(20):
+                assert (await small.ended()).startswith("disk_limit")
+            go_on.set()
+            nursery.cancel_scope.cancel()
+    finally:
+        go_on.set()
 
 
 # -- who must end it --------------------------------------------------------------------------------------------------

@@ -223,6 +223,9 @@ def end_all(house: House, boxes: list[tuple[str, int]]) -> None:
 SOAK_S = float(os.environ.get("SANDKEEP_SOAK_S", "60"))
 """How long the enemies go on."""
 
+THOUSANDS = int(os.environ.get("SANDKEEP_SOAK_THOUSANDS", "1000"))
+"""How many thousands of files each of those makes that make many."""
+
 
 @pytest.mark.soak
 def test_all_enemies_at_once(running_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -250,10 +253,10 @@ def test_a_million_files(house: House) -> None:
     script = """
 busy()
 for place in (P, "."):
-    for n in range(500):
+    for n in range(THOUSANDS):
         os.makedirs(f"{place}/{n}")
         for m in range(1000): open(f"{place}/{n}/{m}", "w").close()
-open(P + "/all", "w").close(); time.sleep(1000)"""
+open(P + "/all", "w").close(); time.sleep(1000)""".replace("THOUSANDS", str(THOUSANDS // 2))
     boxes = [house.let_loose(python("million files", script), disk_bytes=1 << 40) for _ in range(5)]
     for box, _ in boxes:
         house.go(box)
