@@ -98,6 +98,7 @@ class KeeperInstance:
         self._attaching: set[str] = set()
         self._processes: dict[str, Known] = {}
         self._earlier = Earlier()
+        self._earlier_viewers: frozenset[str] = frozenset()
         self._channel = Channel(sandbox_id, f"{self._in}/.control")
         self._gone = trio.Event()
         self._reason = ""
@@ -326,9 +327,8 @@ class KeeperInstance:
                 self._remove_viewer(viewer)
 
     def _remove_viewer(self, viewer: str) -> None:
-        """A viewer has gone: nothing shall stay of it, whichever daemon it came to. Others the code inside made up."""
-        known = viewer in self._processes or _exists(f"{self._in}/{viewer}")
-        if known and viewer not in self._attaching:
+        """A viewer has gone: nothing shall stay of it, whichever daemon it came to."""
+        if viewer not in self._attaching:
             self._processes.pop(viewer, None)
             self._remove(viewer)
 
@@ -531,6 +531,7 @@ class KeeperInstance:
     async def remember_earlier(self) -> None:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
         self._adopted = True
+        self._earlier_viewers = frozenset(filter(terminal.is_viewer, os.listdir(self._in)))
         self._watcher.later(self._forget_earlier, EARLIER_S)
         await self._catch_up()
         await self._end_earlier_helpers()
@@ -617,7 +618,7 @@ class KeeperInstance:
             if process is not None:
                 process.learn(answer.word)
             if terminal.is_viewer(answer.process_id):
-                if answer.says_end:
+                if answer.says_end and (process is not None or answer.process_id in self._earlier_viewers):
                     self._remove_viewer(answer.process_id)
             elif process is None and self._adopted:
                 self._earlier.remember(answer)

@@ -16,7 +16,7 @@ from sandkeepd.providers.base import Chunk
 MAX_LINE_BYTES: Final = 128
 """The keeper's own lines are shorter by half. What is longer is not from the keeper."""
 
-MAX_WAKE_BYTES: Final = 16 * 1024
+MAX_WAKE_BYTES: Final = 4 * 1024
 """How much of `exits` is read at one go, so that one sandbox cannot keep the daemon from the others."""
 
 MAX_BACKLOG_BYTES: Final = 4 * 1024 * 1024
