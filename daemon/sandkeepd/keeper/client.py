@@ -55,6 +55,9 @@ LOOK_S: Final = 0.5
 EARLIER_S: Final = 600.0
 """How long it is kept what an earlier daemon was told, or would have been; by then the new one has asked after all."""
 
+LOOK_EACH_S: Final = 0.005
+"""How much later for each process: a keeper with many, on a machine with much to do, takes its time for that."""
+
 REST_S: Final = 0.05
 """How long a sandbox is not listened to that says more than it can need to."""
 
@@ -511,22 +514,27 @@ class KeeperInstance:
         reaped. Nothing is waited for: what finds no room in the FIFO is asked another time.
         """
         self._watcher.never(self._look)
+        self._exits.spoilt = False
+        self._ask_after([name for name, process in self._processes.items() if process.runs])
+
+    def _look(self) -> None:
+        """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
+        if self._exits.spoilt:
+            self.sweep()
+        elif any(process.runs for process in self._processes.values()):
+            self._ask_after(())
+
+    def _ask_after(self, process_ids: Sequence[str]) -> None:
         fd = None if self._closed or self._gone.is_set() else fifo.open_fifo(f"{self._in}/.control")
         if fd is None:
             return
-        running = [name for name, process in self._processes.items() if process.pid is not None and not process.exit]
         try:
-            for line in requests.questions(running):
+            for line in requests.questions(process_ids):
                 os.write(fd, line)
         except BlockingIOError:
             return
         finally:
             os.close(fd)
-
-    def _look(self) -> None:
-        """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
-        if any(process.exit is None for process in self._processes.values()):
-            self.sweep()
 
     async def remember_earlier(self) -> None:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
@@ -586,7 +594,7 @@ class KeeperInstance:
     def _hear(self) -> None:
         if self._closed or self._watch is None:
             return
-        self._watcher.later(self._look, LOOK_S)
+        self._watcher.later(self._look, LOOK_S + LOOK_EACH_S * len(self._processes))
         with self._allowance.spending():
             more = self._read_answers()
         if self._allowance.is_spent:

@@ -118,7 +118,11 @@ def read_pid(out_dir: str, process_id: str) -> int | None:
 
 
 class ExitsReader:
-    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived."""
+    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived; `spoilt`
+    says that there was such a thing, so that answers may be missing.
+    """
+
+    spoilt = False
 
     def __init__(self, out_dir: str) -> None:
         self._fd = open_regular(f"{out_dir}/exits")
@@ -143,6 +147,7 @@ class ExitsReader:
         return self._split(data), len(data) == MAX_WAKE_BYTES
 
     def _start_again(self, offset: int) -> None:
+        self.spoilt = True
         self._offset = offset
         self._rest = b""
         self._skipping = offset > 0  # in the middle of a line, most likely
@@ -155,7 +160,10 @@ class ExitsReader:
         if len(self._rest) > MAX_LINE_BYTES:
             self._rest = b""
             self._skipping = True
-        return parse_answers(lines)
+        answers = parse_answers(lines)
+        if newline and len(answers) <= lines.count(b"\n"):
+            self.spoilt = True
+        return answers
 
     def close(self) -> None:
         """Let go of the file."""

@@ -38,6 +38,11 @@ class Known:
         self.news = trio.Event()
         self.followers: set[Callable[[], None]] = set()
 
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and its end is not known."""
+        return self.pid is not None and self.exit is None
+
     def learn(self, word: str) -> None:
         """Believe an answer only where it can be true; the code inside can write these lines, too."""
         if self.exit is not None:
