@@ -35,11 +35,12 @@ SNAKE = ["python3", "-c"]
 
 
 class Enemy(NamedTuple):
-    """One program. `options` are those of its sandbox."""
+    """One program. `options` are those of its sandbox; with `tty` it has a terminal."""
 
     name: str
     program: list[str]
     options: dict[str, Any]
+    tty: bool = False
 
     @property
     def is_snake(self) -> bool:
@@ -53,6 +54,10 @@ def shell(name: str, script: str, **options: Any) -> Enemy:
 
 def python(name: str, script: str, **options: Any) -> Enemy:
     return Enemy(name, [*SNAKE, PYTHON + script], options)
+
+
+def terminal(name: str, script: str, **options: Any) -> Enemy:
+    return Enemy(name, [*SH, BEGIN + script], options, tty=True)
 
 
 LIMITS: dict[str, Any] = {"pids": 48, "disk_bytes": 32 << 20}
@@ -176,6 +181,10 @@ for f in $IN/.keeper $IN/.control $IN; do
     timeout 1 sh -c 'echo "run x none" >"$0"' $f; rm -rf $f; mv $f $f.old; ln -sf /bin/true $f
 done
 stay"""),
+    # what it does to its terminal
+    terminal("terminal without a server", "busy; tmux -S $P/*.tmux kill-server; stay"),
+    terminal("terminal of another kind", "for f in $P/*.tmux; do rm $f; mkfifo $f; done; stay"),
+    terminal("terminal full of nonsense", "busy; cat /dev/urandom"),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ to it. See `tests.hostile` for the enemies.
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 from tests.boxes import at_most, until
-from tests.hostile import ENEMIES, LIMITS, Burden, Enemy, remains
+from tests.hostile import ENEMIES, LIMITS, Burden, Enemy, python, remains
 
 from sandkeep.errors import SandkeepError
+from sandkeepd.providers.local_bubblewrap import PATH
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -38,11 +40,25 @@ class House:
         with open(self.canary, "wb") as file:
             file.write(SECRET)
 
+    def let_loose(self, enemy: Enemy, **options: Any) -> tuple[str, int]:
+        """Start an enemy in a sandbox of its own; answer that and its uid. It waits for `go`."""
+        made = self.client.sandbox.create(self.image, **{**LIMITS, **options, **enemy.options})
+        how: dict[str, Any] = {"tty": True} if enemy.tty else {"stdin": True}
+        env = {"CANARY": self.canary}
+        self.client.process.launch(made.sandbox_id, name="enemy", command=enemy.program, env=env, **how)
+        return made.sandbox_id, made.isolation.host_uid
+
+    def go(self, box: str) -> None:
+        """Let it begin, and wait until the harm is being done."""
+        place = f"{self.daemon.state_dir}/sandboxes/{box}/out/p"
+        os.close(os.open(f"{place}/go", os.O_CREAT | os.O_EXCL))
+        until(lambda: os.path.lexists(f"{place}/busy"), 20)
+
     def check_neighbour(self) -> None:
         """The other sandbox does what is asked of it."""
         done = self.client.sandbox.exec(self.neighbour, command="echo fine")
         assert (done.exit_code, done.stdout) == (0, b"fine\n")
-        assert self.client.process.read(self.neighbour, "steady").stdout == b"up\n"
+        assert self.client.process.read(self.neighbour, "steady", wait_s=10).stdout == b"up\n"
         assert self.client.process.get(self.neighbour, "steady").status == "running"
 
 
@@ -116,18 +132,13 @@ def words(answer: Any) -> bytes:
 def fought(house: House, enemy: Enemy) -> Iterator[tuple[str, Dealings]]:
     """The enemy at work, with those who have to do with it. It is ended after the block, and looked after."""
     burden = Burden(house.daemon.process.pid)
-    made = house.client.sandbox.create(house.image, **{**LIMITS, **enemy.options})
-    box, uid = made.sandbox_id, made.isolation.host_uid
+    box, uid = house.let_loose(enemy)
     with ThreadPoolExecutor(8) as pool:
         dealings = Dealings(house, box, pool)
         try:
-            env = {"CANARY": house.canary}
-            house.client.process.launch(box, name="enemy", command=enemy.program, env=env, stdin=True)
-            place = f"{house.daemon.state_dir}/sandboxes/{box}/out/p"
             dealings.begin(follow)
             dealings.begin(lambda client, box: client.process.wait(box, "enemy"))
-            os.close(os.open(f"{place}/go", os.O_CREAT | os.O_EXCL))
-            until(lambda: os.path.lexists(f"{place}/busy"), 20)
+            house.go(box)
             yield box, dealings
         finally:
             with at_most(60):
@@ -141,10 +152,16 @@ def fought(house: House, enemy: Enemy) -> Iterator[tuple[str, Dealings]]:
     assert burden.bytes_more() < MEMORY_BUDGET
 
 
+def can(enemy: Enemy) -> bool:
+    """Whether sandboxes, which see the programs of the host, have what it takes."""
+    wanted = (("python3", enemy.is_snake), ("tmux", enemy.tty))
+    return all(shutil.which(program, path=PATH) for program, is_wanted in wanted if is_wanted)
+
+
 @pytest.mark.parametrize("enemy", ENEMIES, ids=lambda enemy: enemy.name.replace(" ", "-"))
 def test_an_enemy_hurts_itself_only(house: House, enemy: Enemy) -> None:
-    if enemy.is_snake and not shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin"):
-        pytest.skip("there is no python3 that sandboxes see")
+    if not can(enemy):
+        pytest.skip("the programs that it takes are not here")
     with fought(house, enemy) as (box, dealings):
         dealings.begin(lambda client, box: client.sandbox.exec(box, command="echo one; echo two >&2"))
         dealings.begin(lambda client, box: client.sandbox.read_file(box, path="file", max_bytes=1000))
@@ -158,3 +175,101 @@ def test_an_enemy_hurts_itself_only(house: House, enemy: Enemy) -> None:
                     assert SECRET not in words(answer)
             assert house.client.sandbox.get(box).sandbox_id == box
             house.check_neighbour()
+
+
+def test_many_followers_of_one_that_writes_at_full_speed(house: House) -> None:
+    enemy = next(enemy for enemy in ENEMIES if enemy.name == "output")
+    with fought(house, enemy) as (_, dealings):
+        for _ in range(6):
+            dealings.begin(follow)
+        with at_most(60):
+            for _ in range(5):
+                house.check_neighbour()
+
+
+def test_enemies_outlive_the_daemon_and_are_ended_by_the_next(
+    running_daemon: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What they do to the files of answers, and to those of helpers, does not keep a new daemon from the others."""
+    names = ("pipes", "ever others", "answers for ever", "answers with holes", "kills", "forks", "stops")
+    with running_daemon.connect() as client:
+        house = House(running_daemon, client, str(tmp_path_factory.mktemp("source")))
+        boxes = [house.let_loose(enemy) for enemy in ENEMIES if enemy.name in names and can(enemy)]
+        for box, _ in boxes:
+            house.go(box)
+        running_daemon.kill()
+        running_daemon.start()
+        with at_most(60):
+            house.check_neighbour()
+            end_all(house, boxes)
+            house.check_neighbour()
+
+
+def end_all(house: House, boxes: list[tuple[str, int]]) -> None:
+    """End them all at once, and see that nothing is left."""
+
+    def end(box: str) -> Any:
+        with house.daemon.connect() as client:
+            return client.sandbox.terminate(box).status
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(end, [box for box, _ in boxes])) <= {"stopped", "failed"}
+    for box, uid in boxes:
+        assert remains(house.daemon.state_dir, box, uid) == []
+
+
+# -- deep and slow -----------------------------------------------------------------------------------------------------
+
+SOAK_S = float(os.environ.get("SANDKEEP_SOAK_S", "60"))
+"""How long the enemies go on."""
+
+THOUSANDS = int(os.environ.get("SANDKEEP_SOAK_THOUSANDS", "1000"))
+"""How many thousands of files each of those makes that make many."""
+
+
+@pytest.mark.soak
+def test_all_enemies_at_once(running_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One of each, for a while, with the daemon killed in between."""
+    with running_daemon.connect() as client:
+        house = House(running_daemon, client, str(tmp_path_factory.mktemp("source")))
+        boxes = [house.let_loose(enemy, cpus=0.1) for enemy in ENEMIES if can(enemy)]
+        for box, _ in boxes:
+            house.go(box)
+        for _ in range(2):
+            burden = Burden(running_daemon.process.pid)
+            ends = time.monotonic() + SOAK_S / 2
+            while time.monotonic() < ends:
+                house.check_neighbour()
+            assert burden.bytes_more() < 4 * MEMORY_BUDGET
+            running_daemon.kill()
+            running_daemon.start()
+        end_all(house, boxes)
+        house.check_neighbour()
+
+
+@pytest.mark.soak
+def test_a_million_files(house: House) -> None:
+    """Whoever ends others meanwhile does not wait for their removal."""
+    script = """
+busy()
+for place in (P, "."):
+    for n in range(THOUSANDS):
+        os.makedirs(f"{place}/{n}")
+        for m in range(1000): open(f"{place}/{n}/{m}", "w").close()
+open(P + "/all", "w").close(); time.sleep(1000)""".replace("THOUSANDS", str(THOUSANDS // 2))
+    boxes = [house.let_loose(python("million files", script), disk_bytes=1 << 40) for _ in range(5)]
+    for box, _ in boxes:
+        house.go(box)
+    for box, _ in boxes:
+        until(lambda box=box: os.path.exists(f"{house.daemon.state_dir}/sandboxes/{box}/out/p/all"), 1000)
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(end_all, house, boxes)
+        made: list[tuple[str, int]] = []
+        while not ending.done():
+            box = house.client.sandbox.create(house.image).sandbox_id
+            assert house.client.sandbox.exec(box, command="echo fine").stdout == b"fine\n"
+            made.append((box, -1))
+            house.check_neighbour()
+        ending.result()
+    end_all(house, made)
+    assert len(made) > 10

@@ -8,6 +8,9 @@ from typing import Final
 SHARE: Final = 0.2
 """The part of the daemon's time that is given to one sandbox on average. A keeper at its fastest needs half of it."""
 
+WAKING_S: Final = 0.00005
+"""What it takes beside that to notice that something was said."""
+
 SAVED_S: Final = 0.1
 """How much of it can be saved up."""
 
@@ -27,7 +30,8 @@ class Allowance:
             yield
         finally:
             now = time.monotonic()
-            self._left = min(SAVED_S, self._left + (now - self._at) * SHARE) - (time.thread_time() - before)
+            spent = time.thread_time() - before + WAKING_S
+            self._left = min(SAVED_S, self._left + (now - self._at) * SHARE) - spent
             self._at = now
 
     @property

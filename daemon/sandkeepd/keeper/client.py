@@ -49,6 +49,12 @@ KILL_DEADLINE_S: Final = 20.0
 LOOK_S: Final = 0.5
 """How soon after something was told, or somebody who could tell has gone, it is asked whether all is well."""
 
+EARLIER_S: Final = 600.0
+"""How long it is kept what an earlier daemon was told, or would have been; by then the new one has asked after all."""
+
+LOOK_EACH_S: Final = 0.005
+"""How much later for each process: a keeper with many, on a machine with much to do, takes its time for that."""
+
 REST_S: Final = 0.05
 """How long a sandbox is not listened to that says more than it can need to."""
 
@@ -92,6 +98,7 @@ class KeeperInstance:
         self._attaching: set[str] = set()
         self._processes: dict[str, Known] = {}
         self._earlier = Earlier()
+        self._earlier_viewers: frozenset[str] = frozenset()
         self._channel = Channel(sandbox_id, f"{self._in}/.control")
         self._gone = trio.Event()
         self._reason = ""
@@ -316,9 +323,8 @@ class KeeperInstance:
                 self._remove_viewer(viewer)
 
     def _remove_viewer(self, viewer: str) -> None:
-        """A viewer has gone: nothing shall stay of it, whichever daemon it came to. Others the code inside made up."""
-        known = viewer in self._processes or _exists(f"{self._in}/{viewer}")
-        if known and viewer not in self._attaching:
+        """A viewer has gone: nothing shall stay of it, whichever daemon it came to."""
+        if viewer not in self._attaching:
             self._processes.pop(viewer, None)
             self._remove(viewer)
 
@@ -501,28 +507,40 @@ class KeeperInstance:
         reaped. Nothing is waited for: what finds no room in the FIFO is asked another time.
         """
         self._watcher.never(self._look)
+        self._exits.spoilt = False
+        self._ask_after([name for name, process in self._processes.items() if process.runs])
+
+    def _look(self) -> None:
+        """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
+        if self._exits.spoilt:
+            self.sweep()
+        elif any(process.runs for process in self._processes.values()):
+            self._ask_after(())
+
+    def _ask_after(self, process_ids: Sequence[str]) -> None:
         fd = None if self._closed or self._gone.is_set() else fifo.open_fifo(f"{self._in}/.control")
         if fd is None:
             return
-        running = [name for name, process in self._processes.items() if process.pid is not None and not process.exit]
         try:
-            for line in requests.questions(running):
+            for line in requests.questions(process_ids):
                 os.write(fd, line)
         except BlockingIOError:
             return
         finally:
             os.close(fd)
 
-    def _look(self) -> None:
-        """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
-        if any(process.exit is None for process in self._processes.values()):
-            self.sweep()
-
     async def remember_earlier(self) -> None:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
         self._adopted = True
+        self._earlier_viewers = frozenset(filter(terminal.is_viewer, os.listdir(self._in)))
+        self._watcher.later(self._forget_earlier, EARLIER_S)
         await self._catch_up()
         await self._end_earlier_helpers()
+
+    def _forget_earlier(self) -> None:
+        """Whoever had to be asked after was: what else the code inside has told is not kept."""
+        self._adopted = False
+        self._earlier = Earlier()
 
     async def _end_earlier_helpers(self) -> None:
         """End the helper commands that an earlier daemon did not see to their end, and remove what is left of them."""
@@ -557,7 +575,7 @@ class KeeperInstance:
             return
         self._closed = True
         self._rest()
-        for callback in (self._hear_again, self._look):
+        for callback in (self._hear_again, self._look, self._forget_earlier):
             self._watcher.never(callback)
         self._exits.close()
         for process in self._processes.values():
@@ -569,7 +587,7 @@ class KeeperInstance:
     def _hear(self) -> None:
         if self._closed or self._watch is None:
             return
-        self._watcher.later(self._look, LOOK_S)
+        self._watcher.later(self._look, LOOK_S + LOOK_EACH_S * len(self._processes))
         with self._allowance.spending():
             more = self._read_answers()
         if self._allowance.is_spent:
@@ -601,7 +619,7 @@ class KeeperInstance:
             if process is not None:
                 process.learn(answer.word)
             if terminal.is_viewer(answer.process_id):
-                if answer.says_end:
+                if answer.says_end and (process is not None or answer.process_id in self._earlier_viewers):
                     self._remove_viewer(answer.process_id)
             elif process is None and self._adopted:
                 self._earlier.remember(answer)

@@ -17,7 +17,7 @@ from sandkeepd.providers.base import Chunk
 MAX_LINE_BYTES: Final = 128
 """The keeper's own lines are shorter by half. What is longer is not from the keeper."""
 
-MAX_WAKE_BYTES: Final = 16 * 1024
+MAX_WAKE_BYTES: Final = 4 * 1024
 """How much of `exits` is read at one go, so that one sandbox cannot keep the daemon from the others."""
 
 MAX_BACKLOG_BYTES: Final = 4 * 1024 * 1024
@@ -149,7 +149,11 @@ def read_pid(out_dir: str, process_id: str) -> int | None:
 
 
 class ExitsReader:
-    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived."""
+    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived; `spoilt`
+    says that there was such a thing, so that answers may be missing.
+    """
+
+    spoilt = False
 
     def __init__(self, out_dir: str) -> None:
         self._fd = open_regular(f"{out_dir}/exits")
@@ -174,6 +178,7 @@ class ExitsReader:
         return self._split(data), len(data) == MAX_WAKE_BYTES
 
     def _start_again(self, offset: int) -> None:
+        self.spoilt = True
         self._offset = offset
         self._rest = b""
         self._skipping = offset > 0  # in the middle of a line, most likely
@@ -186,7 +191,10 @@ class ExitsReader:
         if len(self._rest) > MAX_LINE_BYTES:
             self._rest = b""
             self._skipping = True
-        return parse_answers(lines)
+        answers = parse_answers(lines)
+        if newline and len(answers) <= lines.count(b"\n"):
+            self.spoilt = True
+        return answers
 
     def close(self) -> None:
         """Let go of the file."""

@@ -13,6 +13,9 @@ MAX_REMEMBERED: Final = 65_536
 MAX_WORDS: Final = 4
 """Of how many processes, and how many answers about each, an adopted sandbox's `exits` is remembered."""
 
+MAX_WORDS_IN_ALL: Final = 2 * MAX_REMEMBERED
+"""How many answers are remembered at most about all of them together: a start and an end for each."""
+
 MAX_ORDERS: Final = 16
 """Of how many signals to a process it is remembered that they were sent."""
 
@@ -34,6 +37,11 @@ class Known:
         self.ended = trio.Event()
         self.news = trio.Event()
         self.followers: set[Callable[[], None]] = set()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and its end is not known."""
+        return self.pid is not None and self.exit is None
 
     def learn(self, word: str) -> None:
         """Believe an answer only where it can be true; the code inside can write these lines, too."""
@@ -85,10 +93,13 @@ class Earlier:
 
     def __init__(self) -> None:
         self._words: dict[str, list[str]] = {}
+        self._count = 0
 
     def remember(self, answer: Answer) -> None:
         """Keep an answer, within bounds."""
         if answer.word == "live":  # said of what ran when an earlier daemon asked; it takes no place from how it ended
+            return
+        if self._count >= MAX_WORDS_IN_ALL:
             return
         if len(self._words) < MAX_REMEMBERED or answer.process_id in self._words:
             words = self._words.setdefault(answer.process_id, [])
@@ -96,13 +107,18 @@ class Earlier:
             if answer.word.startswith("~"):
                 if len(orders) == MAX_ORDERS:
                     words.remove(orders[0])
+                    self._count -= 1
                 words.append(answer.word)
+                self._count += 1
             elif len(words) - len(orders) < MAX_WORDS:
                 words.append(answer.word)
+                self._count += 1
 
     def tell(self, process_id: str, process: Known) -> None:
         """Have the process learn what is remembered of it."""
-        for word in self._words.pop(process_id, ()):
+        words = self._words.pop(process_id, ())
+        self._count -= len(words)
+        for word in words:
             process.learn(word)
 
 

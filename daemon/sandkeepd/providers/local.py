@@ -5,6 +5,7 @@ makes them, `local_bubblewrap` says what they see, `local_layout` where they are
 """
 
 import functools
+import math
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -60,6 +61,9 @@ END_TOLD_S: Final = 5.0
 DISK_PERIOD_S: Final = 10.0
 """How often it is looked at what the sandboxes have written."""
 
+DISK_REST: Final = 3
+"""How many times as long as such a look took, the sandbox is not looked at again, if that is more."""
+
 SWEEP_PERIOD_S: Final = 20.0
 """How often the keepers are asked after watchers that were killed."""
 
@@ -71,6 +75,7 @@ class LocalInstance(KeeperInstance):
     plan: Plan
     child: int | None = None
     reason: str | None = None
+    look_after: float = 0.0
     scope: trio.CancelScope
 
     async def aclose(self) -> None:
@@ -100,7 +105,7 @@ class LocalProvider:
         self._instances: dict[str, LocalInstance] = {}
         self._limiter = trio.CapacityLimiter(16)
         self._disk_limiter = trio.CapacityLimiter(4)
-        self._clear_limiter = trio.CapacityLimiter(4)  # what has a million files keeps no other from being made
+        self._clear_limiter = trio.CapacityLimiter(64)  # what has a million files keeps no other from being made
         self._starts = trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0))))
         """More at once end no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
@@ -511,16 +516,26 @@ class LocalProvider:
     # What goes on beside
 
     async def watch_disks(self) -> None:
-        """End sandboxes that have written more than they may. Runs until cancelled."""
-        while True:
-            await trio.sleep(DISK_PERIOD_S)
-            async with trio.open_nursery() as nursery:  # one with many files does not keep the others from their turn
+        """End sandboxes that have written more than they may. Runs until cancelled.
+
+        One with so many files that it takes long does not keep the others from their turn, and is looked at less often.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep(DISK_PERIOD_S)
                 for instance in list(self._instances.values()):
-                    nursery.start_soon(self._try_disk, instance)
+                    if instance.look_after <= trio.current_time():
+                        instance.look_after = math.inf
+                        nursery.start_soon(self._try_disk, instance)
 
     async def _try_disk(self, instance: LocalInstance) -> None:
-        with suppress(SandkeepError):  # the next round tries again
-            await self.check_disk(instance)
+        began = trio.current_time()
+        try:
+            with suppress(SandkeepError):  # the next round tries again
+                await self.check_disk(instance)
+        finally:
+            now = trio.current_time()
+            instance.look_after = now + DISK_REST * (now - began)
 
     async def check_disk(self, instance: LocalInstance) -> None:
         """Look once at what a sandbox has written."""
