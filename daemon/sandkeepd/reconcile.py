@@ -6,17 +6,18 @@ owns is removed. Sandboxes are looked at side by side, each with a deadline, so 
 meanwhile reads are answered, and requests to a sandbox wait until it is adopted.
 """
 
+import errno
 import logging
 from functools import partial
 
 import trio
 
 from sandkeep import events, failpoints
-from sandkeep.errors import StateError
+from sandkeep.errors import DaemonError, StateError
 from sandkeep_store.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import decide
-from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.core import RETRY_S, Core, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Instance, Provider
@@ -25,6 +26,7 @@ from sandkeepd.sandboxes import Sandboxes, start_in
 logger = logging.getLogger("sandkeepd")
 
 ADOPTION_DEADLINE_S = 20.0
+DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 INTERRUPTED = "the daemon stopped while it was being made: create it again"
 
 
@@ -94,8 +96,7 @@ class Reconciler:
         why, revision = "its provider has it no more", sandbox.revision
         instance: Instance | None = None
         try:
-            with trio.fail_after(ADOPTION_DEADLINE_S):
-                instance = await self._take_over(sandbox)
+            instance = await self._take_over(sandbox)
             failpoints.reach("adopt.held")
         except trio.TooSlowError:
             why = f"its provider did not answer within {ADOPTION_DEADLINE_S:g} s"
@@ -114,10 +115,27 @@ class Reconciler:
             await self._adopt_processes(sandbox, instance)
 
     async def _take_over(self, sandbox: SandboxState) -> Instance | None:
+        """Have the provider take it over. A disk that fails meanwhile says nothing about the sandbox: it is tried again
+        for as long as that lasts.
+        """
         asked = sandbox.requested
         assert sandbox.isolation is not None
         provider = self._core.provider(asked.provider)
-        return await provider.adopt(sandbox.sandbox_id, asked.spec, asked.plan, sandbox.isolation, sandbox.handle)
+        while True:
+            try:
+                with trio.fail_after(ADOPTION_DEADLINE_S):
+                    return await provider.adopt(
+                        sandbox.sandbox_id, asked.spec, asked.plan, sandbox.isolation, sandbox.handle
+                    )
+            except OSError as error:
+                if error.errno not in DISK_FAILURES:
+                    raise
+                logger.warning("not adopted yet", extra={"sandbox_id": sandbox.sandbox_id, "why": error.strerror})
+            except DaemonError as error:
+                if error.code != "storage_unavailable":
+                    raise
+                logger.warning("not adopted yet", extra={"sandbox_id": sandbox.sandbox_id, "why": error.message})
+            await trio.sleep(RETRY_S)
 
     async def _adopt_processes(self, sandbox: SandboxState, instance: Instance) -> None:
         """Start the carriers of its processes, and wait until the instance knows each: signals need that."""

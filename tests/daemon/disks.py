@@ -38,6 +38,10 @@ class Ext4:
     def again(self) -> None:
         """Take it off, check it, and put it back: what it holds now comes from the device."""
         umount(self.at)
+        deadline = time.monotonic() + 20
+        while subprocess.run(["losetup", "-j", self.image], capture_output=True, check=True).stdout:
+            assert time.monotonic() < deadline, f"somebody still sees {self.image}"
+            time.sleep(0.02)
         checked = subprocess.run(["e2fsck", "-fy", self.image], capture_output=True, text=True)
         assert checked.returncode in (0, 1), checked.stdout
         self.mount()
