@@ -220,8 +220,8 @@ def test_a_disk_that_is_full_when_the_daemon_starts(daemon: Any, small: str, sou
         assert client.store.verify().problems == []
 
 
-def test_nothing_is_archived_to_a_full_disk(daemon: Any, small: str, source: str) -> None:
-    box, other = begin(daemon, source)
+def test_input_is_refused_on_a_full_disk_and_taken_later(daemon: Any, small: str, source: str) -> None:
+    box, _ = begin(daemon, source)
     with daemon.connect() as client:
         client.process.launch(box, name="cat", command=["cat"], stdin=True)
         filler = Path(small, "filler")
@@ -250,12 +250,11 @@ def _remove_and_copy(path: Path) -> Callable[[], object]:
     return undo
 
 
-@pytest.mark.parametrize("what", ["state", "state/events.db", "state/events.db-wal"])
-@pytest.mark.parametrize("way", [_move, _remove_and_copy])
+@pytest.mark.parametrize(
+    ("what", "way"), [("state", _move), ("state/events.db", _remove_and_copy), ("state/events.db-wal", _move)]
+)
 def test_a_log_that_is_taken_away(daemon: Any, source: str, what: str, way: Callable[[Path], Any]) -> None:
     """Nothing is acknowledged that nobody would find again."""
-    if what == "state" and way is _remove_and_copy:
-        pytest.skip("a directory in its place is the same as none: no file is where it was")
     box, other = begin(daemon, source)
     undo = way(Path(daemon.root, what))
     with daemon.connect() as client:
@@ -370,3 +369,55 @@ def test_a_signal_is_all_that_a_stopped_daemon_needs(daemon: Any, small: str, so
     daemon.start()
     with daemon.connect() as client:
         assert client.sandbox.exec(box, ["cat", "hello"]).stdout == b"hello\n"
+
+
+def test_output_that_is_lost_is_told(daemon: Any, source: str) -> None:
+    """A journal that was removed, cut, or replaced, also of a sandbox that has ended."""
+    box, other = begin(daemon, source)
+    with daemon.connect() as client:
+        client.sandbox.terminate(other)
+        ran = client.sandbox.exec(box, ["sh", "-c", "echo out; echo err >&2"]).process_id
+        client.sandbox.terminate(box)
+        journal = Path(daemon.state_dir, "sandboxes", box, "out", "p", f"{ran}.stdout")
+
+        def told() -> str | None:
+            piece = client.process.read(box, ran)
+            assert (piece.stderr, piece.ended) == (b"err\n", True)
+            note: str | None = piece.note
+            return note
+
+        assert told() is None
+        with journal.open("ab") as file:
+            file.write(b"later\n")
+        assert told() is None
+        os.truncate(journal, 2)
+        assert told() == "the journal of stdout holds 2 of the 4 bytes that were recorded: the rest is lost"
+        journal.unlink()
+        assert told() == "the journal of stdout holds 0 of the 4 bytes that were recorded: the rest is lost"
+        journal.mkdir()
+        assert "replaced" in str(told())
+        done = daemon.cli("logs", box, ran)
+        assert b"replaced the journal of stdout" in done.stderr
+        assert client.daemon.status().healthy
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"no database" * 1000)])
+def test_what_is_remembered_of_commands_is_damaged(daemon: Any, source: str, damage: Callable[[Path], object]) -> None:
+    """It is begun anew, which is logged; nothing else depends on it."""
+    box, other = begin(daemon, source)
+    path = Path(daemon.state_dir, "commands.db")
+    with daemon.connect() as client:
+        client.process.launch(box, name="cat", command=["cat"], stdin=True)
+        client.process.write_stdin(box, name="cat", data=b"one\n")
+    daemon.kill()
+    for end in ("-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
+    damage(path)
+    daemon.start()
+    with daemon.connect() as client:
+        client.process.write_stdin(box, name="cat", data=b"two\n", eof=True)
+        assert client.process.wait(box, "cat").exit_code == 0
+        assert b"".join(piece.stdout for piece in client.read_output(box, "cat")) == b"one\ntwo\n"
+        assert client.store.verify().problems == []
+        for each in (box, other):
+            client.sandbox.terminate(each)

@@ -1,5 +1,6 @@
 """What the log says to a file that is damaged, foreign, shortened or in use, and to a disk that fails."""
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 import trio
+from tests.store import stories
 
 from sandkeep.errors import DaemonError, SandkeepError
 from sandkeep.events import Meta, ProcessStarted, SandboxFailed
+from sandkeep_store import offline
 from sandkeep_store.codec import UnknownEvent
 from sandkeep_store.log import EventLog, NewEvent, Recorded
 
@@ -347,6 +350,23 @@ def test_on_a_full_disk_only_what_is_essential_is_written_until_there_is_space(s
     log = EventLog.open(str(small_disk / "events.db"))
     assert acknowledged == list(range(1, log.head + 1))
     log.close()
+
+
+@pytest.mark.needs("root")
+def test_nothing_leaves_the_log_for_the_archive_on_a_full_disk(small_disk: Path) -> None:
+    stories.write(str(small_disk / "events.db"), stories.tangle(1))
+    offline.rebuild(str(small_disk))
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(b"x" * 4096)
+    before = offline.verify(str(small_disk)).events
+    with pytest.raises(DaemonError, match="free space on"):
+        offline.compact(str(small_disk), 0.001)
+    report = offline.verify(str(small_disk))
+    assert (report.events, report.problems) == (before, [])
+    (small_disk / "filler").unlink()
+    assert offline.compact(str(small_disk), 0.001).events
+    assert offline.verify(str(small_disk)).problems == []
 
 
 def _grow(disk: Path) -> None:
