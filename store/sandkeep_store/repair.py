@@ -111,6 +111,7 @@ class Salvage:
         self._problems: list[str] = []
         self._names: dict[int, str] = {}
         self._last: dict[int, tuple[int, int]] = {}
+        self._sandbox_of: dict[int, int | None] = {}
         self._gaps: list[_Gap] = []
         self._lost: dict[int, Row | None] = {}  # what its row says, when there is one
         self._places: dict[int, tuple[int, int]] = {}  # by an index: position to stream and revision
@@ -269,6 +270,7 @@ class Salvage:
             for missing in range(before + 1, revision):
                 self._gaps.append(_Gap(stream, sandbox, missing, at, position))
         self._last[stream] = (revision, position)
+        self._sandbox_of[stream] = sandbox
 
     def _copy_counts(self, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
         lost = set()
@@ -312,6 +314,11 @@ class Salvage:
         gaps = {(gap.stream, gap.revision): gap for gap in self._gaps}
         matched: dict[int, _Gap] = {}
         for position in self._lost:
+            place = self._places.get(position)
+            if place is not None and self._is_next(place, position):
+                matched[position] = _Gap(place[0], self._sandbox_of[place[0]], place[1], 0, 0)
+                self._last[place[0]] = (place[1], position)
+        for position in self._lost:
             for place in (self._places.get(position), said.get(position)):
                 gap = gaps.get(place) if place is not None else None
                 if gap is not None and position not in matched and gap.after < position < gap.before:
@@ -322,6 +329,14 @@ class Salvage:
                 gap = min(fitting, key=lambda gap: (gap.before, gap.revision))
                 matched[position] = gaps.pop((gap.stream, gap.revision))
         return matched
+
+    def _is_next(self, place: tuple[int, int], position: int) -> bool:
+        """Whether a place is the one behind the last that is left of its stream."""
+        stream, revision = place
+        return stream in self._last and (revision - 1, True) == (
+            self._last[stream][0],
+            self._last[stream][1] < position,
+        )
 
     def _tell(self, gaps: dict[int, _Gap]) -> None:
         unknown: list[int] = []
