@@ -83,6 +83,8 @@ class Database:
                 raise
         except sqlite3.Error as error:
             raise _refused(self.path, error) from error
+        with contextlib.suppress(OSError):
+            _discard_unfinished(self.path)
         self._places = self._look()
         self.witness = witness.Witness(witness.path_of(self.path), self.log_id, self.first_position)
 
@@ -146,10 +148,7 @@ class Database:
 
     def _write_fresh(self, head: int) -> None:
         """Copy all that is committed into a file of its own. When that has its name, it is durable."""
-        unfinished = f"{self.path}.copy"
-        for name in (unfinished, f"{unfinished}-journal"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
+        unfinished = _discard_unfinished(self.path)
         self.writer.execute("VACUUM INTO ?", (unfinished,))
         os.chmod(unfinished, 0o600)
         with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
@@ -219,6 +218,7 @@ class Database:
                 f"{self.path} is not an event log of this version of Sandkeep (its schema is {meta.get('schema')!r}, "
                 f"not {SCHEMA_VERSION}): run the version that wrote it, or use another state directory",
             )
+        self.writer.execute("PRAGMA journal_mode = WAL")  # a fresh file that was just put in place has another
         return str(meta["log_id"]), int(str(meta["first_position"]))
 
     def _require_beginning(self, what: str) -> None:
@@ -276,6 +276,15 @@ def first_position(connection: sqlite3.Connection) -> int:
 def _fresh(path: str) -> str:
     """Where a log is that is to take the place of one whose disk failed."""
     return f"{path}.fresh"
+
+
+def _discard_unfinished(path: str) -> str:
+    """Remove what a daemon that died left of such a copy; answer where one is made."""
+    unfinished = f"{path}.copy"
+    for name in (unfinished, f"{unfinished}-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+    return unfinished
 
 
 def _take_fresh(path: str) -> None:

@@ -373,6 +373,38 @@ def _grow(disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_killed_while_it_goes_over_to_a_new_file(log_of_ten: str, tmp_path: Path, taken: bool) -> None:
+    """Once that is complete, it is the log; whatever is left of the old files is not mixed with it."""
+    log = EventLog.open(log_of_ten)
+    log._database._write_fresh(log.head)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("events.db", "events.db-wal", "events.db.fresh", "events.head"):
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    log.close()
+    (copy / "events.db.copy").write_bytes(b"half of it")
+    if taken:
+        (copy / "events.db-wal").unlink()
+    log = EventLog.open(str(copy / "events.db"))
+    assert (log.head, log.verify()) == (10, [])
+    assert sorted(os.listdir(copy)) == ["ballast", "events.db", "events.db-wal", "events.head"]
+    log.close()
+
+
+def test_nobody_takes_a_new_file_from_under_a_daemon(log_of_ten: str) -> None:
+    fresh = Path(f"{log_of_ten}.fresh")
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, log_of_ten], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        fresh.write_bytes(b"not finished by us")
+        assert _opening(log_of_ten).code == "conflict"
+        holder.kill()
+    assert fresh.read_bytes() == b"not finished by us"
+
+
 class _Faulty(sqlite3.Connection):
     """A connection whose commits reach the file and are then said to have failed, as by an fsync with an error."""
 
