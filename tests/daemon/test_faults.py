@@ -48,6 +48,7 @@ def thin(daemon: Any, tmp_path: Path) -> Iterator[disks.Thin]:
     with disks.thin(str(below), daemon.state_dir) as disk:
         yield disk
         _clear(daemon)
+    os.rmdir(daemon.state_dir)
 
 
 @pytest.fixture
@@ -55,6 +56,7 @@ def ext4(daemon: Any, tmp_path: Path) -> Iterator[disks.Ext4]:
     with disks.ext4(str(tmp_path), daemon.state_dir) as disk:
         yield disk
         _clear(daemon)
+    os.rmdir(daemon.state_dir)
 
 
 @pytest.fixture
@@ -64,6 +66,7 @@ def small(daemon: Any) -> Iterator[str]:
     yield daemon.state_dir
     _clear(daemon)
     disks.umount(daemon.state_dir)
+    os.rmdir(daemon.state_dir)
 
 
 def _clear(daemon: Any) -> None:
