@@ -299,7 +299,7 @@ def _take_fresh(path: str) -> None:
 def _finish_exchange(path: str) -> None:
     """Do what a daemon that died came no longer to. Raises `conflict` for one that has not died."""
     try:
-        with contextlib.suppress(FileNotFoundError), exclusively(path):
+        with exclusively(path):
             _take_fresh(path)
     except OSError as error:
         raise DaemonError(
@@ -310,7 +310,7 @@ def _finish_exchange(path: str) -> None:
 @contextlib.contextmanager
 def exclusively(path: str) -> Iterator[None]:
     """Hold a log's file as SQLite would. Nothing else in this process may open and close it meanwhile."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCK_BYTES[1], _LOCK_BYTES[0])
