@@ -11,6 +11,7 @@ from functools import partial
 from signal import Signals
 from typing import Any
 
+import msgspec
 import trio
 
 from sandkeep import events, failpoints, ids
@@ -417,10 +418,12 @@ class Processes:
         """Read a piece of a journal, also when the sandbox has ended. Never blocks."""
         runtime = self._sandboxes.runtimes.get(process.sandbox_id)
         if runtime is not None:
-            return runtime.instance.read(process.process_id, stream, offset, max_bytes)
-        sandbox = self._core.state.sandboxes[process.sandbox_id]
-        provider = self._core.provider(sandbox.requested.provider)
-        return provider.read_ended(process.sandbox_id, process.process_id, stream, offset, max_bytes)
+            chunk = runtime.instance.read(process.process_id, stream, offset, max_bytes)
+        else:
+            sandbox = self._core.state.sandboxes[process.sandbox_id]
+            provider = self._core.provider(sandbox.requested.provider)
+            chunk = provider.read_ended(process.sandbox_id, process.process_id, stream, offset, max_bytes)
+        return _compared(chunk, stream, process.stdout_bytes if stream == "stdout" else process.stderr_bytes)
 
     async def find(self, sandbox_id: str, name: str) -> ProcessState:
         """A process by its name or id; one too old for the view is read from its stream in the log. Raises
@@ -524,6 +527,16 @@ def _time_left(process: ProcessState) -> float:
         return math.inf
     gone = max(0.0, (now_us() - process.started_us) / 1e6)  # a clock that was put back gives nobody more time
     return max(0.0, limit - gone)
+
+
+def _compared(chunk: Chunk, stream: str, recorded: int | None) -> Chunk:
+    """A piece of a journal, with a note if that is shorter than it was when its process ended. It may be longer: what
+    the process left behind may go on writing.
+    """
+    if recorded is None or chunk.size >= recorded or chunk.note is not None:
+        return chunk
+    lost = f"the journal of {stream} holds {chunk.size} of the {recorded} bytes that were recorded: the rest is lost"
+    return msgspec.structs.replace(chunk, note=lost)
 
 
 def _output(process: ProcessState, out: Chunk, err: Chunk, *, ended: bool) -> ProcessOutput:

@@ -184,7 +184,7 @@ def read(root: str, sandbox_id: str) -> bytes | None:
 def _seen(content: bytes | None) -> Seen | None:
     try:
         return msgspec.json.decode(content, type=Seen) if content else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 
@@ -210,7 +210,9 @@ def _write_all(root: str, documents: Mapping[str, bytes | None]) -> None:
 
 def _write(root: str, sandbox_id: str, content: bytes) -> None:
     folder = f"{root}/{sandbox_id}"
-    os.makedirs(folder, mode=0o755, exist_ok=True)
+    for path in (root, folder):  # and none above them: a state directory that was taken away is not begun anew
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, mode=0o755)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with contextlib.suppress(FileNotFoundError):

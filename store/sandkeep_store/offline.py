@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import trio
 
 from sandkeep.clock import now_us
-from sandkeep.errors import DaemonError, SetupError
+from sandkeep.errors import DaemonError, SandkeepError, SetupError
 from sandkeep.events import Meta
 from sandkeep.model import CompactReport, RebuildReport, VerifyReport
 from sandkeep_store import folded, metadata_files, segments, witness
@@ -105,10 +105,17 @@ async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactRepo
         await trio.to_thread.run_sync(_remove_output, f"{state_dir}/sandboxes/{sandbox_id}/out", process_ids)
 
     log.on_commit.append(follow)
+    failed: SandkeepError | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(log.run)
-        report = await Compaction(log, state, forget, forget_processes).run(before_us, Meta(client="sandkeep-store"))
+        try:
+            compaction = Compaction(log, state, forget, forget_processes)
+            report = await compaction.run(before_us, Meta(client="sandkeep-store"))
+        except SandkeepError as error:  # as it is, not in a group of one
+            failed = error
         nursery.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
     return report
 
 

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.needs("bwrap", "tmux")
 GUIDES = {
     "copy-files": (),
     "give-secrets": (),
+    "mend-a-damaged-log": (),
     "react-to-events": (),
     "tail-logs": ("node",),
     "use-with-crafty": (),
@@ -52,7 +53,8 @@ def new_screen(place: Path) -> Iterator[Callable[..., Screen]]:
     made: list[Screen] = []
 
     def make(shell: str = "bash --norc", **env: str) -> Screen:
-        screen = Screen(place, {"PATH": PATH, "HOME": str(place), **env}, rows=50, cols=100)
+        ours = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+        screen = Screen(place, {"PATH": PATH, "HOME": str(place), **ours, **env}, rows=50, cols=100)
         made.append(screen)
         screen.enter(f"cd {place} && exec {shell}")
         screen.until_prompt()

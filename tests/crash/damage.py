@@ -225,7 +225,9 @@ def check_start(pristine: Pristine, state_dir: str) -> bool:
 
 def assert_helpful(sentence: str) -> None:
     """It says what to do."""
-    assert re.search(r"restore|repair|remove|move it|look at|free space|mend|use another|run ", sentence), sentence
+    assert re.search(
+        r"restore|repair|remove|move it|look at|free space|mend|use another|run |name the directory", sentence
+    ), sentence
 
 
 def check_repair(pristine: Pristine, state_dir: str) -> list[str]:
@@ -267,12 +269,16 @@ def positions_told(problems: list[str]) -> set[int]:
     return told
 
 
-def try_once(pristine: Pristine, place: str, seed: int) -> tuple[str, Any]:
-    """Damage a copy, and look at all of it. Answers what was done, and what was found."""
-    copies = [shutil.copytree(pristine.directory, f"{place}/{seed}.{n}", symlinks=True) for n in range(3)]
-    done = {damage(random.Random(seed), copy) for copy in copies}
+def try_once(pristine: Pristine, place: str, seed: int) -> None:
+    """Damage a copy at random, and look at all of it."""
+    try_with(pristine, place, f"seed {seed}", lambda copy: damage(random.Random(seed), copy))
+
+
+def try_with(pristine: Pristine, place: str, what: str, do_harm: Callable[[str], object]) -> tuple[Any, ...]:
+    """Damage copies, all in the same way, and look at one as each of those does who look. Answers what they found."""
+    copies = [shutil.copytree(pristine.directory, f"{place}/{number}", symlinks=True) for number in range(3)]
+    done = {do_harm(copy) for copy in copies}
     assert len(done) == 1, done
-    what = done.pop()
     try:
         found = (
             check_verify(pristine, copies[0]),
@@ -280,8 +286,8 @@ def try_once(pristine: Pristine, place: str, seed: int) -> tuple[str, Any]:
             check_repair(pristine, copies[2]),
         )
     except BaseException as error:
-        error.add_note(f"seed {seed}: {what}")
+        error.add_note(f"{what}: {done.pop()}")
         raise
     for copy in copies:
         shutil.rmtree(copy)
-    return what, found
+    return found

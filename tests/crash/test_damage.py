@@ -64,6 +64,39 @@ def test_damage_of_any_kind_for_long(quick_place: Path) -> None:
         _try_many(damage.build(str(place / "pristine"), seed), place, TRIES_SOAK // 10)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["events.db", "events.db-wal", "events.head"])
+def test_every_page_and_every_part_of_it(pristine: Pristine, quick_place: Path, name: str) -> None:
+    """A flipped bit in each part of each page, and each page gone: header, cells, free space, index and overflow pages,
+    frames of the write-ahead log and their headers.
+    """
+    content = Path(pristine.directory, name).read_bytes()
+    step = 509 if len(content) > damage.PAGE else 1
+    for at in range(0, len(content), step):
+        damage.try_with(pristine, str(quick_place), f"{name} {at}", lambda copy, at=at: _flip(Path(copy, name), at))
+    for at in range(0, len(content), damage.PAGE):
+        damage.try_with(
+            pristine, str(quick_place), f"{name} zero {at}", lambda copy, at=at: _zero(Path(copy, name), at)
+        )
+        damage.try_with(
+            pristine, str(quick_place), f"{name} cut {at}", lambda copy, at=at: os.truncate(f"{copy}/{name}", at)
+        )
+
+
+def _flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << at % 8]))
+
+
+def _zero(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at : at + damage.PAGE] = bytes(len(content[at : at + damage.PAGE]))
+    path.write_bytes(content)
+
+
 def _try_many(pristine: Pristine, place: Path, tries: int) -> None:
     first = random.SystemRandom().randrange(10**9)
     for seed in range(first, first + tries):

@@ -1,5 +1,6 @@
 """What the log says to a file that is damaged, foreign, shortened or in use, and to a disk that fails."""
 
+import contextlib
 import errno
 import os
 import sqlite3
@@ -11,9 +12,11 @@ from typing import Any
 
 import pytest
 import trio
+from tests.store import stories
 
 from sandkeep.errors import DaemonError, SandkeepError
 from sandkeep.events import Meta, ProcessStarted, SandboxFailed
+from sandkeep_store import offline
 from sandkeep_store.codec import UnknownEvent
 from sandkeep_store.log import EventLog, NewEvent, Recorded
 
@@ -349,8 +352,57 @@ def test_on_a_full_disk_only_what_is_essential_is_written_until_there_is_space(s
     log.close()
 
 
+@pytest.mark.needs("root")
+def test_nothing_leaves_the_log_for_the_archive_on_a_full_disk(small_disk: Path) -> None:
+    stories.write(str(small_disk / "events.db"), stories.tangle(1))
+    offline.rebuild(str(small_disk))
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(b"x" * 4096)
+    before = offline.verify(str(small_disk)).events
+    with pytest.raises(DaemonError, match="free space on"):
+        offline.compact(str(small_disk), 0.001)
+    report = offline.verify(str(small_disk))
+    assert (report.events, report.problems) == (before, [])
+    (small_disk / "filler").unlink()
+    assert offline.compact(str(small_disk), 0.001).events
+    assert offline.verify(str(small_disk)).problems == []
+
+
 def _grow(disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_killed_while_it_goes_over_to_a_new_file(log_of_ten: str, tmp_path: Path, taken: bool) -> None:
+    """Once that is complete, it is the log; whatever is left of the old files is not mixed with it."""
+    log = EventLog.open(log_of_ten)
+    log._database._write_fresh(log.head)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("events.db", "events.db-wal", "events.db.fresh", "events.head"):
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    log.close()
+    (copy / "events.db.copy").write_bytes(b"half of it")
+    if taken:
+        (copy / "events.db-wal").unlink()
+    log = EventLog.open(str(copy / "events.db"))
+    assert (log.head, log.verify()) == (10, [])
+    assert sorted(os.listdir(copy)) == ["ballast", "events.db", "events.db-wal", "events.head"]
+    log.close()
+
+
+def test_nobody_takes_a_new_file_from_under_a_daemon(log_of_ten: str) -> None:
+    fresh = Path(f"{log_of_ten}.fresh")
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, log_of_ten], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        fresh.write_bytes(b"not finished by us")
+        assert _opening(log_of_ten).code == "conflict"
+        holder.kill()
+    assert fresh.read_bytes() == b"not finished by us"
 
 
 class _Faulty(sqlite3.Connection):
