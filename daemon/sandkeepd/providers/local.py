@@ -448,6 +448,7 @@ class LocalProvider:
         await self._in_thread(strays.unmount_trash)
         await self._in_thread(self.layout.empty_trash)
         await self._in_thread(strays.look)
+        failpoints.reach("sweep.found")
         removed = []
         for sandbox_id in sorted(strays.sandboxes):
             if not ledger.owns_sandbox(sandbox_id):  # asked last, as sandboxes are made meanwhile
