@@ -74,6 +74,8 @@ def places() -> Iterator[str]:
     os.chmod(root, 0o711)
     yield root
     left = traces.remaining(root)
+    for path in traces.mounts(root):
+        subprocess.run(["umount", "--lazy", path], check=False)
     for pid in traces.processes(root):
         os.kill(pid, signal.SIGKILL)
     remove_tree(root)
@@ -112,7 +114,7 @@ class RunningDaemon:
         deadline = time.monotonic() + START_S
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                with self.connect() as client:
+                with self.connect(patience_s=0) as client:
                     client.daemon.ping()
             except SandkeepError:
                 time.sleep(0.01)
@@ -125,21 +127,22 @@ class RunningDaemon:
         with open(self.log, errors="replace") as log:
             return log.read()
 
-    def connect(self) -> Any:
+    def connect(self, **options: Any) -> Any:
         """A blocking client."""
         from sandkeep.blocking import connect
 
-        return connect(self.socket)
+        return connect(self.socket, **options)
 
     def stop(self) -> int:
         """Stop it in good order; sandboxes go on."""
-        return self._end(signal.SIGTERM)
+        return self.end(signal.SIGTERM)
 
     def kill(self) -> int:
         """Kill it; sandboxes go on."""
-        return self._end(signal.SIGKILL)
+        return self.end(signal.SIGKILL)
 
-    def _end(self, number: int) -> int:
+    def end(self, number: int) -> int:
+        """Send it a signal that ends it; sandboxes go on."""
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)

@@ -11,6 +11,9 @@ import trio
 
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S: Final = 0.1
+_AT_ONCE: Final = 16
+"""How many are accepted before those have their turn that are in already. One at a time, each would wait until all of
+them had one, and hundreds that come at once would wait for seconds."""
 
 
 async def accept_clients(
@@ -19,15 +22,21 @@ async def accept_clients(
     """Accept until cancelled, and `serve` each client in a task of its own. The listener does not block."""
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
-        try:
-            sock, _ = listener.accept()
-        except BlockingIOError:
-            continue
-        except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:
-                logging.getLogger(__name__).error(
-                    "cannot accept a client: %s; raise the limit of open files", os.strerror(error.errno)
-                )
-                await trio.sleep(_PAUSE_S)
-            continue
-        clients.start_soon(serve, sock)
+        for _ in range(_AT_ONCE):
+            try:
+                sock = listener.accept()[0]
+            except BlockingIOError:
+                break
+            except OSError as error:
+                await _pause(error)
+                break
+            clients.start_soon(serve, sock)
+
+
+async def _pause(error: OSError) -> None:
+    """A client that went again is nothing; without descriptors for more, others have to go first."""
+    if error.errno in _NO_DESCRIPTORS:
+        logging.getLogger(__name__).error(
+            "cannot accept a client: %s; raise the limit of open files", os.strerror(error.errno)
+        )
+        await trio.sleep(_PAUSE_S)

@@ -6,7 +6,9 @@ The nursery tree, with what ends each task::
     ├── log.run                       the writer of the event log; ended last, when nobody can append any more
     └── carriers                      ended when all of the below have ended
         ├── files.run                 writes metadata.json, debounced
+        ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
+        ├── Output.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
@@ -45,13 +47,15 @@ from sandkeep_store.codec import UnknownEvent
 from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
-from sandkeepd import access, caching, reaper, table
+from sandkeepd import access, caching, reaper, table, upkeep
 from sandkeepd.alone import alone
+from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.server import serve
 from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
 from sandkeepd.images import Images
 from sandkeepd.listeners import Listeners, opened
+from sandkeepd.output import Output
 from sandkeepd.passed import address_of
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Provider
@@ -136,9 +140,11 @@ async def _run_parts(
         software.adopting = sandboxes.adopting
         software.stream = [address_of(listener) for listener in listeners.stream]
         stream_access = Access(software.stream, tokens)
-        retention = Retention(core)
+        retention = Retention(core, sandboxes)
         dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention)
-        stream = StreamServer(endpoints(core, sandboxes, processes), tokens, settings.STREAM_ORIGINS())
+        holdings = Holdings(settings.CLIENT_MEMORY())
+        served = endpoints(core, sandboxes, processes)
+        stream = StreamServer(served, tokens, settings.STREAM_ORIGINS(), holdings=holdings)
         if not problems:
             reconciler.announce()
             await _record_start(core)
@@ -148,9 +154,13 @@ async def _run_parts(
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)
-            carriers.start_soon(caching.run, core, config.state_dir)
+            carriers.start_soon(Output(core).run)
+            carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
-        reason = await _serve_until_stopped(listeners, dispatch, stream, software, stopping, manager, task_status)
+            carriers.start_soon(upkeep.recover, core)
+        reason = await _serve_until_stopped(
+            listeners, dispatch, stream, software, stopping, manager, holdings, task_status
+        )
         carriers.cancel_scope.cancel()
     failpoints.reach("stop.carriers_ended")
     await _record_stop(core, reason, config.state_dir)
@@ -165,6 +175,7 @@ async def _serve_until_stopped(
     software: Software,
     stopping: trio.Event,
     manager: Manager,
+    holdings: Holdings,
     task_status: TaskStatus[None],
 ) -> str:
     reason = "shutdown"
@@ -182,7 +193,9 @@ async def _serve_until_stopped(
 
     async with trio.open_nursery() as api:
         api.start_soon(watch_signals)
-        software.server = await api.start(partial(serve, listeners.api, dispatch, grace_s=CALLS_PATIENCE_S))
+        software.server = await api.start(
+            partial(serve, listeners.api, dispatch, grace_s=CALLS_PATIENCE_S, holdings=holdings)
+        )
         for listener in listeners.stream:
             await api.start(stream.serve, listener)
         logger.info(
@@ -252,12 +265,14 @@ def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple
     try:
         with manager.starting(lambda: state.position):
             state = folded.load(state_dir, log) or state
+            caching.check_end(state, log)
             caching.fold_rest(state, log, state_dir)
     except UnknownEvent as unknown:
         problems.append(str(unknown))
     except DaemonError as damage:
         problems.append(damage.message)
     else:
+        problems += log.doubts
         problems += metadata_files.ahead_of(f"{state_dir}/sandboxes", log.log_id, log.head)
     finally:
         gc.freeze()
@@ -286,6 +301,8 @@ def prepare_state_dir(path: str) -> None:
         with suppress(FileNotFoundError):  # of two daemons that start at once
             os.unlink(probe)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.exists(f"{path}/{offline.LOG_NAME}"):
+            return  # what is there can be read, and sandboxes be ended, which may be what frees space
         hint = (
             "free space there" if error.errno == errno.ENOSPC else f"make it writable, or set {settings.STATE_DIR.name}"
         )

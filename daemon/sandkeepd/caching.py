@@ -22,6 +22,9 @@ LOOK_EVERY_S: Final = 60.0
 WORTH_EVENTS: Final = 20_000
 """Folding as many events takes some hundredths of a second. A cached fold saves more than that, or there is none."""
 
+END_EVENTS: Final = 1000
+"""How many of the last events every start looks at, whatever is cached."""
+
 CHECK_AFTER_S: Final = 10.0
 CHECKED_AT_ONCE: Final = 500
 CHECK_PAUSE_S: Final = 0.01
@@ -39,6 +42,13 @@ def fold_rest(state: State, log: EventLog, state_dir: str) -> None:
         log.fold(state)
     if state.position - start >= WORTH_EVENTS:
         _save(state, log, state_dir)
+
+
+def check_end(state: State, log: EventLog) -> None:
+    """Check the last events also where a cached fold spares the start from looking at them: that is where a disk that
+    failed did harm. Blocks. Raises `storage_unavailable`.
+    """
+    log.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
 
 
 def save_last(state: State, log: EventLog, state_dir: str) -> None:
@@ -65,28 +75,50 @@ async def check(core: Core, upto: int) -> None:
             position = await trio.to_thread.run_sync(core.log.check, position, upto, CHECKED_AT_ONCE)
             await trio.sleep(CHECK_PAUSE_S)
     except DaemonError as damage:
-        logger.error("nothing will be changed until this is mended", extra={"problem": damage.message})
-        core.problems.append(damage.message)
+        _stop_changes(core, damage.message)
+
+
+def _stop_changes(core: Core, problem: str) -> None:
+    logger.error("nothing will be changed until this is mended", extra={"problem": problem})
+    core.problems.append(problem)
 
 
 async def check_later(core: Core) -> None:
-    """Check what the start took from the cached fold, once the start is over."""
+    """Once the start is over, check what it took from the cached fold, and the file's own structure, by which readers
+    find the events of a sandbox or of a process.
+    """
     await trio.sleep(CHECK_AFTER_S)
     await check(core, core.state.cached_upto)
+    for problem in await trio.to_thread.run_sync(core.log.check_structure, _is_cancelled):
+        _stop_changes(core, problem)
 
 
-async def run(core: Core, state_dir: str) -> None:
+def _is_cancelled() -> bool:
+    """Whether what waits for this thread was cancelled."""
+    try:
+        trio.from_thread.check_cancelled()
+    except trio.Cancelled:
+        return True
+    return False
+
+
+async def run(core: Core) -> None:
     """Bring the cached fold up to date whenever there is much that it has not seen, until cancelled."""
     saved = core.log.head
     while True:
         await trio.sleep(LOOK_EVERY_S)
         if core.log.head - saved >= WORTH_EVENTS:
             saved = core.log.head
-            await trio.to_thread.run_sync(refresh, core.log, state_dir)
+            await refresh(core)
 
 
-def refresh(log: EventLog, state_dir: str) -> None:
-    """Bring the cached fold up to date, apart from the daemon's own state, which moves on meanwhile. Blocks."""
+async def refresh(core: Core) -> None:
+    """Bring the cached fold up to date, apart from the daemon's own state, which moves on meanwhile."""
+    async with core.caching:
+        await trio.to_thread.run_sync(_refresh, core.log, core.log.directory)
+
+
+def _refresh(log: EventLog, state_dir: str) -> None:
     try:
         state = folded.load(state_dir, log) or State()
         fold_rest(state, log, state_dir)

@@ -39,6 +39,8 @@ class Core:
         self.providers = providers
         self.nursery = nursery
         self.problems: list[str] = []
+        self.caching = trio.Lock()
+        """Held while the cached fold is written or removed."""
         self.foreign: dict[str, list[str]] = {}
         """What each provider found that is of other logs, in words."""
         self._waiting: dict[str, trio.Event] = {}
@@ -77,12 +79,20 @@ class Core:
         recorded = await self.log.append([new], meta, essential=essential)
         return recorded[0]
 
-    async def record(self, new: Sequence[NewEvent], cause: Recorded | None, *, essential: bool = False) -> None:
-        """Append an outcome, trying again for as long as the disk refuses it: what happened has happened.
+    async def record(
+        self,
+        new: Sequence[NewEvent],
+        cause: Recorded | None,
+        *,
+        meta: Meta | None = None,
+        essential: bool = False,
+    ) -> None:
+        """Append an outcome, trying again for as long as the disk refuses it: what happened has happened. It was
+        caused by the event `cause`, or as `meta` says.
 
         Meanwhile whoever waits for it is told `storage_unavailable`.
         """
-        meta = Meta(caused_by=self.log.token(cause.position)) if cause is not None else Meta()
+        meta = meta or (Meta(caused_by=self.log.token(cause.position)) if cause is not None else Meta())
         while True:
             try:
                 await self.log.append(new, meta, essential=essential)

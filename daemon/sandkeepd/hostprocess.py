@@ -20,6 +20,7 @@ import trio
 from msgspec import Struct
 
 from sandkeep.errors import ProviderError
+from sandkeepd import spawning
 
 T = TypeVar("T")
 
@@ -132,8 +133,7 @@ def spawn(
     also complain of the sandbox that outlives it.
     """
     sources = [stdin, output, output] if third is None else [stdin, output, output, third]
-    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in enumerate(sources)]
-    return os.posix_spawnp(argv[0], list(argv), env, file_actions=actions, setsid=True, setsigdef=_RESET, setsigmask=[])
+    return spawning.start(argv, env, sources, _RESET)
 
 
 def keep_descriptors_private() -> None:

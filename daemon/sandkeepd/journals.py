@@ -7,7 +7,7 @@ from sandkeep.methods import ProcessRef
 from sandkeep.model import OpenOutput
 from sandkeepd.access import Request
 from sandkeepd.core import Core
-from sandkeepd.processes import Processes
+from sandkeepd.processes import Processes, require_kept
 
 
 class Journals:
@@ -18,9 +18,13 @@ class Journals:
         self._processes = processes
 
     async def open_output(self, request: Request[ProcessRef]) -> OpenOutput:
-        """Give the caller both journals of a process, which may have ended, as may its sandbox."""
+        """Give the caller both journals of a process, which may have ended, as may its sandbox.
+
+        Raises `compacted` when they are not kept any more.
+        """
         process = await self._processes.find(request.params.sandbox_id, request.params.name)
         view = process.view()  # looked at before the journals: with an ended process, they are all there is
+        require_kept(process, self._processes.read_journal(process, "stdout", 0, 0))
         provider = self._core.provider(self._core.state.sandboxes[process.sandbox_id].requested.provider)
         with ExitStack() as opened:
             given = []

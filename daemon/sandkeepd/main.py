@@ -3,10 +3,16 @@
 import argparse
 import faulthandler
 import os
+import resource
+import signal
 import sys
+from typing import Final
 
 from sandkeep import settings
 from sandkeep.errors import SandkeepError
+
+OPEN_FILES: Final = 65536
+"""What the units ask for, too."""
 
 
 def main() -> None:
@@ -41,13 +47,23 @@ def _run() -> None:
 
     os.umask(0o022)  # sandboxes have uids of their own and read what is made for them, in a directory that is 0700
     faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
+    faulthandler.register(signal.SIGUSR1)  # the same for whoever asks, also of a daemon that hangs
     logs.set_up(settings.LOG_LEVEL())
+    _raise_limit_of_open_files()
     manager = systemd.take_environment()
     placement.settle()
     try:
         trio.run(app.run, app.config_from_settings(), manager)
     except BaseExceptionGroup as group:
         raise _first_of_ours(group) or group from None
+
+
+def _raise_limit_of_open_files() -> None:
+    """Shells and service managers start with 1024 at most, which some hundred clients and sandboxes need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
 def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> SandkeepError | None:

@@ -13,10 +13,9 @@ import errno
 import os
 import re
 import struct
-import subprocess
 from typing import Final
 
-from sandkeepd.hostprocess import TOOL_ENV
+from sandkeepd.hostprocess import reap, spawn
 
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
@@ -36,6 +35,7 @@ _SYS_OPEN_TREE: Final = 428  # these three are the same on every architecture
 _SYS_MOVE_MOUNT: Final = 429
 _SYS_MOUNT_SETATTR: Final = 442
 
+_WORD: Final = b"here\n"
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
@@ -126,23 +126,26 @@ def _user_namespace(outside: int, inside: int) -> int:
 
     Nobody ever runs in it; it is the form a mapping has.
     """
-    with subprocess.Popen(
-        ["unshare", "--user", "cat"],
-        env=TOOL_ENV,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        holder.stdin.write(b"\n")
-        holder.stdin.flush()
-        if not holder.stdout.read(1):  # it is in its namespace when it copies its input
+    reading, writing = os.pipe()
+    said, saying = os.pipe()
+    child = -1
+    try:
+        os.write(writing, _WORD)
+        child = spawn(["unshare", "--user", "cat"], stdin=reading, output=saying)
+        os.close(saying)
+        saying = -1
+        if os.read(said, 100) != _WORD:  # it is in its namespace when it copies its input
             raise OSError(errno.EPERM, "user namespaces are switched off")
         for name in ("uid_map", "gid_map"):
-            with open(f"/proc/{holder.pid}/{name}", "w", encoding="ascii") as file:
+            with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
                 file.write(f"{outside} {inside} 1\n")
-        return os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for fd in (reading, writing, said, saying):
+            if fd >= 0:
+                os.close(fd)
+        if child >= 0:
+            reap(child)
 
 
 def overlay(lower: str, upper: str, work: str, target: str) -> None:

@@ -15,7 +15,7 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.clock import now_us
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, DataError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.methods import (
     ProcessLaunch,
     ProcessQuery,
@@ -28,6 +28,7 @@ from sandkeep.methods import (
     Written,
 )
 from sandkeep.model import ExecResult, Process, ProcessList, ProcessOutput
+from sandkeep.settings import RETAIN, RETAIN_OUTPUT
 from sandkeep_store.codec import CODEC
 from sandkeep_store.commands import Past
 from sandkeep_store.log import NewEvent, Recorded
@@ -143,7 +144,7 @@ class Processes:
         await self._core.settled(process.process_id, lambda: process.ended)
         if process.status == "failed":
             raise decide.failure_of(process)
-        out, err = (self.read_journal(process, stream, 0, inline_bytes) for stream in ("stdout", "stderr"))
+        out, err = (self._beginning(process, stream, inline_bytes) for stream in ("stdout", "stderr"))
         return ExecResult(
             process_id=process.process_id,
             sandbox_id=process.sandbox_id,
@@ -159,6 +160,14 @@ class Processes:
             duration_s=max(0.0, ((process.ended_us or process.requested_us) - process.requested_us) / 1e6),
             error=process.error[1] if process.error else None,
         )
+
+    def _beginning(self, process: ProcessState, stream: str, max_bytes: int) -> Chunk:
+        """What a stream begins with: nothing, of some length, when that is not kept any more."""
+        chunk = self.read_journal(process, stream, 0, max_bytes)
+        if is_gone(process, chunk):
+            size = process.stdout_bytes if stream == "stdout" else process.stderr_bytes
+            return Chunk(offset=0, data=b"", size=size or 0)
+        return chunk if chunk.offset == 0 else Chunk(offset=0, data=b"", size=chunk.size)
 
     # -- carrying -----------------------------------------------------------------------------------------------------
 
@@ -372,7 +381,10 @@ class Processes:
         return ProcessList(processes=[process.view() for process in found], next=following)
 
     async def read(self, request: Request[ProcessRead]) -> ProcessOutput:
-        """Read a journal from byte offsets, waiting a while for more when there is nothing new."""
+        """Read a journal from byte offsets, waiting a while for more when there is nothing new.
+
+        Raises `compacted` when nothing of it is kept any more.
+        """
         query = request.params
         process = await self.find(query.sandbox_id, query.name)
         deadline = trio.current_time() + query.wait_s
@@ -380,7 +392,9 @@ class Processes:
             ended = process.ended  # looked at before the journal: what is read after the end is all there is
             out = self.read_journal(process, "stdout", query.stdout_offset, query.max_bytes)
             err = self.read_journal(process, "stderr", query.stderr_offset, query.max_bytes)
-            if out.data or err.data or ended or trio.current_time() >= deadline or query.max_bytes == 0:
+            require_kept(process, out)
+            moved = (out.offset, err.offset) != (query.stdout_offset, query.stderr_offset)
+            if out.data or err.data or moved or ended or trio.current_time() >= deadline or query.max_bytes == 0:
                 return _output(process, out, err, ended=ended)
             with trio.move_on_at(deadline):
                 await self.wait_for_more(process, query.stdout_offset, query.stderr_offset)
@@ -427,6 +441,22 @@ class Processes:
         while more := await self._core.log.read(facts[-1].position if facts else 0, 100, stream=process_id):
             facts += more
         return fold_process(facts, sandbox.sandbox_id)
+
+
+def is_gone(process: ProcessState, chunk: Chunk) -> bool:
+    """Whether a chunk is none because the journals of the process, which it had, are not kept any more."""
+    return chunk.missing and process.ended and process.started_us is not None
+
+
+def require_kept(process: ProcessState, chunk: Chunk) -> None:
+    """Refuse to pass off as empty what is not kept any more: `compacted`."""
+    if is_gone(process, chunk):
+        raise DataError(
+            "compacted",
+            f"the output of process {process.name!r} is not kept any more: a sandbox keeps its last, and for so long, "
+            f"as {RETAIN_OUTPUT.name} and {RETAIN.name} say",
+            name=process.name,
+        )
 
 
 def _unknown_input(process: ProcessState, past: Past) -> StateError:

@@ -12,11 +12,13 @@ from sandkeep.events import Meta
 from sandkeep.methods import StoreCompact, StoreRedact
 from sandkeep.model import CompactReport, RedactReport
 from sandkeep.settings import RETAIN
+from sandkeep_store import folded
 from sandkeep_store.compaction import Compaction
-from sandkeep_store.redaction import Redaction
+from sandkeep_store.redaction import Redaction, Target
 from sandkeepd import caching
 from sandkeepd.access import Request
 from sandkeepd.core import Core
+from sandkeepd.sandboxes import Sandboxes
 
 logger = logging.getLogger("sandkeepd")
 
@@ -29,8 +31,9 @@ LEAST_EVENTS: Final = 1000
 class Retention:
     """The handlers of ``store.compact`` and ``store.redact``, and the task that compacts by itself."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
         self._core = core
+        self._sandboxes = sandboxes
         self._one_at_a_time = trio.Lock()
 
     async def compact(self, request: Request[StoreCompact]) -> CompactReport:
@@ -41,12 +44,12 @@ class Retention:
         return await self.archive(now_us() - int(age_s * 1e6), request.meta)
 
     async def run(self) -> None:
-        """Archive what is due, every hour, until cancelled. An interrupted compaction is finished first."""
+        """Archive what is due, every hour, until cancelled. What was interrupted is finished first."""
+        await self._finish_redactions()
         await trio.sleep(FIRST_AFTER_S)
         while True:
             try:
-                if self._core.state.log.redacting:
-                    await self._finish_redactions()
+                await self._finish_redactions()
                 age_s = RETAIN()
                 if age_s is not None:
                     await self.archive(now_us() - int(age_s * 1e6), Meta(), least=LEAST_EVENTS)
@@ -59,20 +62,40 @@ class Retention:
         core, position = self._core, request.params.position
         if core.problems:
             raise DaemonError("storage_unavailable", core.problems[0])
-        async with self._one_at_a_time:
-            report = await Redaction(core.log).run(position, request.meta)
-        self._refresh_documents()
-        return report
+        try:
+            async with self._one_at_a_time:
+                return await self._redaction().run(position, request.meta)
+        except trio.Cancelled:  # the caller has gone, but has been promised nothing less for that
+            core.carry(self._finish_redactions, "redaction")
+            raise
 
     async def _finish_redactions(self) -> None:
-        async with self._one_at_a_time:
-            for position in list(self._core.state.log.redacting):
-                await Redaction(self._core.log).finish(position, Meta())
-        self._refresh_documents()
+        """Do what is on record as requested, after a crash or a failure of the disk."""
+        try:
+            async with self._one_at_a_time:
+                for position in list(self._core.state.log.redacting):
+                    await self._redaction().finish(position, Meta())
+        except SandkeepError as error:
+            logger.warning("an event is not redacted yet", extra={"why": error.message})
 
-    def _refresh_documents(self) -> None:
-        for sandbox_id in self._core.state.sandboxes:
-            self._core.files.mark(sandbox_id)
+    def _redaction(self) -> Redaction:
+        return Redaction(self._core.log, self._core.state, self._forget_event, self._renew)
+
+    async def _forget_event(self, target: Target) -> None:
+        """Remove what was made of an event."""
+        core = self._core
+        async with core.caching:
+            await trio.to_thread.run_sync(folded.discard, core.log.directory)
+        if target.sandbox_id is not None:
+            await core.files.discard_unfinished(target.sandbox_id)
+            await self._sandboxes.adopted(target.sandbox_id)
+            runtime = self._sandboxes.runtimes.get(target.sandbox_id)
+            if runtime is not None and target.type.startswith("process."):
+                runtime.instance.forget(target.stream)
+
+    async def _renew(self, target: Target) -> None:
+        if target.sandbox_id is not None:
+            await self._core.files.rewrite(target.sandbox_id)
 
     async def archive(self, before_us: int, meta: Meta, *, least: int = 1) -> CompactReport:
         """Archive what had ended before a moment in the past. Raises `storage_unavailable`."""
@@ -80,11 +103,25 @@ class Retention:
         if core.problems:
             raise DaemonError("storage_unavailable", core.problems[0])
         async with self._one_at_a_time:
-            report = await Compaction(core.log, core.state, self._forget).run(before_us, meta, least=least)
+            report = await Compaction(core.log, core.state, self._forget, self._forget_processes).run(
+                before_us, meta, least=least
+            )
             if report.events:
                 logger.info("archived", extra={"events": report.events, "segments": len(report.segments)})
-                await trio.to_thread.run_sync(caching.refresh, core.log, core.log.directory)
+                await caching.refresh(core)
         return report
+
+    async def _forget_processes(self, sandbox_id: str, process_ids: Sequence[str]) -> None:
+        """Remove the journals of processes that ended in a sandbox that is still here."""
+        sandbox = self._core.state.sandboxes[sandbox_id]
+        provider = self._core.providers.get(sandbox.requested.provider)
+        if provider is None:
+            return
+        try:
+            await trio.to_thread.run_sync(provider.drop_output, sandbox_id, process_ids)
+        except OSError as error:
+            message = f"output of sandbox {sandbox_id} cannot be removed: {error.strerror}"
+            raise DaemonError("storage_unavailable", message) from None
 
     async def _forget(self, sandboxes: Sequence[str]) -> None:
         """Remove journals and documents. Who made a sandbox is not known any more, so all are asked."""

@@ -8,13 +8,13 @@ task first. A stopping daemon cancels it, and the sandbox goes on.
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import trio
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, ProviderError, StateError, error_from
+from sandkeep.errors import CallerError, DaemonError, ProviderError, StateError, error_from
 from sandkeep.methods import SandboxCreate, SandboxQuery, SandboxRef, SandboxTerminate
 from sandkeep.model import Sandbox, SandboxList
 from sandkeep.settings import DISK_LIMIT
@@ -82,6 +82,7 @@ class Sandboxes:
         self.adopting: dict[str, Pending] = {}
         self.making: dict[str, Pending] = {}
         self._planned: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
 
     # -- making -------------------------------------------------------------------------------------------------------
 
@@ -283,6 +284,8 @@ class Sandboxes:
                 intent = await core.intend(order, meta, essential=True)
             except StateError:
                 continue  # something else happened to it at that instant: look again
+            except DaemonError as refused:
+                await self._end_unrecorded(order, meta, refused)
             core.carry(partial(self.finish_end, sandbox_id, intent), f"end of {sandbox_id}")
             return
 
@@ -290,12 +293,7 @@ class Sandboxes:
         """Carry out an end that is on record: complete or half made, running or not."""
         core = self._core
         sandbox = core.state.sandboxes[sandbox_id]
-        for under_way in (self.making, self.adopting):
-            if sandbox_id in under_way:
-                await under_way[sandbox_id].interrupt()
-        runtime = self.runtimes.get(sandbox_id)
-        if runtime is not None:
-            await runtime.stop()
+        runtime = await self._stop(sandbox_id)
         failpoints.reach("end.stopped")
         await self._terminate_for_sure(sandbox)
         failpoints.reach("end.discarded")
@@ -305,6 +303,47 @@ class Sandboxes:
         if runtime is not None:
             self.runtimes.pop(sandbox_id, None)
             await runtime.instance.aclose()
+
+    async def _stop(self, sandbox_id: str) -> Runtime | None:
+        """End the tasks that look after it."""
+        for under_way in (self.making, self.adopting):
+            if sandbox_id in under_way:
+                await under_way[sandbox_id].interrupt()
+        runtime = self.runtimes.get(sandbox_id)
+        if runtime is not None:
+            await runtime.stop()
+        return runtime
+
+    async def _end_unrecorded(self, order: NewEvent, meta: events.Meta, refused: DaemonError) -> NoReturn:
+        """End a sandbox whose end the log does not take: what runs in it must not depend on a disk. It goes on record
+        when the disk takes it again; with a log that is damaged, the daemon of after the repair finds it lost.
+        """
+        core = self._core
+        sandbox = core.state.sandboxes[order.stream]
+        logger.warning("ended, but not on record", extra={"sandbox_id": order.stream, "why": refused.message})
+        await self._stop(order.stream)
+        outcome = f"sandbox {order.stream} is ended, but that is not on record yet"
+        try:
+            await core.provider(sandbox.requested.provider).terminate(
+                order.stream, sandbox.requested.plan, sandbox.handle
+            )
+        except Exception as unforeseen:  # noqa: BLE001  # the disk that refuses the record may refuse this, too
+            error = as_sandkeep_error(unforeseen)
+            logger.warning("cannot clear away a sandbox", extra={"sandbox_id": order.stream, "why": error.message})
+            outcome = f"what ran in sandbox {order.stream} is ended as far as that can be ({error.message})"
+        if not core.problems and order.stream not in self._unrecorded:
+            self._unrecorded.add(order.stream)
+            core.carry(partial(self._record_end, order, meta), f"record of the end of {order.stream}")
+        raise DaemonError("storage_unavailable", f"{outcome}: {refused.message}", sandbox_id=order.stream)
+
+    async def _record_end(self, order: NewEvent, meta: events.Meta) -> None:
+        try:
+            await self._core.record([order], None, meta=meta, essential=True)
+        except StateError:
+            return  # it was ordered once more meanwhile, or found to have ended
+        finally:
+            self._unrecorded.discard(order.stream)
+        await self.finish_end(order.stream, None)
 
     async def _exits(self, sandbox: SandboxState, runtime: Runtime | None) -> Callable[[str], Exit | None]:
         """How its processes ended, as the sandbox told whoever held it; else as what is left of it tells."""

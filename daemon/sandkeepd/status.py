@@ -3,19 +3,20 @@
 import os
 from collections import Counter
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
 import trio
 
+from sandkeep import jsonrpc
 from sandkeep.clock import now_us, rfc3339
+from sandkeep.lines import MAX_LINE_BYTES
 from sandkeep.methods import Hello, NoParams, Shutdown
-from sandkeep.model import Capabilities, DaemonStatus, Empty, Pong, ProviderCapabilities, Welcome
+from sandkeep.model import Capabilities, ClientLimits, DaemonStatus, Empty, Pong, ProviderCapabilities, Welcome
+from sandkeep.settings import CLIENT_MEMORY
 from sandkeep.version import VERSION
 from sandkeepd.access import Request
+from sandkeepd.api import room, server
 from sandkeepd.core import Core
-
-if TYPE_CHECKING:
-    from sandkeepd.api.server import Server
+from sandkeepd.stream import server as stream_server
 
 
 class Software:
@@ -25,7 +26,7 @@ class Software:
         self.core = core
         self.state_dir = state_dir
         self.socket = socket
-        self.server: Server | None = None
+        self.server: server.Server | None = None
         self.stream: list[str] = []
         self.serving = trio.Event()
         """Set when requests are answered: what a start has to do besides is begun then."""
@@ -36,7 +37,7 @@ class Software:
 
     def hello(self, request: Request[Hello]) -> Welcome:
         """Say by what the daemon is known again."""
-        return Welcome(version=VERSION, log_id=self.core.log.log_id)
+        return Welcome(version=VERSION, log_id=self.core.log.log_id, limits=_limits_of(request.peer.uid))
 
     def ping(self, request: Request[NoParams]) -> Pong:
         """See that the daemon answers."""
@@ -103,6 +104,18 @@ class Software:
     async def _stop_soon(self) -> None:
         await trio.sleep(0.05)  # lets the answer out
         self._stopping.set()
+
+
+def _limits_of(uid: int) -> ClientLimits:
+    return ClientLimits(
+        message_bytes=MAX_LINE_BYTES,
+        batch=jsonrpc.MAX_BATCH,
+        calls=room.MAX_CALLS,
+        connections=server.MAX_CONNECTIONS if uid else None,
+        websockets=stream_server.MAX_CONNECTIONS if uid else None,
+        held_bytes=CLIENT_MEMORY(),
+        stalled_s=server.SEND_DEADLINE_S,
+    )
 
 
 def _counted(number: int, noun: str, plural: str) -> str:

@@ -1,13 +1,27 @@
 """Looking after the store: the check of log and documents, and their rebuilding."""
 
+from typing import Final
+
 import trio
 
 from sandkeep import methods
+from sandkeep.errors import DaemonError
 from sandkeep.model import RebuildReport, VerifyReport
 from sandkeep_store import folded, metadata_files, offline, segments
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeepd.access import Request
 from sandkeepd.core import Core
+
+TRY_AGAIN_S: Final = 1.0
+"""How often a log that could not be written is tried again when nobody appends."""
+
+
+async def recover(core: Core) -> None:
+    """Find out by itself that a disk works again, until cancelled."""
+    while True:
+        await trio.sleep(TRY_AGAIN_S)
+        if core.log.failure is not None:
+            await core.log.try_again()
 
 
 class Upkeep:
@@ -33,7 +47,9 @@ class Upkeep:
         return folded.difference(self._state_dir, log, offline.fold(log))
 
     async def rebuild(self, request: Request[methods.NoParams]) -> RebuildReport:
-        """Write every metadata.json anew, from the log alone."""
+        """Write every metadata.json anew, from the log alone; none while it is damaged, as they may have seen more."""
+        if self._core.problems:
+            raise DaemonError("storage_unavailable", self._core.problems[0])
         fresh = await trio.to_thread.run_sync(offline.fold, self._core.log)
         files: MetadataFiles = self._core.files
         return await files.rebuild(fresh)

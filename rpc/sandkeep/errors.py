@@ -98,7 +98,8 @@ MEANINGS: Final[dict[str, str]] = {
     "disk_limit": "The sandbox used up the bytes it was given.",
     "snapshot_missing": "The archive is not where the record says.",
     "snapshot_corrupt": "The archive is damaged or not safe to extract.",
-    "compacted": "The events asked for were archived; `first` is the first position still there.",
+    "compacted": "The events asked for were archived, and `first` is the first position there is; or the output "
+    "asked for is not kept any more.",
     "wrong_log": "The token belongs to another event log.",
     "storage_unavailable": "The event log or state directory cannot be written: free space or mend the disk.",
     "internal": "A defect of Sandkeep; the daemon's log has the details.",

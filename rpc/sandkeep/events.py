@@ -101,12 +101,15 @@ class LogRedactRequested(Event, frozen=True, kw_only=True):
 
 
 class LogRedacted(Event, frozen=True, kw_only=True):
-    """What a caller had put into the event at `position`, which is `what` in the stream `of`, is nowhere any more."""
+    """What a caller had put into the event at `position` is nowhere any more. It is `what` in the stream `of`, and was
+    recorded at `time_us`; all three are empty for an event that is not there any more.
+    """
 
     type = "log.redacted"
     position: int
-    of: str
-    what: str
+    of: str = ""
+    what: str = ""
+    time_us: int = 0
 
 
 class LogEventLost(Event, frozen=True, kw_only=True):

@@ -197,10 +197,13 @@ class Exit(Message, frozen=True, kw_only=True, tag="exit", omit_defaults=False):
 
 
 class Note(Message, frozen=True, kw_only=True, tag="note"):
-    """Something odd about a journal, in a sentence: it was cut or replaced from inside."""
+    """Something odd about a journal, in a sentence: it was cut or replaced from inside. Or its beginning was
+    dropped, and the next piece of it begins at `first`.
+    """
 
     stream: Literal["stdout", "stderr"]
     message: str
+    first: int | None = None
 
 
 class EventBatch(Message, frozen=True, kw_only=True, tag="events"):

@@ -618,6 +618,7 @@ METHODS: Final[dict[str, Method]] = {
             model.RedactReport,
             StoreRedact,
             **_ADMIN,
+            deadline_s=3600.0,
         ),
         _M(
             "store.rebuild",

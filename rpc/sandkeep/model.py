@@ -197,7 +197,8 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     """A piece of a journal. Ask again from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will
     come.
 
-    `note` tells of something odd, such as a journal that became shorter.
+    `stdout_offset` is further on than what was asked for when the beginning of the stream was dropped, as is
+    `stderr_offset`. `note` tells of that and of anything odd, such as a journal that became shorter.
     """
 
     process_id: str
@@ -225,7 +226,8 @@ class Attachment(Struct, frozen=True, kw_only=True):
 class OpenOutput(Struct, frozen=True, kw_only=True):
     """The journals of a process, given to a client as two descriptors for reading: stdout, then stderr.
 
-    They go on growing while the process runs. Read them by offset; what is in them was written inside the sandbox.
+    They go on growing while the process runs. Read them by offset; what is in them was written inside the sandbox. What
+    was dropped of one is a hole at its beginning (SEEK_DATA tells its end), as may come while it is read.
     """
 
     process: Process
@@ -335,11 +337,28 @@ class ProcessList(Struct, frozen=True, kw_only=True):
     next: str | None = None
 
 
+class ClientLimits(Struct, frozen=True, kw_only=True):
+    """How much clients may ask for. `message_bytes` is for a line either way, `batch` for the messages of one, `calls`
+    for those under way on a connection; `connections` and `websockets` are a user's, None for any number, and
+    `held_bytes` is what all its clients together may make the daemon hold. Who takes longer than `stalled_s` over the
+    rest of a line, or over an answer, is dropped.
+    """
+
+    message_bytes: int
+    batch: int
+    calls: int
+    connections: int | None
+    websockets: int | None
+    held_bytes: int
+    stalled_s: float
+
+
 class Welcome(Struct, frozen=True, kw_only=True):
     """The daemon's answer to a client's greeting. By `log_id` a client knows it again after a restart."""
 
     version: str
     log_id: str
+    limits: ClientLimits | None = None
 
 
 class Pong(Struct, frozen=True, kw_only=True):

@@ -83,7 +83,27 @@ def parse_retention(text: str) -> float | None:
     return age
 
 
+def parse_output_limit(text: str) -> int | None:
+    """A size of at least a megabyte; None for ``unlimited``. Raises ValueError."""
+    if text.strip().lower() == "unlimited":
+        return None
+    size = parse_size(text)
+    if size < 1024**2:
+        raise ValueError("give at least 1M, or unlimited")
+    return size
+
+
 LEAST_RETAINED_S: Final = 86_400.0
+
+
+def _client_memory(text: str) -> int:
+    size = parse_size(text)
+    if size < LEAST_CLIENT_MEMORY:
+        raise ValueError("give at least 32M, so that two of the longest messages fit")
+    return size
+
+
+LEAST_CLIENT_MEMORY: Final = 32 * 1024**2
 
 
 def _seconds(text: str) -> float:
@@ -215,6 +235,14 @@ DISK_LIMIT = Setting(
     "10G",
     "How many bytes a sandbox may write when it was not given a limit of its own.",
 )
+CLIENT_MEMORY = Setting(
+    "SANDKEEP_CLIENT_MEMORY",
+    _client_memory,
+    lambda: 128 * 1024**2,
+    "128M",
+    "How much memory the clients of one user may make the daemon hold: what they began to send, calls under way, and "
+    "answers that they did not read yet. Beyond it one that does not move is dropped. At least 32M.",
+)
 RETAIN = Setting(
     "SANDKEEP_RETAIN",
     parse_retention,
@@ -222,6 +250,14 @@ RETAIN = Setting(
     "30d",
     "How long what has ended stays on record: sandboxes with their processes and output, and removed images. Older "
     "events go into the archive. An age such as 36h or 30d, at least 24h, or `forever`.",
+)
+RETAIN_OUTPUT = Setting(
+    "SANDKEEP_RETAIN_OUTPUT",
+    parse_output_limit,
+    lambda: 1024**3,
+    "1G",
+    "How many bytes of output are kept of each sandbox, running or not. Beyond it the output of processes that ended "
+    "goes, oldest first, then the beginning of what others have written. A size of at least 1M, or `unlimited`.",
 )
 LOG_LEVEL = Setting(
     "SANDKEEP_LOG_LEVEL",

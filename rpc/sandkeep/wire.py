@@ -9,7 +9,7 @@ import contextlib
 import logging
 import select
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -32,6 +32,9 @@ EVENTS_A_TURN: Final = 16
 CHARACTER_BYTES: Final = 4
 """What a character of a client's text weighs: as much as it may take in memory."""
 
+MESSAGE_S: Final = 30.0
+"""How long a client may take to send the rest of a message that it began."""
+
 MAX_REFUSAL_BYTES: Final = 64 * 1024
 """How much a server may say when it refuses. Ours says a sentence."""
 
@@ -44,6 +47,8 @@ class Wire(trio.abc.Stream):
 
     def __init__(self, sock: socket.socket, patience_bytes: int | None = None) -> None:
         self.gone = trio.Event()
+        self.deadline = float("inf")
+        """Until when something has to arrive; later it counts as the end."""
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         self._patience = patience_bytes
         self._sending = trio.Lock()
@@ -105,8 +110,10 @@ class Wire(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """What has arrived; nothing at the end."""
+        data: bytes | bytearray = b""
         try:
-            data = await self._stream.receive_some(max_bytes)
+            with trio.CancelScope(deadline=self.deadline):
+                data = await self._stream.receive_some(max_bytes)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.gone.set()
             raise
@@ -149,6 +156,9 @@ class Connection(WebSocketConnection):
         self.rejection: ConnectionRejected | None = None
         self._reading = trio.CancelScope(shield=True)
         self._looked_at = 0
+        self._in_hand = 0
+        self.weigh: Callable[[int], None] = lambda _: None
+        """Is told by how many bytes more, or less, what arrived and was not done with yet weighs."""
         self.host = ""
         """What a client's request named as the host."""
 
@@ -229,12 +239,28 @@ class Connection(WebSocketConnection):
             return
         if len(self._message_parts) == MAX_PIECES:
             self._message_parts = [type(event.data)().join(self._message_parts)]
-        if self.is_server and isinstance(event.data, str):
-            self._message_size += (CHARACTER_BYTES - 1) * len(event.data)
+        if self.is_server:
+            self._weigh_piece(event)
         if event.message_finished and self._is_full():
             await self._deliver_late(event)
         else:
             await super()._handle_message_event(event)
+
+    def _weigh_piece(self, event: Any) -> None:
+        self._message_size += _weight(event.data) - len(event.data)
+        self.weigh(_weight(event.data))
+        if event.message_finished:
+            self.wire.deadline = float("inf")
+        elif not self._message_parts:
+            self.wire.deadline = trio.current_time() + MESSAGE_S
+
+    async def get_message(self) -> str | bytes:
+        """The next message. Until the one after it is asked for, it counts as in hand."""
+        self.weigh(-self._in_hand)
+        self._in_hand = 0
+        message = await super().get_message()
+        self._in_hand = _weight(message)
+        return message
 
     async def _give_turns(self) -> None:
         self._looked_at += 1
@@ -248,7 +274,13 @@ class Connection(WebSocketConnection):
 
     async def _deliver_late(self, event: Any) -> None:
         """Wait with a message until it is asked for. Meanwhile nothing is read, so an end must be looked for."""
+        self.weigh(RECEIVE_BYTES)  # so much may have been read with it
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.wire.departed)
             await super()._handle_message_event(event)
             nursery.cancel_scope.cancel()
+        self.weigh(-RECEIVE_BYTES)
+
+
+def _weight(data: str | bytes | bytearray) -> int:
+    return CHARACTER_BYTES * len(data) if isinstance(data, str) else len(data)

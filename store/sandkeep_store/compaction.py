@@ -20,12 +20,14 @@ from typing import Final
 
 import trio
 
+from sandkeep import failpoints
 from sandkeep.events import (
     LOG_STREAM,
     Event,
     LogCompacted,
     LogCompactRequested,
     Meta,
+    ProcessLaunchRequested,
 )
 from sandkeep.model import CompactReport
 from sandkeep_store import segments
@@ -46,15 +48,19 @@ FREE_PAGES: Final = 1024
 """So many free pages stay in the file for what is appended next."""
 
 Forget = Callable[[Sequence[str]], Awaitable[None]]
+ForgetProcesses = Callable[[str, Sequence[str]], Awaitable[None]]
 
 
 class Compaction:
-    """Compacts one log. `state` must follow the log; `forget` removes what is left of sandboxes besides events."""
+    """Compacts one log. `state` must follow the log; `forget` removes what is left of sandboxes besides events, and
+    `forget_processes` what is left of processes that ended in a sandbox that stays.
+    """
 
-    def __init__(self, log: EventLog, state: State, forget: Forget) -> None:
+    def __init__(self, log: EventLog, state: State, forget: Forget, forget_processes: ForgetProcesses) -> None:
         self._log = log
         self._state = state
         self._forget = forget
+        self._forget_processes = forget_processes
 
     async def run(self, before_us: int, meta: Meta, *, least: int = 1) -> CompactReport:
         """Archive what had ended before a moment. With fewer than `least` events to archive it does nothing, unless an
@@ -86,9 +92,11 @@ class Compaction:
         positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
         if len(positions) < least and not state.log.compacting:
             return CompactReport(first_position=log.first_position)
+        await trio.to_thread.run_sync(segments.tidy, log.directory)
         intent = LogCompactRequested(before_us=before_us, sandboxes=[*interrupted, *sandboxes], images=images)
         await self._record(intent, meta)
         await self._forget(intent.sandboxes)
+        failpoints.reach("compact.forgotten")
         names, size = [], 0
         for start in range(0, len(positions), SEGMENT_EVENTS):
             name = await self._archive(positions[start : start + SEGMENT_EVENTS], kept)
@@ -111,8 +119,12 @@ class Compaction:
     async def _archive(self, positions: Sequence[int], kept: Kept) -> str:
         """Move events into a segment; answer its name."""
         log = self._log
-        name, leaving = await trio.to_thread.run_sync(partial(write_segment, log, positions, kept))
+        name, leaving, processes = await trio.to_thread.run_sync(partial(write_segment, log, positions, kept))
+        for sandbox_id, process_ids in processes.items():
+            await self._forget_processes(sandbox_id, process_ids)
+        failpoints.reach("compact.output_dropped")
         await log.raise_first(positions[-1] + 1)
+        failpoints.reach("compact.first_raised")
         for start in range(0, len(leaving), BATCH_EVENTS):
             batch = leaving[start : start + BATCH_EVENTS]
             execs: dict[int, int] = {}
@@ -121,13 +133,23 @@ class Compaction:
                     execs[event.counted] = execs.get(event.counted, 0) + 1
             streams = {key: stream for event in batch for key, stream in event.streams}
             await log.remove([event.position for event in batch], streams, execs)
+            failpoints.reach("compact.removed")
         return name
 
 
-def write_segment(log: EventLog, positions: Sequence[int], kept: Kept) -> tuple[str, list[Leaving]]:
-    """Write the events at these positions into a segment; answer its name and what deleting them takes. Blocks."""
+def write_segment(
+    log: EventLog, positions: Sequence[int], kept: Kept
+) -> tuple[str, list[Leaving], dict[str, list[str]]]:
+    """Write the events at these positions into a segment; answer its name, what deleting them takes, and which
+    processes they launched in sandboxes that stay. Blocks.
+    """
     events, leaving = log.leaving(positions, kept)
-    return segments.write(log.directory, log.log_id, events), leaving
+    processes: dict[str, list[str]] = {}
+    for event in events:
+        box = event.sandbox_id
+        if box is not None and box in kept.sandboxes and event.type == ProcessLaunchRequested.type:
+            processes.setdefault(box, []).append(event.stream)
+    return segments.write(log.directory, log.log_id, events), leaving, processes
 
 
 def _ended_sandboxes(state: State, before_us: int) -> Iterator[str]:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
+from sandkeep_store import witness
 
 SCHEMA_VERSION: Final = 2
 
@@ -64,6 +65,8 @@ class Database:
                 "storage_unavailable",
                 f"a repair of {self.path} was interrupted: run `sandkeep store repair --yes` once more",
             )
+        if not os.path.exists(self.path):
+            self._require_beginning("is gone")
         new = _make_file(self.path)
         try:
             self.writer = self._connect()
@@ -74,11 +77,21 @@ class Database:
                 raise
         except sqlite3.Error as error:
             raise _refused(self.path, error) from error
+        self._places = {path: _place(path) for path in (self.path, f"{self.path}-wal")}
+        self.witness = witness.Witness(witness.path_of(self.path), self.log_id, self.first_position)
 
     @property
     def directory(self) -> str:
         """Where the file lies."""
         return os.path.dirname(self.path)
+
+    def displaced(self) -> str | None:
+        """Say that the files are not where they were, if so: what is written would be gone with the daemon."""
+        for path, opened in self._places.items():
+            if _place(path) != opened:
+                cure = "restore the state directory from a backup, and start it again"
+                return f"{path} was removed or replaced while the daemon ran: put it back, or stop the daemon, {cure}"
+        return None
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
@@ -103,6 +116,8 @@ class Database:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._in_use == 0)
+            self._require_same_file()
+            self._places.pop(f"{self.path}-wal", None)  # closing may remove it
             self._close_all()
             self.writer = self._connect()
             self.writer.executescript(
@@ -111,9 +126,15 @@ class Database:
             )
             if self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                 raise sqlite3.OperationalError("the write-ahead log is in use")
+            self._places[f"{self.path}-wal"] = _place(f"{self.path}-wal")
+
+    def _require_same_file(self) -> None:
+        if _place(self.path) != self._places[self.path]:
+            raise DaemonError("storage_unavailable", str(self.displaced()))
 
     def close(self) -> None:
         """Close every connection; the lock is free then. Readers must have ended."""
+        self.witness.close()
         with self._changed:
             self._close_all()
 
@@ -149,6 +170,7 @@ class Database:
 
     def _open_log(self, new: bool) -> tuple[str, int]:
         if new or self._is_empty():
+            self._require_beginning("is empty")
             self._create()
         meta = self._read_meta()
         if meta.get("schema") == 1:
@@ -161,6 +183,20 @@ class Database:
                 f"not {SCHEMA_VERSION}): run the version that wrote it, or use another state directory",
             )
         return str(meta["log_id"]), int(str(meta["first_position"]))
+
+    def _require_beginning(self, what: str) -> None:
+        """Refuse to begin a log where there was one."""
+        seen = None
+        path = witness.path_of(self.path)
+        with contextlib.suppress(witness.UnreadableError):
+            seen = witness.read(path)
+            if seen is None or not seen.position:
+                return
+        raise DaemonError(
+            "storage_unavailable",
+            f"the event log {self.path} {what}, but {path} has seen {seen.position if seen else 'some'} events in it: "
+            f"restore the state directory from a backup, or use another one",
+        )
 
     def _is_empty(self) -> bool:
         return self.writer.execute("SELECT 1 FROM sqlite_master").fetchone() is None
@@ -180,6 +216,11 @@ class Database:
         self.writer.execute("COMMIT")
 
 
+def damaged_file(path: str, found: str) -> str:
+    """The sentence for what SQLite finds wrong with a file's structure."""
+    return f"the event log {path} is damaged (SQLite finds: {' '.join(found.split())}): {witness.CURE}"
+
+
 def repairing(path: str) -> str:
     """The file that marks a log whose repair is under way."""
     return f"{path}.repairing"
@@ -188,6 +229,15 @@ def repairing(path: str) -> str:
 def first_position(connection: sqlite3.Connection) -> int:
     """From where on the log has no gaps, as this connection sees it. What is before that is what live objects need."""
     return int(connection.execute("SELECT value FROM meta WHERE key = 'first_position'").fetchone()[0])
+
+
+def _place(path: str) -> tuple[int, int] | None:
+    """Which file a path leads to."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _make_file(path: str) -> bool:

@@ -18,7 +18,17 @@ from msgspec import Struct
 from sandkeep.errors import DaemonError
 from sandkeep.events import ProcessLaunchRequested, SandboxCreateRequested
 from sandkeep_store.codec import Codec, UnknownEvent
-from sandkeep_store.record import COLUMNS, Place, Row, damaged, name_checksum, number_checksum, pack_numbers, verified
+from sandkeep_store.record import (
+    COLUMNS,
+    NOT_A_ROW,
+    Place,
+    Row,
+    damaged,
+    name_checksum,
+    number_checksum,
+    pack_numbers,
+    verified,
+)
 from sandkeep_store.views.processes import ENDS, RECENT_NAMED, RECENT_UNNAMED, ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
@@ -121,9 +131,13 @@ class Fold:
             position = at if sparse else position + 1
             name, newest, decode, what = plans.get(type) or self._plan(type)
             # With the position that is due: a gap shows as a wrong checksum.
-            numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time_us, more, len(data))
-            rest = command_id.encode() if command_id else b""
-            if crc32(b"".join((numbers, name, data, meta, rest))) != crc:
+            try:
+                numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time_us, more, len(data))
+                rest = command_id.encode() if command_id else b""
+                found: int | None = crc32(b"".join((numbers, name, data, meta, rest)))
+            except NOT_A_ROW:
+                found = None
+            if found != crc:
                 raise damaged(position, "its checksum is wrong" if at == position else "this event is missing")
             if version != newest or what < _END:
                 try:
@@ -147,7 +161,7 @@ class Fold:
     def _plan(self, type: str) -> _Plan:
         shape = self._codec.shape(type)
         if shape is None:  # reading such an event by the codec says so
-            return _Plan(type.encode(), 0, _LAUNCHED, _APPLY)
+            return _Plan(str(type).encode(), 0, _LAUNCHED, _APPLY)
         what = _END if type in ENDS else _LATER if type.startswith("process.") else _APPLY
         plan = _Plan(shape.name, shape.version, shape.decode, what)
         if type == ProcessLaunchRequested.type:

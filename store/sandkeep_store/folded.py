@@ -24,7 +24,8 @@ from msgspec import Struct
 
 from sandkeep import events, model
 from sandkeep.version import VERSION
-from sandkeep_store import codec, fold, views
+from sandkeep_store import blanks, codec, fold, views
+from sandkeep_store.durable import sync_directory
 from sandkeep_store.log import EventLog
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.log import LogState
@@ -82,7 +83,7 @@ def fingerprint() -> str:
     """What tells the code that folds from any other: a digest of its sources."""
     digest = hashlib.sha256(f"{VERSION} msgspec {msgspec.__version__}".encode())
     folder = os.path.dirname(views.__file__)
-    sources = [events.__file__, model.__file__, codec.__file__, fold.__file__, __file__]
+    sources = [events.__file__, model.__file__, blanks.__file__, codec.__file__, fold.__file__, __file__]
     sources += [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(".py")]
     for source in sources:
         with open(source, "rb") as file:
@@ -135,6 +136,14 @@ def save(state_dir: str, state: State, log: EventLog) -> None:
             os.unlink(temporary)
         raise
     # Without an fsync of the directory: after a power cut the file of before is as good.
+
+
+def discard(state_dir: str) -> None:
+    """Remove the file, durably, and what is left of one that was being written. Blocks. Raises OSError."""
+    for name in (FILE_NAME, f"{FILE_NAME}.new"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{state_dir}/{name}")
+    sync_directory(state_dir)
 
 
 def _write(file: Any, parts: Iterable[bytes]) -> None:

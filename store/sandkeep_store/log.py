@@ -37,6 +37,7 @@ __all__ = ["EventLog", "NewEvent", "Page", "Recorded", "UnknownEvent"]
 
 PAGE_EVENTS: Final = 512
 _READERS: Final = 4
+_READER_ENDS_S: Final = 0.05
 
 
 class NewEvent(NamedTuple):
@@ -121,9 +122,16 @@ class EventLog:
         return self._database.directory
 
     @property
+    def doubts(self) -> list[str]:
+        """What speaks against the log that was opened, in sentences: it is shorter than it was, or another one. Then it
+        takes no events.
+        """
+        return self._recorder.doubts
+
+    @property
     def failure(self) -> str | None:
-        """Why the log could not be written last time, a sentence for an administrator; None while it can."""
-        return self._writer.failure
+        """Why the log cannot be written, or could not last time, a sentence for an administrator; None while it can."""
+        return self._database.displaced() or self._writer.failure
 
     def require(self, position: int, witness: str) -> None:
         """Refuse a log that is shorter than what `witness` (a file, a client) has seen of it: its end was lost."""
@@ -161,6 +169,12 @@ class EventLog:
         """
         return self._reader.check(after, upto, limit)
 
+    def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
+        """Have SQLite check the file's pages and indexes; answer what is wrong, in sentences. `given_up` is asked now
+        and then.
+        """
+        return self._reader.check_structure(given_up)
+
     def count(self) -> int:
         """How many events the log holds; those in the archive are not among them."""
         return self._reader.count()
@@ -171,7 +185,7 @@ class EventLog:
 
     def verify(self) -> list[str]:
         """Check the file, every row, and every rule that rows keep. Answers what is wrong, in sentences."""
-        return self._reader.verify(self.head)
+        return self.doubts + self._reader.verify(self.head)
 
     def close(self) -> None:
         """Let go of the file. `run` must have returned."""
@@ -220,6 +234,8 @@ class EventLog:
         """
         if not new:
             return []
+        if self.doubts:
+            raise DaemonError("storage_unavailable", self.doubts[0])
         call = await self._through_writer(self._drafts(new, meta), essential)
         if call.error is not None:
             raise call.error
@@ -231,6 +247,10 @@ class EventLog:
         While that thread hangs, this does; the daemon is no use then, and its watchdog should know.
         """
         await self._through_writer([], essential=False)
+
+    async def try_again(self) -> None:
+        """See whether a log that could not be written can be written again; `failure` tells."""
+        await self._through_writer([], essential=False, work=self._writer.probe)
 
     async def _through_writer(
         self, drafts: Sequence[Draft], essential: bool, work: Callable[[], Any] | None = None
@@ -278,12 +298,21 @@ class EventLog:
         return found[0] if found else None
 
     async def redact(self, position: int) -> bool:
-        """Take what a caller put into an event out of the file, its write-ahead log and memory. False when the event is
-        not in the log.
+        """Take what a caller put into an event out of its row, and out of memory; it must not be the last one. False
+        when the event is not in the log.
         """
         found = await self._work(partial(self._recorder.redact, position, redact_data))
         self._ring.forget(self.head - 1)
         return bool(found)
+
+    async def wipe(self) -> None:
+        """Have nothing in the files of the log but its rows: no earlier ones in free space or the write-ahead log.
+
+        Appends wait meanwhile, about three seconds for a million events. Raises `storage_unavailable`.
+        """
+        await self._work(self._recorder.wipe)
+        while not await self._work(self._recorder.settle):  # noqa: ASYNC110  # some reader is in the middle of a page
+            await trio.sleep(_READER_ENDS_S)
 
     async def _work(self, work: Callable[[], Any]) -> Any:
         call = await self._through_writer([], essential=False, work=work)

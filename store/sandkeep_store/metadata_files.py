@@ -21,6 +21,7 @@ from sandkeep_store.views.state import State
 
 DEBOUNCE_S = 0.25
 BATCH = 64
+UNFINISHED = f".{FILE_NAME}.new"
 
 
 class MetadataFiles:
@@ -74,6 +75,19 @@ class MetadataFiles:
             self.failure = f"cannot write {FILE_NAME} below {self.root}: {error.strerror}"
             for sandbox_id in sandbox_ids:
                 self.mark(sandbox_id)
+
+    async def rewrite(self, sandbox_id: str) -> None:
+        """Write a document at once, and leave nothing of what it was. Raises `storage_unavailable`."""
+        self.mark(sandbox_id)
+        await self.flush()
+        if self.failure:
+            raise DaemonError("storage_unavailable", self.failure)
+
+    async def discard_unfinished(self, sandbox_id: str) -> None:
+        """Remove what a daemon that was killed while it wrote a document has left."""
+        async with self._writing:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.root}/{sandbox_id}/{UNFINISHED}")
 
     def _document(self, sandbox_id: str) -> bytes | None:
         sandbox = self._state.sandboxes.get(sandbox_id)
@@ -199,10 +213,9 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
     os.makedirs(folder, mode=0o755, exist_ok=True)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        temporary = f".{FILE_NAME}.new"
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=directory)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+            os.unlink(UNFINISHED, dir_fd=directory)
+        descriptor = os.open(UNFINISHED, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
@@ -210,7 +223,7 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
         failpoints.reach("metadata.written")
         if _is_directory(FILE_NAME, directory):
             os.rename(FILE_NAME, f".{FILE_NAME}.displaced.{os.getpid()}", src_dir_fd=directory, dst_dir_fd=directory)
-        os.rename(temporary, FILE_NAME, src_dir_fd=directory, dst_dir_fd=directory)
+        os.rename(UNFINISHED, FILE_NAME, src_dir_fd=directory, dst_dir_fd=directory)
         failpoints.reach("metadata.renamed")
         os.fsync(directory)
     finally:
@@ -226,7 +239,9 @@ def _is_directory(name: str, directory: int) -> bool:
 
 def _remove(root: str, sandbox_id: str) -> None:
     folder = f"{root}/{sandbox_id}"
-    with contextlib.suppress(FileNotFoundError):
+    try:
         os.unlink(f"{folder}/{FILE_NAME}")
+    except FileNotFoundError:
+        return  # then the folder, if there is one, is not ours to remove: a sandbox may be about to be made in it
     with contextlib.suppress(OSError):
         os.rmdir(folder)  # leaves a folder that holds anything else

@@ -1,5 +1,6 @@
 """The store looked after without a daemon, or by one: folded, checked, and its documents written anew."""
 
+import contextlib
 import math
 import os
 import subprocess
@@ -8,10 +9,10 @@ from collections.abc import Sequence
 import trio
 
 from sandkeep.clock import now_us
-from sandkeep.errors import SetupError
+from sandkeep.errors import DaemonError, SetupError
 from sandkeep.events import Meta
 from sandkeep.model import CompactReport, RebuildReport, VerifyReport
-from sandkeep_store import folded, metadata_files, segments
+from sandkeep_store import folded, metadata_files, segments, witness
 from sandkeep_store.compaction import Compaction
 from sandkeep_store.log import EventLog, Recorded
 from sandkeep_store.views.metadata import document
@@ -29,10 +30,19 @@ def fold(log: EventLog) -> State:
 
 def open_log(state_dir: str) -> EventLog:
     """The log of a state directory that no daemon uses. Raises `not_configured` when there is none."""
+    require_log(state_dir)
+    return EventLog.open(f"{state_dir}/{LOG_NAME}")
+
+
+def require_log(state_dir: str) -> None:
+    """Raise `not_configured` where there is no log, and `storage_unavailable` where there was one."""
     path = f"{state_dir}/{LOG_NAME}"
-    if not os.path.isfile(path):
-        raise SetupError("not_configured", f"{state_dir} holds no event log: name the directory of a daemon's state")
-    return EventLog.open(path)
+    if os.path.isfile(path):
+        return
+    if os.path.lexists(path) or os.path.lexists(witness.path_of(path)):
+        message = f"the event log {path} is gone: restore the state directory from a backup"
+        raise DaemonError("storage_unavailable", message)
+    raise SetupError("not_configured", f"{state_dir} holds no event log: name the directory of a daemon's state")
 
 
 def verify(state_dir: str) -> VerifyReport:
@@ -51,6 +61,13 @@ def verify(state_dir: str) -> VerifyReport:
         log.close()
 
 
+def _require_undoubted(log: EventLog, state_dir: str) -> None:
+    """Refuse to change anything beside a log that lost its end: what it lost must still be found out."""
+    problems = log.doubts + metadata_files.ahead_of(f"{state_dir}/sandboxes", log.log_id, log.head)
+    if problems:
+        raise DaemonError("storage_unavailable", problems[0])
+
+
 def report(log: EventLog, problems: list[str]) -> VerifyReport:
     """What a check found, with the log's extent."""
     return VerifyReport(
@@ -66,6 +83,7 @@ def compact(state_dir: str, age_s: float) -> CompactReport:
     """Move the events of what ended longer ago than that into the archive. Raises `conflict` while a daemon uses it."""
     log = open_log(state_dir)
     try:
+        _require_undoubted(log, state_dir)
         return trio.run(_compact, log, state_dir, 0 if age_s == math.inf else now_us() - int(age_s * 1e6))
     finally:
         log.close()
@@ -83,10 +101,13 @@ async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactRepo
         folders = [f"{state_dir}/sandboxes/{sandbox_id}" for sandbox_id in sandboxes]
         await trio.to_thread.run_sync(_remove, folders)
 
+    async def forget_processes(sandbox_id: str, process_ids: Sequence[str]) -> None:
+        await trio.to_thread.run_sync(_remove_output, f"{state_dir}/sandboxes/{sandbox_id}/out", process_ids)
+
     log.on_commit.append(follow)
     async with trio.open_nursery() as nursery:
         await nursery.start(log.run)
-        report = await Compaction(log, state, forget).run(before_us, Meta(client="sandkeep-store"))
+        report = await Compaction(log, state, forget, forget_processes).run(before_us, Meta(client="sandkeep-store"))
         nursery.cancel_scope.cancel()
     return report
 
@@ -97,10 +118,26 @@ def _remove(folders: Sequence[str]) -> None:
         subprocess.run(["rm", "-rf", "--one-file-system", "--", *folders], check=False)
 
 
+def _remove_output(out_dir: str, process_ids: Sequence[str]) -> None:
+    """Remove the journals of processes, by names that the code inside cannot point elsewhere."""
+    try:
+        directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # there are none
+        return
+    try:
+        for process_id in process_ids:
+            for part in ("stdout", "stderr", "pid"):
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    os.unlink(f"{process_id}.{part}", dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
 def rebuild(state_dir: str) -> RebuildReport:
     """Write every metadata.json of a state directory anew from its log. Raises `conflict` while a daemon uses it."""
     log = open_log(state_dir)
     try:
+        _require_undoubted(log, state_dir)
         state = fold(log)
         documents = {name: document(sandbox, log.log_id) for name, sandbox in state.sandboxes.items()}
         return metadata_files.rebuild(f"{state_dir}/sandboxes", documents, state.position)

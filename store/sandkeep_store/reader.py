@@ -15,14 +15,15 @@ from msgspec import Struct
 from sandkeep.errors import DaemonError
 from sandkeep.events import DAEMON_STREAM, LOG_STREAM, Event, ProcessLaunchRequested
 from sandkeep_store.codec import Codec, UnknownEvent
-from sandkeep_store.database import Database, first_position
+from sandkeep_store.database import Database, damaged_file, first_position
 from sandkeep_store.fold import Fold, Named, Names
 from sandkeep_store.record import (
     COLUMNS,
+    NOT_A_ROW,
     Recorded,
-    checksum,
     damaged,
     due,
+    is_sound,
     name_checksum,
     number_checksum,
     pack_numbers,
@@ -42,6 +43,7 @@ _OF_COMMAND: Final = (
     "WHERE e.command_id = ? AND json_extract(CAST(e.meta AS TEXT), '$.owner') = ? ORDER BY e.position DESC LIMIT 1"
 )
 _MAX_PROBLEMS: Final = 100
+_STEPS_BETWEEN_LOOKS: Final = 100_000
 
 
 class Filter(Struct, frozen=True):
@@ -129,10 +131,14 @@ class LogReader:
                 position = due(position, at, first)
                 name, newest, decode = shapes.get(type) or shapes.setdefault(type, self._shape(type))
                 # With the position that is due: a gap shows as a wrong checksum.
-                numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time_us, more, len(data))
-                rest = command_id.encode() if command_id else b""
-                if crc32(b"".join((numbers, name, data, meta, rest))) != crc:
-                    raise damaged(position, "its checksum is wrong" if at == position else "this event is missing")
+                try:
+                    numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time_us, more, len(data))
+                    rest = command_id.encode() if command_id else b""
+                    found = crc32(b"".join((numbers, name, data, meta, rest)))
+                except NOT_A_ROW:
+                    found = None
+                if found != crc:
+                    raise damaged(position, "its checkfound is wrong" if at == position else "this event is missing")
                 try:
                     event = (
                         decode(data) if decode and version == newest else self._codec.decode(at, type, version, data)
@@ -185,7 +191,7 @@ class LogReader:
 
     def _shape(self, type: str) -> tuple[bytes, int, Callable[[bytes], Event] | None]:
         shape = self._codec.shape(type)
-        return (shape.name, shape.version, shape.decode) if shape else (type.encode(), 0, None)
+        return (shape.name, shape.version, shape.decode) if shape else (_bytes(type), 0, None)
 
     def removable(self, kept: Kept, before_us: int, most: int) -> list[int]:
         """The positions of up to `most` events that no view needs, in streams whose every event is older than a moment;
@@ -233,6 +239,20 @@ class LogReader:
         unnamed = launch and msgspec.json.decode(event.data, type=Named).name is None
         return Leaving(event.position, (own,), sandbox if unnamed else None)
 
+    def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
+        """Have SQLite check the file's pages and indexes; answer what is wrong, in sentences."""
+        with self._database.reader() as connection:
+            connection.set_progress_handler(given_up, _STEPS_BETWEEN_LOOKS)
+            try:
+                answers = [row[0] for row in connection.execute("PRAGMA integrity_check(3)")]
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                    return []
+                raise
+            finally:
+                connection.set_progress_handler(None, 0)
+        return [damaged_file(self._database.path, answer) for answer in answers if answer != "ok"]
+
     def verify(self, head: int) -> list[str]:
         """Check everything there is to check; answer what is wrong, a sentence each, at most a hundred."""
         problems = _Problems()
@@ -256,14 +276,16 @@ class LogReader:
         position, left = 0, 0
         revisions: dict[int, int] = {}
         for row in connection.execute(_ALL, (position, head)):
-            at, stream, revision, sandbox, type, version, _, data, _, _, more, crc = row
+            at, stream, revision, sandbox, type, version, _, data, _, _, more, _ = row
             expected = due(position, at, first)
             if at != expected:
                 problems.add(f"the events from position {expected} to {at - 1} are missing")
             if at != position + 1:
                 left = 0
-            if checksum(*row[:-1]) != crc:
+            if not is_sound(row):
                 problems.add(f"the event at position {at} is damaged: its checksum is wrong")
+                position, left, revisions[stream] = at, 0, revision
+                continue
             if stream not in names or (sandbox is not None and sandbox not in names):
                 problems.add(f"the event at position {at} belongs to a stream whose name is missing or damaged")
             before = revisions.get(stream)
@@ -287,6 +309,11 @@ class LogReader:
             self._codec.decode(position, type, version, data)
         except UnknownEvent as error:
             problems.add(str(error))
+
+
+def _bytes(type: object) -> bytes:
+    """A type as a checksum takes it; what is none leads to one that is wrong."""
+    return type.encode() if isinstance(type, str) else b""
 
 
 class _Problems:
@@ -323,7 +350,7 @@ def _first_since(connection: sqlite3.Connection, time_us: int) -> int:
 def _all_names(connection: sqlite3.Connection) -> dict[int | None, Any]:
     names: dict[int | None, Any] = {None: None}
     for key, name, crc in connection.execute("SELECT id, name, crc FROM streams"):
-        if crc32(name.encode(), key) != crc:
+        if name_checksum(key, name) != crc:
             raise DaemonError(
                 "storage_unavailable",
                 f"the event log is damaged: the name of stream {key} is not what was written; "
@@ -343,8 +370,8 @@ def _select(connection: sqlite3.Connection, after: int, upto: int, limit: int, w
 
 
 def _recorded(stream: str | None, stream_crc: int, sandbox: str | None, sandbox_crc: int, *row: Any) -> Recorded:
-    position, stream_key, revision, sandbox_key, type, version, time_us, data, meta, _, more, crc = row
-    if checksum(*row[:-1]) != crc:
+    position, stream_key, revision, sandbox_key, type, version, time_us, data, meta, _, more, _ = row
+    if not is_sound(row):
         raise damaged(position, "its checksum is wrong")
     if stream is None or name_checksum(stream_key, stream) != stream_crc:
         raise damaged(position, "the name of its stream is missing or wrong")

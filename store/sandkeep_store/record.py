@@ -48,13 +48,29 @@ def checksum(
     return crc32(b"".join((numbers, type.encode(), data, meta, (command_id or "").encode())))
 
 
-def name_checksum(key: int, name: str) -> int:
-    """The CRC-32 of a row of the table of streams."""
+def is_sound(row: Row) -> bool:
+    """Whether a row, of which every value may be of any type, is what was written."""
+    try:
+        return checksum(*row[:-1]) == row[-1]
+    except NOT_A_ROW:
+        return False
+
+
+NOT_A_ROW: Final = (struct.error, TypeError, AttributeError)
+"""What a checksum is answered with when a column does not hold what it should."""
+
+
+def name_checksum(key: int, name: object) -> int:
+    """The CRC-32 of a row of the table of streams; of what is no name, one that is never right."""
+    if not isinstance(name, str):
+        return -1
     return crc32(name.encode(), key)
 
 
-def number_checksum(key: int, number: int) -> int:
-    """The CRC-32 of a row of the table of what went into the archive."""
+def number_checksum(key: int, number: object) -> int:
+    """The CRC-32 of a row of the table of what went into the archive; of what is no number, one that is never right."""
+    if not isinstance(number, int):
+        return -1
     return crc32(b"%d %d" % (key, number))
 
 
@@ -105,6 +121,6 @@ def due(position: int, at: int, first: int) -> int:
 
 def verified(row: Row) -> Row:
     """`row`, if its checksum is right; raises `storage_unavailable`, naming the position, if not."""
-    if checksum(*row[:-1]) != row[-1]:
+    if not is_sound(row):
         raise damaged(row[0], "its checksum is wrong")
     return row

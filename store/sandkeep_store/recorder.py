@@ -31,7 +31,9 @@ from eventsourcing.persistence import (
 )
 from msgspec import Struct
 
-from sandkeep.events import Event
+from sandkeep.errors import DaemonError
+from sandkeep.events import LOG_STREAM, Event, LogCompactRequested
+from sandkeep_store import witness as witness_of
 from sandkeep_store.database import Database
 from sandkeep_store.record import (
     COLUMNS,
@@ -44,7 +46,7 @@ from sandkeep_store.record import (
     verified,
 )
 
-__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
+__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder", "is_compacting"]
 
 _ROW: Final = ", ".join(f"e.{column}" for column in COLUMNS)
 _MARKS: Final = f"({', '.join('?' * len(COLUMNS))})"
@@ -146,6 +148,18 @@ def _read_head(connection: sqlite3.Connection, first_position: int) -> int:
     return int(last)
 
 
+def _row_checksum(connection: sqlite3.Connection, position: int) -> int | None:
+    row = connection.execute("SELECT crc FROM events WHERE position = ?", (position,)).fetchone()
+    return row[0] if row else None
+
+
+def is_compacting(connection: sqlite3.Connection) -> bool:
+    """Whether a compaction was begun and not finished."""
+    where = "stream = (SELECT id FROM streams WHERE name = ?) ORDER BY revision DESC LIMIT 1"
+    row = connection.execute(f"SELECT type FROM events WHERE {where}", (LOG_STREAM,)).fetchone()  # noqa: S608
+    return row is not None and row[0] == LogCompactRequested.type
+
+
 class StreamRecorder(AggregateRecorder):
     """Events by stream: the contract that needs no order across streams."""
 
@@ -158,6 +172,22 @@ class StreamRecorder(AggregateRecorder):
         with database.reader() as connection:
             self.head = _read_head(connection, database.first_position)
             self._last_key = _last_number(connection, "streams")
+            self.doubts = self._ask_witness(connection)
+
+    def _ask_witness(self, connection: sqlite3.Connection) -> list[str]:
+        """What speaks against the log, by the witness. If nothing does, that is brought up to date."""
+        witness = self._database.witness
+        try:
+            seen = witness_of.read(witness.path)
+        except witness_of.UnreadableError as error:
+            return [f"{witness.path} cannot be believed ({error}): {witness_of.CURE}"]
+        if seen is not None:
+            crc, compacting = _row_checksum(connection, seen.position), is_compacting(connection)
+            doubts = witness.doubts(seen, self.head, crc, compacting=compacting)
+            if doubts:
+                return doubts
+        witness.note(self.head, _row_checksum(connection, self.head) or 0)
+        return []
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:  # noqa: ARG002
         """Record events of any streams, all or none. Answers None: positions are not part of this contract."""
@@ -228,6 +258,7 @@ class StreamRecorder(AggregateRecorder):
                 self._streams.clear()
                 raise
             self.head += len(rows)
+            self._database.witness.note(self.head, rows[-1][-1])
             self._forget_oldest()
             return rows
 
@@ -244,7 +275,10 @@ class StreamRecorder(AggregateRecorder):
         """Say that there may be gaps before a position. Durable when it returns."""
         with self._lock, _translated(), self._transaction() as connection:
             connection.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'first_position'", (position,))
-        self._database.first_position = max(position, self._database.first_position)
+            crc = _row_checksum(connection, self.head) or 0
+        first = self._database.first_position = max(position, self._database.first_position)
+        self._database.witness.first_position = first
+        self._database.witness.note(self.head, crc)
 
     def remove(self, positions: Sequence[int], streams: Mapping[int, str], execs: Mapping[int, int]) -> None:
         """Take events out of the log, and those of `streams` (names by keys) that have no events any more.
@@ -261,20 +295,29 @@ class StreamRecorder(AggregateRecorder):
                 self._streams.pop(name, None)
 
     def redact(self, position: int, change: Callable[[bytes], bytes]) -> bool:
-        """Change the data of an event, and leave nothing of the old ones in the files. False when it is not here."""
+        """Change the data of an event. False when it is not here. What they were is gone after `wipe` and `settle`."""
+        with self._lock, _translated(), self._transaction() as connection:
+            query = f"SELECT {_ROW} FROM events e WHERE position = ?"  # noqa: S608
+            row = connection.execute(query, (position,)).fetchone()
+            if row is None:
+                return False
+            fields = (*row[:7], change(verified(row)[7]), *row[8:11])
+            values = (fields[7], checksum(*fields), position)
+            connection.execute("UPDATE events SET data = ?, crc = ? WHERE position = ?", values)
+        return True
+
+    def wipe(self) -> None:
+        """Write the whole file anew, so that its pages hold rows and nothing else.
+
+        SQLite's `secure_delete` does not suffice: of rows that it moves between pages it leaves copies in the gaps.
+        """
         with self._lock, _translated():
-            connection = self._database.writer
-            connection.execute("PRAGMA secure_delete = ON")
-            with self._transaction():
-                query = f"SELECT {_ROW} FROM events e WHERE position = ?"  # noqa: S608
-                row = connection.execute(query, (position,)).fetchone()
-                if row is not None:
-                    fields = (*row[:7], change(verified(row)[7]), *row[8:11])
-                    values = (fields[7], checksum(*fields), position)
-                    connection.execute("UPDATE events SET data = ?, crc = ? WHERE position = ?", values)
-            connection.execute("PRAGMA secure_delete = OFF")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # readers may keep a part for a moment
-        return row is not None
+            self._database.writer.execute("VACUUM")
+
+    def settle(self) -> bool:
+        """Bring the write-ahead log into the file, and empty it; False while a reader still needs it."""
+        with self._lock, _translated():
+            return not self._database.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def release_pages(self, most: int) -> int:
         """Give up to `most` free pages back to the file system; answer how many are left free."""
@@ -282,6 +325,17 @@ class StreamRecorder(AggregateRecorder):
             connection = self._database.writer
             connection.executescript(f"PRAGMA incremental_vacuum({most:d})")  # `execute` would release one
             return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+
+    def require_in_place(self) -> None:
+        """Refuse to write to files that nobody will find again. Raises `storage_unavailable`."""
+        displaced = self._database.displaced()
+        if displaced is not None:
+            raise DaemonError("storage_unavailable", displaced)
+
+    def touch(self) -> None:
+        """Commit something that changes nothing. Raises `PersistenceError` when that does not work."""
+        with self._lock, _translated(), self._transaction() as connection:
+            connection.execute("UPDATE meta SET value = value WHERE key = 'schema'")
 
     def reopen(self) -> None:
         """Read the log back from the disk after it failed, without what was written but never acknowledged.

@@ -1,71 +1,143 @@
-"""Redaction: what a caller put into an event is taken out of the log and of the archive, and the event stays.
+"""Redaction: what a caller put into an event is taken out of every file of the state directory, and the event stays.
 
 Its position, stream, revision, type and cause stay too, and so do the fields that other events depend on; see `blanks`.
-``log.redact_requested`` is durable before, ``log.redacted`` follows, and makes every view forget the same. A redaction
-that was interrupted is done again.
+
+``log.redact_requested`` is durable before. Then the event's row is changed and the log's file written anew, since rows
+that were moved or archived leave copies in its free space; then the segments that hold it; then what is computed from
+events goes, to be computed again. ``log.redacted`` says that all of it is done, and makes every view forget the same. A
+redaction that was interrupted is done again from its beginning, which changes nothing of what was done.
 """
 
-import contextlib
 import os
+import shutil
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 import trio
 from msgspec import Raw
 
-from sandkeep.errors import CallerError, DaemonError
-from sandkeep.events import LOG_STREAM, LogRedacted, LogRedactRequested, Meta
+from sandkeep import failpoints
+from sandkeep.errors import CallerError, DaemonError, StateError
+from sandkeep.events import (
+    LOG_STREAM,
+    ImageCreateRequested,
+    LogEventLost,
+    LogRedacted,
+    LogRedactRequested,
+    Meta,
+    ProcessLaunchRequested,
+    SandboxCreateRequested,
+)
 from sandkeep.model import RedactReport
-from sandkeep_store import folded, segments
+from sandkeep_store import repair, segments
 from sandkeep_store.blanks import redact_data
+from sandkeep_store.durable import sync_directory
 from sandkeep_store.log import EventLog, NewEvent
+from sandkeep_store.views.state import State
+
+
+class Target(NamedTuple):
+    """The event to redact, wherever it is."""
+
+    type: str = ""
+    stream: str = ""
+    sandbox_id: str | None = None
+    time_us: int = 0
+
+
+Step = Callable[[Target], Awaitable[None]]
 
 
 class Redaction:
-    """Redacts events of one log."""
+    """Redacts events of one log. `state` must follow the log; `forget` removes what was made of an event, and `renew`
+    makes it anew once the state has forgotten the same.
+    """
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, state: State, forget: Step, renew: Step) -> None:
         self._log = log
+        self._state = state
+        self._forget = forget
+        self._renew = renew
 
     async def run(self, position: int, meta: Meta) -> RedactReport:
         """Take out what a caller put into the event at a position.
 
-        Raises `not_found` when there is no such event, `invalid` for one of the daemon's own, and
+        Raises `not_found` when there is no such event, `invalid` for one of the daemon's own, `in_use` for what still
+        runs by what it was asked to be, `conflict` while copies of damaged logs are in quarantine, and
         `storage_unavailable`; then the next start finishes it.
         """
-        type, stream = await trio.to_thread.run_sync(self._find, position)
-        if type.startswith(("log.", "daemon.")):
-            raise CallerError("invalid", f"position: {type} holds nothing of a caller's", field="position")
-        await self._log.append([NewEvent(LOG_STREAM, LogRedactRequested(position=position))], meta)
-        return await self.finish(position, meta, type, stream)
+        target = await trio.to_thread.run_sync(find, self._log, position)
+        if target is None:
+            raise CallerError("not_found", f"there is no event at position {position}", position=position)
+        if target.type.startswith(("log.", "daemon.")):
+            raise CallerError("invalid", f"position: {target.type} holds nothing of a caller's", field="position")
+        self._require_ended(target)
+        require_no_quarantine(self._log.directory)
+        await self._record(LogRedactRequested(position=position), meta)
+        return await self.finish(position, meta)
 
-    async def finish(self, position: int, meta: Meta, type: str = "", stream: str = "") -> RedactReport:
-        """Do what is on record as requested."""
+    async def finish(self, position: int, meta: Meta) -> RedactReport:
+        """Do what is on record as requested. Raises as `run` does."""
         log = self._log
-        if not type:
-            type, stream = await trio.to_thread.run_sync(self._find, position)
-        places = ["log"] if await log.redact(position) else []
+        require_no_quarantine(log.directory)
+        target = await trio.to_thread.run_sync(find, log, position) or Target()
+        if target.type == LogEventLost.type:  # a repair found it damaged
+            target = Target()
+        places = ["log"] if target.type and await log.redact(position) else []
+        failpoints.reach("redact.changed")
+        await log.wipe()
+        failpoints.reach("redact.wiped")
         places += await trio.to_thread.run_sync(redact_segments, log.directory, position)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{log.directory}/{folded.FILE_NAME}")
-        await log.append([NewEvent(LOG_STREAM, LogRedacted(position=position, of=stream, what=type))], meta)
-        return RedactReport(position=position, type=type, stream=stream, places=places)
+        await trio.to_thread.run_sync(_tidy, log.directory)
+        await self._forget(target)
+        failpoints.reach("redact.forgotten")
+        outcome = LogRedacted(position=position, of=target.stream, what=target.type, time_us=target.time_us)
+        await self._record(outcome, meta)
+        await self._renew(target)
+        return RedactReport(position=position, type=target.type, stream=target.stream, places=places)
 
-    def _find(self, position: int) -> tuple[str, str]:
-        """The type and the stream of the event at a position."""
-        found = self._log.at(position)
-        if found is not None:
-            return found.type, found.stream
-        for name in _segments_with(self._log.directory, position):
-            for line in segments.events(f"{self._log.directory}/{segments.FOLDER}/{name}"):
-                if line.position == position:
-                    return line.type, line.stream
-        raise CallerError("not_found", f"there is no event at position {position}", position=position)
+    async def _record(self, event: LogRedactRequested | LogRedacted, meta: Meta) -> None:
+        await self._log.append([NewEvent(LOG_STREAM, event)], meta)
+
+    def _require_ended(self, target: Target) -> None:
+        if self._is_needed(target):
+            raise StateError(
+                "in_use",
+                f"{target.stream} runs by what this event says: end it, and redact the event then",
+                stream=target.stream,
+            )
+
+    def _is_needed(self, target: Target) -> bool:
+        """Whether the event says by what something runs that a daemon may have to take over again."""
+        state, stream = self._state, target.stream
+        if target.type == ImageCreateRequested.type:
+            image = state.images.get(stream)
+            return image is not None and image.status == "creating"
+        if target.type == SandboxCreateRequested.type:
+            sandbox = state.sandboxes.get(stream)
+            return sandbox is not None and sandbox.requested_us == target.time_us and sandbox.ended_us is None
+        process = state.processes.get(stream)
+        return target.type == ProcessLaunchRequested.type and process is not None and not process.ended
 
 
-def _segments_with(state_dir: str, position: int) -> list[str]:
-    """The segments in whose range a position is; their names tell."""
-    ranges = [(name, *name.split("-")[:2]) for name in segments.names(state_dir)]
-    return [name for name, first, last in ranges if int(first) <= position <= int(last)]
+def find(log: EventLog, position: int) -> Target | None:
+    """The event at a position, in the log or in the archive. Blocks."""
+    found = log.at(position)
+    if found is not None:
+        return Target(found.type, found.stream, found.sandbox_id, found.time_us)
+    for name in _segments_with(log.directory, position):
+        for line in segments.events(f"{log.directory}/{segments.FOLDER}/{name}"):
+            if line.position == position:
+                return Target(line.type, line.stream, line.sandbox_id, line.time_us)
+    return None
+
+
+def require_no_quarantine(state_dir: str) -> None:
+    """Refuse to say that something is nowhere any more while copies of damaged logs may hold it: `conflict`."""
+    folder = f"{state_dir}/{repair.QUARANTINE}"
+    if os.path.isdir(folder) and os.listdir(folder):
+        raise StateError("conflict", f"{folder} holds copies of a damaged log, which nothing redacts: remove them")
 
 
 def redact_segments(state_dir: str, position: int) -> list[str]:
@@ -80,9 +152,17 @@ def redact_segments(state_dir: str, position: int) -> list[str]:
         try:
             written.append(segments.store(folder, header.log_id, header.first, header.last, lines))
             os.unlink(f"{folder}/{name}")
+            failpoints.reach("redact.segment_removed")
+            sync_directory(folder)
         except OSError as error:
             raise DaemonError("storage_unavailable", f"{folder} cannot be written: {error.strerror}") from None
     return written
+
+
+def _segments_with(state_dir: str, position: int) -> list[str]:
+    """The segments in whose range a position is; their names tell."""
+    ranges = [(name, *name.split("-")[:2]) for name in segments.names(state_dir)]
+    return [name for name, first, last in ranges if int(first) <= position <= int(last)]
 
 
 def _redacted_line(text: bytes, position: int) -> bytes:
@@ -90,3 +170,13 @@ def _redacted_line(text: bytes, position: int) -> bytes:
     if line.position != position:
         return text
     return msgspec.json.encode(msgspec.structs.replace(line, data=Raw(redact_data(bytes(line.data))))) + b"\n"
+
+
+def _tidy(state_dir: str) -> None:
+    """Remove what compactions and repairs that were killed have left: it may hold the event."""
+    try:
+        segments.tidy(state_dir)
+        if os.path.lexists(f"{state_dir}/{repair.WORK}"):
+            shutil.rmtree(f"{state_dir}/{repair.WORK}")
+    except OSError as error:
+        raise DaemonError("storage_unavailable", f"{state_dir} cannot be written: {error.strerror}") from None

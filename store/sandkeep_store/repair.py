@@ -2,8 +2,11 @@
 
 Nothing is thrown away: the damaged files are copied into quarantine first. An event that is lost leaves
 ``log.event_lost`` in its position, so that no position is used twice, and in its place in its stream where its
-neighbours tell which that was. Positions that only `metadata.json` has seen, beyond the end of what is left, count as
-lost too.
+neighbours, or an index, tell which that was. Positions that only the witness or a `metadata.json` has seen, beyond the
+end of what is left, count as lost too. Segments of the archive that are damaged go into quarantine.
+
+Killed at any of its `STEPS`, a repair leaves what was there before, or a mark with which no daemon starts: the next
+repair then finishes it.
 """
 
 import contextlib
@@ -11,6 +14,7 @@ import fcntl
 import os
 import shutil
 import sqlite3
+import stat
 import struct
 import subprocess
 import time
@@ -19,19 +23,40 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from sandkeep.errors import DaemonError, SetupError, StateError
+from sandkeep import failpoints
+from sandkeep.errors import DaemonError, StateError
 from sandkeep.events import DAEMON_STREAM, LOG_STREAM, LogEventLost
 from sandkeep.model import RepairReport
-from sandkeep_store import folded, metadata_files, offline
+from sandkeep_store import folded, metadata_files, offline, segments, witness
 from sandkeep_store.codec import CODEC
 from sandkeep_store.database import Database, repairing
 from sandkeep_store.log import EventLog
-from sandkeep_store.record import COLUMNS, Row, checksum, name_checksum, number_checksum
+from sandkeep_store.record import COLUMNS, Row, checksum, is_sound, name_checksum, number_checksum
+from sandkeep_store.recorder import is_compacting
 
 CHUNK: Final = 256
 QUARANTINE: Final = "quarantine"
-_WORK: Final = "repair.work"
+REPORT: Final = "report"
+"""Beside the damaged files: what was told of them, a line each."""
+STEPS: Final = (
+    "repair.copied",
+    "repair.filled",
+    "repair.proved",
+    "repair.quarantined",
+    "repair.marked",
+    "repair.cleared",
+    "repair.exchanged",
+    "repair.done",
+    "repair.segment_moved",
+)
+MOST_BEYOND: Final = 100_000
+"""How far beyond all that is known a number is believed that has no checksum."""
+MOST_ROWS: Final = 50_000_000
+"""More rows than any log has; a number that is higher is damaged."""
+WORK: Final = "repair.work"
 _ROW: Final = ", ".join(COLUMNS)
+_PLACES: Final = "SELECT position, stream, revision FROM events INDEXED BY sqlite_autoindex_events_1"
+_FILES: Final = (offline.LOG_NAME, f"{offline.LOG_NAME}-wal", witness.path_of(offline.LOG_NAME))
 _LOCK_BYTES: Final = (0x40000000, 512)  # where SQLite locks a database file
 _LOST: Final = CODEC.encode(LogEventLost())
 
@@ -47,27 +72,34 @@ class _Gap(Struct):
 
 
 def repair(state_dir: str, *, yes: bool) -> RepairReport:
-    """Say what is lost of a damaged log; with `yes` also mend it. Blocks.
+    """Say what is lost of a damaged log and its archive; with `yes` also mend them. Blocks.
 
     Raises `conflict` while a daemon uses it, and `storage_unavailable` when nothing can be read of it at all.
     """
     path = f"{state_dir}/{offline.LOG_NAME}"
-    if not os.path.isfile(path) and not os.path.exists(repairing(path)):
-        raise SetupError("not_configured", f"{state_dir} holds no event log: name the directory of a daemon's state")
-    work = f"{state_dir}/{_WORK}"
+    if not os.path.exists(repairing(path)):
+        offline.require_log(state_dir)
+    work = f"{state_dir}/{WORK}"
     with _locked(path):
         shutil.rmtree(work, ignore_errors=True)
         os.mkdir(work, 0o700)
         try:
             _copy(_source(path), work)
+            failpoints.reach("repair.copied")
             _pad(f"{work}/{offline.LOG_NAME}")
             salvage = Salvage(f"{work}/{offline.LOG_NAME}", f"{work}/new.db", state_dir)
             kept, problems = salvage.run()
-            quarantine = _replace(path, f"{work}/new.db") if problems and yes else None
+            broken = segments.broken(state_dir, salvage.log_id)
+            quarantine = None
+            if yes and (problems or os.path.exists(repairing(path))):
+                quarantine = _replace(path, f"{work}/new.db", [*problems, *broken.values()])
         finally:
             shutil.rmtree(work, ignore_errors=True)
+    if broken and yes:
+        quarantine = _set_aside(state_dir, list(broken), quarantine or _new_quarantine(state_dir))
     if quarantine:
         offline.rebuild(state_dir)
+    problems += broken.values()
     return RepairReport(kept=kept, problems=problems, quarantine=quarantine, mended=bool(quarantine))
 
 
@@ -82,29 +114,34 @@ class Salvage:
         self._names: dict[int, str] = {}
         self._last: dict[int, tuple[int, int]] = {}
         self._gaps: list[_Gap] = []
-        self._lost: dict[int, tuple[int, int] | None] = {}  # position: where its row says it belongs
+        self._lost: dict[int, Row | None] = {}  # what its row says, when there is one
+        self._places: dict[int, tuple[int, int]] = {}  # by an index: position to stream and revision
         self._kept = 0
+        self.log_id = ""
 
     def run(self) -> tuple[int, list[str]]:
         """Fill the new database; answer how many events it took over, and what is lost or mended, in sentences."""
         with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as old:
             self._check(old)
-            meta = self._facts(old)
+            self._look_beside()
+            seen = self._witnessed()
+            self._settle_facts(old, seen)
             new = Database(self._new_path)
             try:
-                self._first = int(meta.get("first_position", 1))
                 new.writer.execute("BEGIN IMMEDIATE")
-                for key in ("log_id", "first_position"):
-                    if key in meta:
-                        new.writer.execute("UPDATE meta SET value = ? WHERE key = ?", (meta[key], key))
+                for key, value in (("log_id", self.log_id), ("first_position", self._first)):
+                    new.writer.execute("UPDATE meta SET value = ? WHERE key = ?", (value, key))
                 self._copy_names(old, new.writer)
-                self._copy_events(old, new.writer, str(meta.get("log_id", "")))
+                self._read_places(old)
+                self._copy_events(old, new.writer, seen.position if seen is not None else 0)
                 self._copy_counts(old, new.writer)
                 self._fill(new.writer)
                 new.writer.execute("COMMIT")
             finally:
                 new.close()
+        failpoints.reach("repair.filled")
         self._prove()
+        failpoints.reach("repair.proved")
         return self._kept, self._problems
 
     def _check(self, old: sqlite3.Connection) -> None:
@@ -115,52 +152,116 @@ class Salvage:
         if answers != ["ok"]:
             self._problems += [f"SQLite finds: {answer}" for answer in answers]
 
+    def _look_beside(self) -> None:
+        path = f"{self._state_dir}/{offline.LOG_NAME}-wal"
+        if os.path.lexists(path) and not _is_file(path):
+            self._problems.append(f"{path} is not a file; what was in it is lost")
+
+    def _witnessed(self) -> witness.Head | None:
+        path = witness.path_of(f"{_source(f'{self._state_dir}/{offline.LOG_NAME}')}/{offline.LOG_NAME}")
+        try:
+            return witness.read(path)
+        except witness.UnreadableError as error:
+            self._problems.append(f"{os.path.basename(path)} cannot be believed ({error}) and is written anew")
+            return None
+
+    def _settle_facts(self, old: sqlite3.Connection, seen: witness.Head | None) -> None:
+        """Which log it is, and from where on it has no gaps. The witness has a checksum, and the facts have none."""
+        meta = self._facts(old)
+        if seen is not None and meta.get("log_id") != seen.log_id and not self._is_of(old, seen):
+            self._problems.append(f"{witness.path_of(self._path)} is of another log, {seen.log_id}")
+            seen = None
+        log_id, first = meta.get("log_id"), meta.get("first_position")
+        if seen is not None:
+            if log_id != seen.log_id:
+                self._problems.append(f"the log says that it is {log_id!r}, and is {seen.log_id}")
+            log_id = seen.log_id
+            if first != seen.first_position and not (isinstance(first, int) and self._is_compacting(old)):
+                self._problems.append(f"the log says that it has no gaps from {first!r} on, not {seen.first_position}")
+                first = seen.first_position
+        if not isinstance(log_id, str) or not isinstance(first, int) or not 0 < first < 2**62:
+            raise self._hopeless("it does not say which log it is")
+        self.log_id, self._first = log_id, first
+
+    def _is_of(self, old: sqlite3.Connection, seen: witness.Head) -> bool:
+        """Whether the log has the event that the witness has seen."""
+        try:
+            row = old.execute("SELECT crc FROM events WHERE position = ?", (seen.position,)).fetchone()
+        except sqlite3.Error:
+            return True
+        return row is not None and row[0] == seen.crc
+
+    def _is_compacting(self, old: sqlite3.Connection) -> bool:
+        try:
+            return is_compacting(old)
+        except sqlite3.Error:
+            return True
+
     def _facts(self, old: sqlite3.Connection) -> dict[str, Any]:
         try:
             return dict(old.execute("SELECT key, value FROM meta"))
-        except sqlite3.Error as error:
-            message = f"nothing can be read of {self._state_dir}/{offline.LOG_NAME} ({error})"
-            raise DaemonError("storage_unavailable", f"{message}: restore the state directory from a backup") from None
+        except (sqlite3.Error, ValueError) as error:
+            raise self._hopeless(str(error)) from None
+
+    def _hopeless(self, why: str) -> DaemonError:
+        message = f"nothing can be read of {self._state_dir}/{offline.LOG_NAME} ({why})"
+        return DaemonError("storage_unavailable", f"{message}: restore the state directory from a backup")
 
     def _copy_names(self, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
+        lost = set()
+        taken = set()
         for key, name, crc in _readable(old, "SELECT id, name, crc FROM streams", "id", _top(old, "streams", "id")):
             if isinstance(name, str) and name_checksum(key, name) == crc:
-                self._names[key] = name
-                new.execute("INSERT INTO streams VALUES (?, ?, ?)", (key, name, crc))
+                if key not in self._names and name not in taken:
+                    new.execute("INSERT INTO streams VALUES (?, ?, ?)", (key, name, crc))
+                    self._names[key] = name
+                    taken.add(name)
             else:
-                self._problems.append(f"the name of stream {key} is lost, and its events with it")
+                lost.add(key)
+        self._problems += [
+            f"the name of stream {key} is lost, and its events with it" for key in sorted(lost - self._names.keys())
+        ]
 
-    def _copy_events(self, old: sqlite3.Connection, new: sqlite3.Connection, log_id: str) -> None:
-        top = max(_top(old, "events", "position"), metadata_files.newest_seen(f"{self._state_dir}/sandboxes", log_id))
-        due = self._first
-        for row in _readable(old, f"SELECT {_ROW} FROM events", "position", top):  # noqa: S608
-            position = row[0]
-            for missing in range(due, position):
-                self._lose(missing, None)
-            due = max(due, position + 1)
+    def _read_places(self, old: sqlite3.Connection) -> None:
+        """What the index tells of events, also of those whose rows cannot be read."""
+        with contextlib.suppress(sqlite3.Error):
+            for position, stream, revision in old.execute(_PLACES):
+                if isinstance(revision, int) and stream in self._names:
+                    self._places[position] = (stream, revision)
+
+    def _copy_events(self, old: sqlite3.Connection, new: sqlite3.Connection, witnessed: int) -> None:
+        known = max(witnessed, metadata_files.newest_seen(f"{self._state_dir}/sandboxes", self.log_id))
+        told = _top(old, "events", "position")
+        sound: set[int] = set()
+        for row in _all_readable(old, min(told, known + MOST_BEYOND) if known else told):
+            if row[0] in sound:
+                continue
             if self._is_sound(row):
                 new.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
-                self._kept += 1
-                self._note_gaps(row)
+                sound.add(row[0])
             else:
-                self._lose(position, row)
-        for missing in range(due, top + 1):
-            self._lose(missing, None)
+                self._lost[row[0]] = row
+        self._kept = len(sound)
+        end = self._end(max(sound, default=0), known, told)
+        due = {at for at in (*self._lost, *self._places) if 0 < at <= end}.union(range(self._first, end + 1))
+        if self._problems or due - sound:
+            due.update(range(1, self._first))
+            sound = sound | segments.positions(self._state_dir)
+        self._lost = {at: self._lost.get(at) for at in sorted(due - sound)}
+        for row in new.execute("SELECT position, stream, revision, sandbox FROM events ORDER BY position"):
+            self._note_gaps(row)
+
+    def _end(self, last: int, known: int, told: int) -> int:
+        """The last position that the log had. What it says itself has no checksum, and is believed within limits."""
+        if known:
+            return max(last, known)
+        if last <= told <= last + MOST_BEYOND:
+            return told
+        self._problems.append(f"how far the log had come is not known; the last event that is left is at {last}")
+        return last
 
     def _is_sound(self, row: Row) -> bool:
-        try:
-            return checksum(*row[:-1]) == row[-1] and row[1] in self._names and row[3] in (None, *self._names)
-        except (struct.error, TypeError, AttributeError):
-            return False
-
-    def _lose(self, position: int, row: Row | None) -> None:
-        where = None
-        told = "is missing"
-        if row is not None:
-            told = f"is damaged (it reads {row[4]!r} of {self._names.get(row[1], 'an unknown stream')!r})"
-            where = (row[1], row[2])
-        self._lost[position] = where
-        self._problems.append(f"the event at position {position} {told}")
+        return is_sound(row) and row[1] in self._names and (row[3] is None or row[3] in self._names)
 
     def _note_gaps(self, row: Row) -> None:
         position, stream, revision, sandbox = row[:4]
@@ -180,25 +281,71 @@ class Salvage:
                 self._problems.append(f"the count of archived commands of {self._names.get(sandbox)} is lost")
 
     def _fill(self, new: sqlite3.Connection) -> None:
-        """Put a tombstone in every position that is lost."""
+        """Put a tombstone in every position that is lost, and tell of each."""
         (top,) = new.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'streams'").fetchone()
         key = top or 0
-        for position, where in self._lost.items():
-            gap = self._gap_for(position, where)
+        gaps = self._match()
+        for position in self._lost:
+            gap = gaps.get(position)
+            if gap is None and position < self._first and self._is_unheard_of(position):
+                continue  # nothing tells that it was in the log
             if gap is None:
                 key += 1
                 name = f"{LOG_STREAM}/lost/{position}"
                 new.execute("INSERT INTO streams VALUES (?, ?, ?)", (key, name, name_checksum(key, name)))
                 gap = _Gap(key, None, 1, 0, 0)
             self._insert_tombstone(new, position, gap)
+        self._tell(gaps)
 
-    def _gap_for(self, position: int, where: tuple[int, int] | None) -> _Gap | None:
-        """The place in a stream that a lost event had, as far as that can be told."""
-        fitting = [gap for gap in self._gaps if gap.after < position < gap.before]
-        chosen = next((gap for gap in fitting if (gap.stream, gap.revision) == where), fitting[0] if fitting else None)
-        if chosen is not None:
-            self._gaps.remove(chosen)
-        return chosen
+    def _match(self) -> dict[int, _Gap]:
+        """The place in a stream that each lost event had, as far as that can be told: by its row or by the index, else
+        by which places are free. Of these the one that ends first is taken, so that none stays open.
+        """
+        said = {position: (row[1], row[2]) for position, row in self._lost.items() if row is not None}
+        gaps = {(gap.stream, gap.revision): gap for gap in self._gaps}
+        matched: dict[int, _Gap] = {}
+        for position in self._lost:
+            for place in (self._places.get(position), said.get(position)):
+                gap = gaps.get(place) if place is not None else None
+                if gap is not None and position not in matched and gap.after < position < gap.before:
+                    matched[position] = gaps.pop((gap.stream, gap.revision))
+        for position in self._lost:
+            fitting = [gap for gap in gaps.values() if gap.after < position < gap.before]
+            if position not in matched and fitting:
+                gap = min(fitting, key=lambda gap: (gap.before, gap.revision))
+                matched[position] = gaps.pop((gap.stream, gap.revision))
+        return matched
+
+    def _tell(self, gaps: dict[int, _Gap]) -> None:
+        unknown: list[int] = []
+        for position, row in self._lost.items():
+            gap, place = gaps.get(position), self._places.get(position)
+            if gap is None and self._is_unheard_of(position):
+                if unknown and unknown[-1] != position - 1:
+                    self._tell_of_range(unknown)
+                unknown.append(position)
+                continue
+            self._tell_of_range(unknown)
+            if row is not None:
+                of = self._names.get(row[1], "an unknown stream")
+                told = f"is damaged (it reads {row[4]!r} of {of!r})"
+            elif place is not None:
+                told = f"is missing (revision {place[1]} of {self._names[place[0]]})"
+            else:
+                assert gap is not None
+                told = f"is missing (it may be revision {gap.revision} of {self._names[gap.stream]})"
+            self._problems.append(f"the event at position {position} {told}")
+        self._tell_of_range(unknown)
+
+    def _is_unheard_of(self, position: int) -> bool:
+        return self._lost[position] is None and position not in self._places
+
+    def _tell_of_range(self, positions: list[int]) -> None:
+        if len(positions) == 1:
+            self._problems.append(f"the event at position {positions[0]} is missing")
+        elif positions:
+            self._problems.append(f"the events from position {positions[0]} to {positions[-1]} are missing")
+        positions.clear()
 
     def _insert_tombstone(self, new: sqlite3.Connection, position: int, gap: _Gap) -> None:
         before = new.execute("SELECT time, more FROM events WHERE position = ?", (position - 1,)).fetchone()
@@ -225,7 +372,16 @@ def _top(old: sqlite3.Connection, table: str, key: str) -> int:
     for query in (f"SELECT max({key}) FROM {table}", f"SELECT seq FROM sqlite_sequence WHERE name = '{table}'"):  # noqa: S608
         with contextlib.suppress(sqlite3.Error):
             found += [row[0] for row in old.execute(query) if isinstance(row[0], int)]
-    return max(found)
+    return min(max(found), MOST_ROWS)
+
+
+def _all_readable(old: sqlite3.Connection, top: int) -> Iterator[Any]:
+    """The events that can be read, some more than once: those that are not where they should be, too."""
+    query = f"SELECT {_ROW} FROM events"  # noqa: S608
+    yield from _readable(old, query, "position", top)
+    for order in ("ASC", "DESC"):
+        with contextlib.suppress(sqlite3.DatabaseError):
+            yield from old.execute(f"{query} NOT INDEXED ORDER BY position {order}")
 
 
 def _readable(old: sqlite3.Connection, query: str, key: str, top: int) -> Iterator[Any]:
@@ -268,13 +424,22 @@ def _source(path: str) -> str:
 
 def _copy(source: str, target: str) -> None:
     """Not by Python: closing a file that SQLite has locked in this process would drop the lock."""
-    for name in (offline.LOG_NAME, f"{offline.LOG_NAME}-wal"):
-        if os.path.exists(f"{source}/{name}"):
+    for name in _FILES:
+        if _is_file(f"{source}/{name}"):
             command = ["cp", "--", f"{source}/{name}", f"{target}/{name}"]
             done = subprocess.run(command, capture_output=True, check=False)
             if done.returncode:
                 said = done.stderr.decode(errors="replace").strip()
-                raise DaemonError("storage_unavailable", f"the damaged log cannot be copied: {said}")
+                raise DaemonError(
+                    "storage_unavailable", f"the log cannot be copied ({said}): free space or mend the disk"
+                )
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path, follow_symlinks=os.path.basename(path) == offline.LOG_NAME).st_mode)
+    except OSError:
+        return False
 
 
 def _pad(path: str) -> None:
@@ -287,35 +452,64 @@ def _pad(path: str) -> None:
             os.truncate(path, page * pages)
 
 
-def _replace(path: str, new: str) -> str:
+def _replace(path: str, new: str, problems: Sequence[str]) -> str:
     """Put the new file in the place of the old ones, which are in quarantine then; answer where. A crash in between
     leaves a mark, with which no daemon starts, and the next repair goes on from what is in quarantine.
     """
     state_dir, mark = os.path.dirname(path), repairing(path)
     quarantine = _source(path)
     if quarantine == state_dir:
-        quarantine = f"{state_dir}/{QUARANTINE}/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
-        os.makedirs(quarantine, mode=0o700)
+        quarantine = _new_quarantine(state_dir)
         _copy(state_dir, quarantine)
-        os.sync()
-        with open(f"{mark}.new", "w", encoding="utf-8") as file:
-            file.write(quarantine)
-            file.flush()
-            os.fsync(file.fileno())
+        _write(f"{quarantine}/{REPORT}", "".join(f"{problem}\n" for problem in problems))
+        for name in os.listdir(quarantine):
+            _sync(f"{quarantine}/{name}")
+        for folder in (quarantine, f"{state_dir}/{QUARANTINE}"):
+            _sync(folder)
+        failpoints.reach("repair.quarantined")
+        _write(f"{mark}.new", quarantine)
         os.rename(f"{mark}.new", mark)
         _sync(state_dir)
-    for name in (f"{path}-wal", f"{state_dir}/{folded.FILE_NAME}"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+    failpoints.reach("repair.marked")
+    for name in (f"{path}-wal", witness.path_of(path), f"{state_dir}/{folded.FILE_NAME}"):
+        if os.path.lexists(name):
+            os.unlink(name) if _is_file(name) else os.rename(name, f"{quarantine}/{os.path.basename(name)}")
+    failpoints.reach("repair.cleared")
     os.rename(new, path)
+    os.rename(witness.path_of(new), witness.path_of(path))
     _sync(state_dir)
+    failpoints.reach("repair.exchanged")
     os.unlink(mark)
     _sync(state_dir)
+    failpoints.reach("repair.done")
     return quarantine
 
 
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _new_quarantine(state_dir: str) -> str:
+    path = f"{state_dir}/{QUARANTINE}/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    os.makedirs(path, mode=0o700)
+    return path
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _set_aside(state_dir: str, names: Sequence[str], quarantine: str) -> str:
+    """Move segments into quarantine; answer where that is."""
+    for name in names:
+        os.rename(f"{state_dir}/{segments.FOLDER}/{name}", f"{quarantine}/{name}")
+        failpoints.reach("repair.segment_moved")
+    _sync(quarantine)
+    _sync(f"{state_dir}/{segments.FOLDER}")
+    return quarantine
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

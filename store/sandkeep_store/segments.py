@@ -15,7 +15,9 @@ import msgspec
 import zstandard
 from msgspec import Raw, Struct
 
+from sandkeep import failpoints
 from sandkeep.errors import DaemonError
+from sandkeep_store.durable import sync_directory
 from sandkeep_store.record import Recorded
 from sandkeep_store.yielding import yielding
 
@@ -101,6 +103,7 @@ def _put(folder: str, name: str, header: Header, content: bytes) -> None:
             file.write(zstandard.ZstdCompressor(level=3).compress(content))
             file.flush()
             os.fsync(file.fileno())
+        failpoints.reach("segment.written")
         if read(temporary) != (header, content):
             raise _damaged(temporary, "it reads differently from what was written")
         os.rename(temporary, f"{folder}/{name}")
@@ -108,11 +111,24 @@ def _put(folder: str, name: str, header: Header, content: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    failpoints.reach("segment.renamed")
+    sync_directory(folder)
+
+
+def tidy(state_dir: str) -> None:
+    """Remove what is left of segments that were not finished. No other may be in the making.
+
+    Blocks. Raises `storage_unavailable`.
+    """
+    folder = f"{state_dir}/{FOLDER}"
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        for name in os.listdir(folder):
+            if name.startswith(".") and name.endswith(".new"):
+                os.unlink(f"{folder}/{name}")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DaemonError("storage_unavailable", f"{folder} cannot be written: {error.strerror}") from None
 
 
 def _line(event: Recorded) -> bytes:
@@ -172,19 +188,33 @@ def events(path: str) -> Iterator[Line]:
 
 def verify(state_dir: str, log_id: str) -> list[str]:
     """Check every segment; answer what is wrong, a sentence each. Blocks."""
-    problems = []
+    return list(broken(state_dir, log_id).values())
+
+
+def broken(state_dir: str, log_id: str) -> dict[str, str]:
+    """What is wrong with segments, by their names. Blocks."""
+    problems = {}
     for name in names(state_dir):
         path = f"{state_dir}/{FOLDER}/{name}"
         try:
             positions = [line.position for line in events(path)]
             header, _ = read(path)
             if header.log_id != log_id:
-                problems.append(f"{path} belongs to another event log: move it away")
+                problems[name] = f"{path} belongs to another event log: move it away"
             elif positions != sorted(positions) or [positions[0], positions[-1]] != [header.first, header.last]:
-                problems.append(f"{path} is damaged: its events are not in order; restore it from a backup")
-        except (DaemonError, msgspec.MsgspecError) as error:
-            problems.append(str(error))
+                problems[name] = f"{path} is damaged: its events are not in order; restore it from a backup"
+        except (DaemonError, msgspec.MsgspecError, IndexError) as error:
+            problems[name] = error.message if isinstance(error, DaemonError) else f"{path} is damaged: {error}"
     return problems
+
+
+def positions(state_dir: str) -> set[int]:
+    """The positions of the events in all segments that are sound. Blocks."""
+    found: set[int] = set()
+    for name in names(state_dir):
+        with contextlib.suppress(DaemonError, msgspec.MsgspecError):
+            found.update([line.position for line in events(f"{state_dir}/{FOLDER}/{name}")])
+    return found
 
 
 def _damaged(path: str, why: str) -> DaemonError:

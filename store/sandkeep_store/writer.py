@@ -160,6 +160,7 @@ class Writer:
 
     def _commit(self, batch: Sequence[Append]) -> None:
         """Commit what passes its checks. Raises `PersistenceError` or OSError when nothing was committed."""
+        self._recorder.require_in_place()
         self._mend()
         self._reserve.hold()
         try:
@@ -169,6 +170,21 @@ class Writer:
             for append in batch:
                 self._insert_alone(append)
         self.failure = None
+
+    def probe(self) -> None:
+        """See whether the log can be written again. For `work`."""
+        try:
+            self._recorder.require_in_place()
+            self._mend()
+            self._reserve.hold()
+            self._recorder.touch()
+        except OSError as error:
+            if error.errno not in _FULL:
+                self.failure = self._unwritable(str(error.strerror))
+        except PersistenceError as error:
+            self._distrusted = not _is_full(error)
+        else:
+            self.failure = None
 
     def _mend(self) -> None:
         if self._distrusted:
@@ -226,19 +242,21 @@ class Writer:
     # -- failing --------------------------------------------------------------------------------------------------
 
     def _fail(self, batch: Sequence[Append], reason: str, *, full: bool) -> None:
-        self.failure = (
-            f"the disk is full: free space on {self._directory}"
-            if full
-            else f"the event log cannot be written ({reason}): mend the disk or the permissions of {self._directory}"
-        )
+        self.failure = f"the disk is full: free space on {self._directory}" if full else self._unwritable(reason)
         _refuse(batch, DaemonError("storage_unavailable", self.failure))
         essential = [append for append in batch if append.essential and not append.recorded]
         if essential:
             self._rescue(essential, full=full)
 
+    def _unwritable(self, reason: str) -> str:
+        sentence = f"the event log cannot be written ({reason}): mend the disk or the permissions of {self._directory}"
+        damaged = "malformed" in reason
+        return f"{sentence}; if it is damaged, run `sandkeep store repair` without a daemon" if damaged else sentence
+
     def _rescue(self, essential: Sequence[Append], *, full: bool) -> None:
         """Try once more for what must not fail, with the space that was kept back for it. `failure` stays as it is."""
         with contextlib.suppress(PersistenceError, SandkeepError, OSError):
+            self._recorder.require_in_place()
             if full:
                 self._reserve.release()
             self._mend()

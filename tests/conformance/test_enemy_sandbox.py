@@ -1,16 +1,19 @@
 """Code inside a sandbox that does its worst: to the host, to who waits for it, and to who must end it."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 from tests.conformance.conftest import UID_BASE, World, run, sh, start
 
+from sandkeep.errors import ProviderError
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd import hostprocess
-from sandkeepd.keeper import client, journal
-from sandkeepd.providers.base import Launch
+from sandkeepd.keeper import client, files, journal, processes
+from sandkeepd.providers import local
+from sandkeepd.providers.base import Launch, Terminal
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
@@ -90,6 +93,39 @@ async def test_a_killed_process_whose_end_cannot_be_told(world: World, monkeypat
     assert (how.exit_code, how.message) == (None, client.LOST_END)
 
 
+@pytest.mark.parametrize("tty", [False, True], ids=["plain", "tty"])
+async def test_that_all_was_killed_is_known_soon(world: World, tty: bool) -> None:
+    """Sooner than all are asked anyway, and by who waits, without another word to the sandbox."""
+    instance = await world.sandbox()
+    terminal = Terminal(rows=24, cols=80, session="t") if tty else None
+    process_id = await start(instance, "sh", "-c", "echo; exec sleep 1000", terminal=terminal)
+    await instance.wait_output(process_id, 0, 0)
+    await start(instance, "sh", "-c", "kill -9 -1")
+    with trio.fail_after(local.SWEEP_PERIOD_S / 2):
+        how = await instance.wait(process_id)
+    assert (how.exit_code, how.message) == (None, processes.LOST_WATCHER)
+
+
+@pytest.mark.parametrize("tty", [False, True], ids=["plain", "tty"])
+@pytest.mark.parametrize("spoilt", [b"", b"x" * 500 + b"\n"], ids=["cut", "garbage"])
+async def test_an_exit_is_known_although_what_told_of_it_was_spoilt(world: World, tty: bool, spoilt: bytes) -> None:
+    instance = await world.sandbox()
+    assert isinstance(instance, LocalInstance)
+    exits = world.state / "sandboxes" / instance.sandbox_id / "out" / "exits"
+    terminal = Terminal(rows=24, cols=80, session="t") if tty else None
+    script = "until [ -e /run/sandkeep/out/p/go ]; do sleep 0.01; done; exit 7"
+    process_id = await start(instance, "sh", "-c", script, terminal=terminal)
+    instance._rest()  # the daemon comes too late
+    (exits.parent / "p" / "go").touch()
+    with trio.fail_after(20):
+        while f"{process_id} 7\n".encode() not in exits.read_bytes():
+            await trio.lowlevel.checkpoint()
+    exits.write_bytes(spoilt)
+    instance._hear_again()
+    with trio.fail_after(local.SWEEP_PERIOD_S / 2):
+        assert (await instance.wait(process_id)).exit_code == 7
+
+
 async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = await world.sandbox()
     assert isinstance(instance, LocalInstance)
@@ -101,11 +137,39 @@ async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monke
         assert rounds <= journal.MAX_ROUNDS
         return True
 
+    instance._rest()  # only those shall read that are looked at here
     monkeypatch.setattr(instance, "_read_answers", more)
     await instance.remember_earlier()
     rounds = 0
     await world.terminate(instance.sandbox_id)
     assert rounds == journal.MAX_ROUNDS
+
+
+async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that reads is held by the code inside, as by a FIFO that comes after it has looked for a file."""
+    instance = await world.sandbox()
+    monkeypatch.setattr(files, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(client, "TIDY_UP_S", 1.0)
+    await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
+    for attempt in (instance.read_file("file"), instance.write_file("new", b"data")):
+        with trio.fail_after(30), pytest.raises(ProviderError, match="the sandbox did not do it"):
+            await attempt
+    directory = world.state / "sandboxes" / instance.sandbox_id
+    found = [name for part in ("in", "out/p") for name in os.listdir(directory / part) if name.startswith("hlp")]
+    assert found == []
+
+
+async def test_a_stopped_helper_takes_back_what_it_began(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "DEADLINE_S", 2.0)
+    instance = await world.sandbox()
+    stopping = "until ls -a | grep -q .sandkeep-hlp; do :; done; kill -STOP -1; echo stopped; exec sleep 1000"
+    enemy = await start(instance, "sh", "-c", stopping)
+    with trio.fail_after(60):
+        while not instance.read(enemy, "stdout", 0, 1).data:
+            with suppress(ProviderError):
+                await instance.write_file("new", b"x" * (16 << 20))
+    await instance.signal(enemy, 9)
+    assert ".sandkeep" not in await sh(instance, "ls -a")
 
 
 # -- what is the host's -----------------------------------------------------------------------------------------------
@@ -224,3 +288,22 @@ async def test_a_tree_of_any_depth_goes_with_its_sandbox(world: World) -> None:
     await world.terminate(instance.sandbox_id)
     assert (await world.provider.found())[0] == []
     assert os.listdir(world.state / "trash") == []
+
+
+@pytest.mark.parametrize("many", [5, 1200])
+async def test_nothing_but_journals_stays_among_the_journals(world: World, many: int) -> None:
+    instance = await world.sandbox()
+    process_id = await start(
+        instance,
+        "sh",
+        "-c",
+        "cd /run/sandkeep/out/p; mkdir -p d/d; mkfifo fifo; ln -s /etc/passwd link; chmod 0 d; mkdir $NAME.stdout;"
+        'i=0; while [ $i -lt "$1" ]; do : >junk$i; : >"\n$i"; i=$((i + 1)); done; echo said',
+        "sh",
+        str(many),
+        env={"NAME": new_id(PROCESS)},
+    )
+    assert (await instance.wait(process_id)).exit_code == 0
+    await world.terminate(instance.sandbox_id)
+    left = os.listdir(world.state / "sandboxes" / instance.sandbox_id / "out" / "p")
+    assert sorted(left) == [f"{process_id}.stderr", f"{process_id}.stdout"]

@@ -383,7 +383,7 @@ async def test_a_killed_watcher_is_noticed(world: World) -> None:
     if world.kind != "local":
         return  # to kill everything would be to kill the test, too
     await run_and_lose(instance)
-    await instance.sweep()  # type: ignore[attr-defined]
+    instance.sweep()  # type: ignore[attr-defined]
     how = await instance.wait(process_id)
     assert how.exit_code is None
     assert how.message is not None

@@ -72,7 +72,7 @@ class Story:
         command_id = new_id("cmd")
         while self._goes_on():
             try:
-                with self.daemon.connect() as client:
+                with self.daemon.connect(patience_s=0) as client:  # nobody else starts it again
                     answer = getattr(getattr(client, noun), verb)(*args, command_id=command_id, **params)
             except SandkeepError:
                 if not self.lost():
@@ -87,7 +87,7 @@ class Story:
         """Read something, however often the daemon dies of it."""
         while self._goes_on():
             try:
-                with self.daemon.connect() as client:
+                with self.daemon.connect(patience_s=0) as client:  # nobody else starts it again
                     return work(client)
             except SandkeepError:
                 if not self.lost():

@@ -71,7 +71,7 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
             parts = (images, sandboxes, Processes(core, sandboxes))
             software = Software(core, state_dir, "", trio.Event())
             software.adopting = sandboxes.adopting
-            retention = Retention(core)
+            retention = Retention(core, sandboxes)
             dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention)
             made = Inside(core, fake, parts, dispatch)
             made.retention = retention

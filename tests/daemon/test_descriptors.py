@@ -27,6 +27,7 @@ from sandkeep.descriptors import ANCILLARY_BYTES, Handover
 from sandkeep.dialing import Daemon
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError, StateError
 from sandkeepd.api.call import Call
+from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.listener import listening
 from sandkeepd.api.room import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER
 from sandkeepd.api.server import Server
@@ -188,7 +189,7 @@ async def test_what_is_sent_in_pieces_carries_them_once() -> None:
             while True:
                 before += ours.send(b"x" * 65536)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Writer(ours, 30).send, b"y" * 1_000_000, [0])
+            nursery.start_soon(Writer(ours, 30, Holdings().share(0, ours.close)).send, b"y" * 1_000_000, [0])
             _, found = await receive(reader, lambda data: data.count(b"y") == 1_000_000)
         for number, _ in found:
             os.close(number)

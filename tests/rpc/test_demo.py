@@ -57,3 +57,19 @@ def test_an_interrupted_demo_cleans_up(short: Path, number: signal.Signals) -> N
     assert demo.returncode == 130, rest
     assert "Traceback" not in rest
     assert nothing_is_left(short)
+
+
+@pytest.mark.needs("root")
+def test_a_mount_that_all_can_see_makes_nobody_a_leftover(tmp_path: Path) -> None:
+    """What is found here is ended, so it must not be everybody."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=True)
+    try:
+        with subprocess.Popen(["sleep", "1000"]) as bystander:
+            found = traces.processes(str(tmp_path))
+            seen = traces.mounts(str(tmp_path))
+            bystander.kill()
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
+    assert seen == [str(tmp_path)]
+    assert bystander.pid not in found
+    assert os.getppid() not in found

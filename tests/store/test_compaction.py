@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import trio
@@ -34,6 +34,7 @@ class Opened:
         self.log = log
         self.state = offline.fold(log)
         self.forgotten: list[str] = []
+        self.forgotten_processes: dict[str, list[str]] = {}
         log.on_commit.append(self._follow)
 
     def _follow(self, recorded: Sequence[Any]) -> None:
@@ -43,17 +44,25 @@ class Opened:
     async def _forget(self, sandboxes: Sequence[str]) -> None:
         self.forgotten += sandboxes
 
+    async def _forget_processes(self, sandbox_id: str, process_ids: Sequence[str]) -> None:
+        self.forgotten_processes[sandbox_id] = [*self.forgotten_processes.get(sandbox_id, ()), *process_ids]
+
     async def compact(self, before_us: int = LATER_US, **options: Any) -> CompactReport:
-        return await Compaction(self.log, self.state, self._forget).run(before_us, NOBODY, **options)
+        return await Compaction(self.log, self.state, self._forget, self._forget_processes).run(
+            before_us, NOBODY, **options
+        )
+
+
+Kind = TypeVar("Kind", bound=Opened)
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[Opened]:
+async def opened(directory: Path, kind: Callable[[EventLog], Kind] = Opened) -> AsyncIterator[Kind]:  # type: ignore[assignment]
     log = EventLog.open(str(directory / "events.db"))
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(log.run)
-            yield Opened(log)
+            yield kind(log)
             nursery.cancel_scope.cancel()
     finally:
         log.close()

@@ -95,6 +95,7 @@ def test_only_its_owner_may_read_the_files(tmp_path: Path) -> None:
         "ballast": 0o600,
         "events.db": 0o600,
         "events.db-wal": 0o600,
+        "events.head": 0o600,
     }
     log.close()
 

@@ -144,3 +144,12 @@ def test_a_fifo_in_place_of_a_document_does_not_block(tmp_path: Path) -> None:
     (tmp_path / "sbx_x").mkdir()
     os.mkfifo(tmp_path / "sbx_x" / "metadata.json")
     assert metadata_files.read(str(tmp_path), "sbx_x") is None
+
+
+async def test_the_folder_of_a_sandbox_that_is_about_to_be_made_stays(tmp_path: Path, log: Log) -> None:
+    """It has no document yet, and its provider has made the folder just now."""
+    files = files_of(tmp_path, log.fold())
+    (tmp_path / "sbx_new").mkdir()
+    files.mark("sbx_new")
+    await files.flush()
+    assert (tmp_path / "sbx_new").is_dir()

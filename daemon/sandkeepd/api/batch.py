@@ -8,6 +8,7 @@ from sandkeep import jsonrpc
 from sandkeep.errors import CallerError
 from sandkeep.jsonrpc import Fault, Request
 from sandkeep.lines import MAX_LINE_BYTES
+from sandkeepd.api.holdings import Share
 
 _MAX_BYTES: Final = MAX_LINE_BYTES - 1024 * 1024  # the rest is for the errors of those that do not fit
 
@@ -15,9 +16,10 @@ _MAX_BYTES: Final = MAX_LINE_BYTES - 1024 * 1024  # the rest is for the errors o
 class BatchAnswers:
     """Keeps the answers to a batch, as many as one line can hold; those beyond become errors that say so."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: Share) -> None:
         self.lines: list[bytes] = []
         self._bytes = 0
+        self._share = share
 
     def add(self, message: Request | Fault, answer: bytes | None) -> None:
         """Keep an answer, if there is one."""
@@ -27,6 +29,19 @@ class BatchAnswers:
             answer = _too_much(message.id)
         self._bytes += len(answer)
         self.lines.append(answer)
+        self._share.hold(len(answer))
+
+    def joined(self) -> bytes:
+        """The one answer, which is all that is left of them."""
+        whole = jsonrpc.array(self.lines)
+        self.forget()
+        return whole
+
+    def forget(self) -> None:
+        """Hold none of them any more."""
+        self._share.let_go(self._bytes)
+        self._bytes = 0
+        self.lines.clear()
 
 
 def _too_much(request_id: Raw) -> bytes:

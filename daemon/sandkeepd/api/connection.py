@@ -19,6 +19,7 @@ from sandkeep.methods import Hello, Params
 from sandkeepd.api.batch import BatchAnswers
 from sandkeepd.api.call import Call, Handler, cannot_give, no_progress
 from sandkeepd.api.defects import only_error, report
+from sandkeepd.api.holdings import CALL_BYTES, Holdings
 from sandkeepd.api.peer import Peer
 from sandkeepd.api.room import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, Room
 from sandkeepd.api.routes import HELLO, Route
@@ -33,14 +34,17 @@ _BATCH_WORKERS: Final = 16
 _TOO_LONG: Final = Fault(
     jsonrpc.INVALID_REQUEST, f"a message has at most {MAX_LINE_BYTES} bytes: send what is longer in pieces"
 )
+_TOO_MUCH: Final = "you have too much under way: wait until some of it is done"
+_REFUSED_BATCH: Final = Fault(jsonrpc.SERVER_ERROR, _TOO_MUCH)
 
 
 class Pending(Struct, frozen=True, gc=False):
-    """A call that could not be answered at once."""
+    """A call that could not be answered at once. It holds `size` bytes, and `weight` with its answer at most."""
 
     request: Request
     route: Route
     params: Params
+    size: int
     weight: int
 
 
@@ -49,7 +53,9 @@ class Connection:
 
     The connection's own task reads. What can be answered at once is answered in that task; each other call gets a
     task of its own, of which there are at most `room.MAX_CALLS`: beyond that nothing more is read. What a client may
-    make the daemon hold is thereby bounded: a line that is not complete, the calls under way, and their answers.
+    make the daemon hold is thereby bounded: a line that is not complete, the calls under way, and their answers. What
+    all clients of its user do is counted in `holdings`. `deadline_s` is how long a client may take to send the rest of
+    a line that it began, or to read an answer.
     """
 
     def __init__(
@@ -58,24 +64,28 @@ class Connection:
         peer: Peer,
         handler: Handler,
         routes: Mapping[str, Route],
-        send_deadline_s: float,
+        deadline_s: float,
         is_lonely: Callable[[], bool] = lambda: False,
         descriptors_of_user: Callable[[], int] = lambda: 0,
+        holdings: Holdings | None = None,
     ) -> None:
         self._sock = sock
         self._fd = sock.fileno()
         self._peer = peer
         self._handler = handler
         self._routes = routes
+        self._share = (holdings or Holdings()).share(peer.uid, self._part)
         self._lines = LineBuffer()
-        self._writer = Writer(sock, send_deadline_s)
-        self._send_deadline_s = send_deadline_s
+        self._line_deadline: float | None = None
+        self._writer = Writer(sock, deadline_s, self._share)
+        self._deadline_s = deadline_s
         self._is_lonely = is_lonely
         self._descriptors_of_user = descriptors_of_user
         self._descriptors_asked_for = 0
         self._room = Room()
         self._reading = trio.CancelScope()
         self._waiting: set[trio.CancelScope] = set()
+        self._stopped = False
         self._gone = False
         self._client: str | None = None
         self.answered = 0
@@ -97,6 +107,7 @@ class Connection:
 
     def stop(self) -> None:
         """Read no more and cancel what only reads; `run` returns when the other calls have ended and were answered."""
+        self._stopped = True
         self._reading.cancel()
         self._cancel_waiting()
 
@@ -109,6 +120,11 @@ class Connection:
                 self._sock.shutdown(
                     socket.SHUT_RDWR
                 )  # wakes whoever waits for it; its descriptor stays ours until `run` ends
+            self._lines = LineBuffer()
+
+    def _part(self) -> None:
+        log.warning("dropped client %s of %s: its user's clients hold too much", self._client, self._peer.owner)
+        self.lose()
 
     async def run(self) -> None:
         """Serve the client until it goes away, or `stop` is called.
@@ -126,6 +142,7 @@ class Connection:
                     await self._read()
                     await self._finish_half_closed()
         finally:
+            self._share.close()
             self._sock.close()
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -138,19 +155,43 @@ class Connection:
                 # would take longer than the call itself.
                 await trio.lowlevel.checkpoint()
             else:
-                await trio.lowlevel.wait_readable(self._fd)
+                await self._readable()
             try:
                 data = self._sock.recv(_CHUNK_BYTES)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._fd)
+                await self._readable()
                 continue
             except OSError:
                 return self.lose()
             if not data:
                 return None
-            await self._take(self._lines.feed(data))
+            await self._take(self._cut(data))
             if self._lines.overflowed:
                 return await self._refuse_overflow()
+
+    async def _readable(self) -> None:
+        """Wait until there is something to read. For the rest of a line that was begun, only so long."""
+        if not self._lines:
+            return await trio.lowlevel.wait_readable(self._fd)
+        if self._line_deadline is None:
+            self._line_deadline = trio.current_time() + self._deadline_s
+        with trio.CancelScope(deadline=self._line_deadline) as scope:
+            await trio.lowlevel.wait_readable(self._fd)
+        if scope.cancelled_caught:
+            log.info("dropped client %s (pid %d): it did not end its line", self._client, self._peer.pid)
+            self.lose()
+        return None
+
+    def _cut(self, data: bytes) -> list[bytes]:
+        """The lines that are complete now; what is left of one is on its user's account."""
+        before = len(self._lines)
+        lines = self._lines.feed(data)
+        if before or self._lines:
+            if lines or not before:
+                self._line_deadline = None
+            self._share.let_go(before)
+            self._share.hold(len(self._lines))
+        return lines
 
     async def _take(self, lines: list[bytes]) -> None:
         """Begin the calls of these lines, in their order, and send what could be answered at once."""
@@ -162,7 +203,7 @@ class Connection:
                 ready.append(outcome)
                 size += len(outcome)
             elif isinstance(outcome, Pending | Batch):
-                await self._launch(outcome)
+                await self._launch(outcome, len(line))
             if size > _FLUSH_BYTES or len(ready) >= _FLUSH_LINES:
                 await self._send(ready)
                 await trio.lowlevel.checkpoint()  # one busy client does not keep the others waiting
@@ -201,30 +242,57 @@ class Connection:
                 return self._result(request, {})
         except Exception as error:  # noqa: BLE001  # a defect, which is reported
             return self._failure(request, error, call)
-        return Pending(request, route, params, route.weight(size, params))
+        return Pending(request, route, params, size + CALL_BYTES, route.weight(size, params))
 
-    async def _launch(self, outcome: "Pending | Batch") -> None:
+    async def _launch(self, outcome: "Pending | Batch", size: int) -> None:
         """Give a call, or the calls of a batch, tasks of their own as soon as there is room."""
         if isinstance(outcome, Pending):
-            await self._take_room(1, outcome.weight)
-            self._tasks.start_soon(self._carry_out, outcome)
+            await self._take_room(1, outcome.weight, size)
+            await self._launch_call(outcome)
         else:
             workers = min(len(outcome.messages), _BATCH_WORKERS)
-            await self._take_room(workers, MAX_LINE_BYTES)
-            self._tasks.start_soon(self._carry_out_batch, outcome, workers)
+            await self._take_room(workers, MAX_LINE_BYTES, size)
+            await self._launch_batch(outcome, workers, size + workers * CALL_BYTES)
 
-    async def _take_room(self, calls: int, weight: int) -> None:
-        if not self._room.try_take(calls, weight):
+    async def _take_room(self, calls: int, weight: int, size: int) -> None:
+        if self._room.try_take(calls, weight):
+            return
+        self._share.hold(size)
+        try:
             await self._unless_hung_up(partial(self._room.take, calls, weight))
+        finally:
+            self._share.let_go(size)
+
+    async def _launch_call(self, pending: Pending) -> None:
+        """Begin a call that has room. One that ends with its client is that client's; another has to be kept."""
+        if not pending.route.lasting:
+            self._share.hold(pending.size)
+            self._tasks.start_soon(self._carry_out, pending, self._share.let_go)
+        elif self._share.keep(pending.size):
+            self._tasks.start_soon(self._carry_out, pending, self._share.release)
+        else:
+            self._room.give_back(1, pending.weight)
+            if pending.request.wants_answer:
+                await self._send([jsonrpc.error(pending.request.id, _too_much())])
+
+    async def _launch_batch(self, batch: Batch, workers: int, size: int) -> None:
+        if self._share.keep(size):
+            self._tasks.start_soon(self._carry_out_batch, batch, workers, size)
+        else:
+            self._room.give_back(workers, MAX_LINE_BYTES)
+            await self._send([_REFUSED_BATCH.answer()])
 
     # -- carrying out -------------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, pending: Pending) -> None:
+    async def _carry_out(self, pending: Pending, let_go: Callable[[int], None]) -> None:
         try:
             answer = await self._answer(pending)
             if answer is not None:
-                await self._send([answer])
+                answers = [answer]
+                del answer  # `_send` lets go of it when it has made lines
+                await self._send(answers)
         finally:
+            let_go(pending.size)
             self._room.give_back(1, pending.weight)
 
     async def _answer(self, pending: Pending) -> bytes | None:
@@ -237,6 +305,8 @@ class Connection:
         with trio.CancelScope() as scope:
             if not route.lasting:
                 self._waiting.add(scope)
+                if self._stopped:  # one of a batch that goes on
+                    scope.cancel()
             try:
                 value = await (self._hand_over(call) if route.method.descriptors else self._within_deadline(call))
                 answer = self._result(request, value)
@@ -270,14 +340,18 @@ class Connection:
         finally:
             self._descriptors_asked_for -= count
 
-    async def _carry_out_batch(self, batch: Batch, workers: int) -> None:
+    async def _carry_out_batch(self, batch: Batch, workers: int, size: int) -> None:
         """Carry out a batch, a few of its calls at a time, and answer it as one array."""
-        answers = BatchAnswers()
+        answers = BatchAnswers(self._share)
         messages = iter(batch.messages)
 
         async def work() -> None:
             for message in messages:
-                answers.add(message, await self._settle(message))
+                if self._gone:
+                    answers.forget()
+                answer = await self._settle(message)
+                if not self._gone:
+                    answers.add(message, answer)
                 await trio.lowlevel.checkpoint()
 
         try:
@@ -285,15 +359,23 @@ class Connection:
                 for _ in range(workers):
                     nursery.start_soon(work)
             if answers.lines:
-                await self._send([jsonrpc.array(answers.lines)])
+                await self._send([answers.joined()])
         finally:
+            answers.forget()
+            self._share.release(size)
             self._room.give_back(workers, MAX_LINE_BYTES)
 
     async def _settle(self, message: Request | Fault) -> bytes | None:
         if isinstance(message, Fault):
             return message.answer()
+        if self._gone and not self._lasts(message):
+            return None
         outcome = self._begin_request(message, 0, alone=False)
         return await self._answer(outcome) if isinstance(outcome, Pending) else outcome
+
+    def _lasts(self, request: Request) -> bool:
+        route = self._routes.get(request.method)
+        return route is not None and route.lasting
 
     # -- answering ----------------------------------------------------------------------------------------------------
 
@@ -333,7 +415,9 @@ class Connection:
     async def _send(self, answers: list[bytes]) -> None:
         if not self._gone:
             self.answered += len(answers)
-            await self._deliver(b"\n".join(answers) + b"\n")
+            lines = b"\n".join(answers) + b"\n"
+            answers.clear()  # or they would be in memory twice while they wait
+            await self._deliver(lines)
 
     async def _deliver(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send lines; a client that is gone, or does not read for too long, is dropped."""
@@ -353,7 +437,7 @@ class Connection:
         """Say what is wrong, and let the client finish sending: cut off while it sends, it would not see why."""
         self._cancel_waiting()
         await self._send([_TOO_LONG.answer()])
-        with trio.move_on_after(self._send_deadline_s), contextlib.suppress(OSError):
+        with trio.move_on_after(self._deadline_s), contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
             while self._discard():
                 await trio.lowlevel.wait_readable(self._fd)
@@ -387,3 +471,7 @@ class Connection:
     def _cancel_waiting(self) -> None:
         for scope in self._waiting:
             scope.cancel()
+
+
+def _too_much() -> StateError:
+    return StateError("not_ready", _TOO_MUCH)

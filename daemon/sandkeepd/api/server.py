@@ -13,6 +13,7 @@ from trio import TaskStatus
 from sandkeepd.accepting import accept_clients
 from sandkeepd.api.call import Call, Handler
 from sandkeepd.api.connection import Connection
+from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.peer import Peer, peer_of
 from sandkeepd.api.routes import routes_of
 
@@ -21,7 +22,7 @@ __all__ = ["Call", "Handler", "Peer", "Server", "ServerStatistics", "serve"]
 log: Final = logging.getLogger(__name__)
 
 SEND_DEADLINE_S: Final = 30.0
-"""How long a client may take to read one answer."""
+"""How long a client may take to read one answer, or to send the rest of a line that it began."""
 
 GRACE_S: Final = 10.0
 """How long calls that change something may go on when the server stops."""
@@ -53,12 +54,14 @@ class Server:
         send_deadline_s: float = SEND_DEADLINE_S,
         grace_s: float = GRACE_S,
         max_connections: int = MAX_CONNECTIONS,
+        holdings: Holdings | None = None,
     ) -> None:
         self._handler = handler
         self._routes = routes_of(handler)
         self._send_deadline_s = send_deadline_s
         self._grace_s = grace_s
         self._max_connections = max_connections
+        self._holdings = holdings or Holdings()
         self._connections: set[Connection] = set()
         self._of_uid: Counter[int] = Counter()
         self._answers = 0
@@ -127,7 +130,9 @@ class Server:
 
     def _connection(self, sock: socket.socket, peer: Peer) -> Connection:
         given = partial(self._descriptors_of, peer.uid)
-        return Connection(sock, peer, self._handler, self._routes, self._send_deadline_s, self._is_quiet, given)
+        return Connection(
+            sock, peer, self._handler, self._routes, self._send_deadline_s, self._is_quiet, given, self._holdings
+        )
 
     def _descriptors_of(self, uid: int) -> int:
         """How many descriptors are on their way to a user."""

@@ -9,6 +9,8 @@ from typing import Final
 
 import trio
 
+from sandkeepd.api.holdings import Share
+
 _MOST_AT_ONCE: Final = 1024 * 1024  # so that one large answer does not hold up the other tasks while it is copied
 
 
@@ -20,9 +22,10 @@ class Writer:
     queue.
     """
 
-    def __init__(self, sock: socket.socket, deadline_s: float) -> None:
+    def __init__(self, sock: socket.socket, deadline_s: float, share: Share) -> None:
         self._sock = sock
         self._deadline_s = deadline_s
+        self._share = share
         self._turn = trio.Lock()
         self._broken = False
         self._descriptors_unread = 0
@@ -45,16 +48,26 @@ class Writer:
 
         When that happens, or when the caller is cancelled, half a line may have been sent: nothing more can be.
         """
+        held = False
         if not self._turn.locked():
             sent = self._push(data, descriptors)
             if sent == len(data):
                 return
             self._turn.acquire_nowait()
-        else:
-            await self._turn.acquire()
-            sent = 0
+            held = True
+        self._share.hold(len(data))
         try:
-            await self._drain(memoryview(data)[sent:], () if sent else descriptors)
+            if not held:
+                await self._turn.acquire()
+                sent = 0
+            await self._send_rest(memoryview(data)[sent:], () if sent else descriptors)
+        finally:
+            self._share.let_go(len(data))
+
+    async def _send_rest(self, rest: memoryview, descriptors: Sequence[int]) -> None:
+        """Send what the kernel did not take at once. It is this task's turn, and over then."""
+        try:
+            await self._drain(rest, descriptors)
         except BaseException:
             self._broken = True
             raise
@@ -68,6 +81,7 @@ class Writer:
                 rest = rest[sent:]
                 if sent:
                     descriptors = ()
+                    self._share.moved()
                 else:
                     await trio.lowlevel.wait_writable(self._sock.fileno())
 

@@ -24,6 +24,7 @@ from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
 from sandkeepd.hostprocess import Identity, identify
 from sandkeepd.keeper import fifo, files, journal, pipes, requests, terminal
+from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
 from sandkeepd.keeper.processes import LOST_END, LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.pty import open_pty
@@ -32,6 +33,9 @@ from sandkeepd.providers.base import Chunk, Exit, InputNote, Launch, Terminal, u
 
 MAX_INLINE_INPUT_BYTES: Final = 64 * 1024
 """Longer input is written to its file by a thread."""
+
+HELPER_OUTPUT_BYTES: Final = 64 * 1024
+"""How much of what a helper command says is read, if no more is expected: the code inside can add any amount."""
 
 TIDY_UP_S: Final = 25.0
 """How long a helper command that is not wanted any more has for removing what it began."""
@@ -44,6 +48,12 @@ ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
+
+LOOK_S: Final = 0.5
+"""How soon after something was told, or somebody who could tell has gone, it is asked whether all is well."""
+
+REST_S: Final = 0.05
+"""How long a sandbox is not listened to that says more than it can need to."""
 
 STUCK_S: Final = KILL_DEADLINE_S / 2
 """How long a killed process's tmux has for noticing; then it is killed, too."""
@@ -91,7 +101,8 @@ class KeeperInstance:
         self._closed = False
         self._adopted = False
         self._exits = journal.ExitsReader(self._out)
-        self._watch = watcher.add(self._exits.fd, self._hear)
+        self._allowance = Allowance()
+        self._watch: int | None = watcher.add(self._exits.fd, self._hear, closings=True)
 
     # Processes
 
@@ -312,8 +323,9 @@ class KeeperInstance:
                 self._remove_viewer(viewer)
 
     def _remove_viewer(self, viewer: str) -> None:
-        """A viewer has gone: nothing shall stay of it, whichever daemon it came to."""
-        if viewer not in self._attaching:
+        """A viewer has gone: nothing shall stay of it, whichever daemon it came to. Others the code inside made up."""
+        known = viewer in self._processes or _exists(f"{self._in}/{viewer}")
+        if known and viewer not in self._attaching:
             self._processes.pop(viewer, None)
             self._remove(viewer)
 
@@ -388,7 +400,12 @@ class KeeperInstance:
     # The sandbox as a whole
 
     async def run_command(
-        self, command: Sequence[str], stdin: bytes | None = None, *, working_dir: str | None = None
+        self,
+        command: Sequence[str],
+        stdin: bytes | None = None,
+        *,
+        working_dir: str | None = None,
+        most_bytes: int = HELPER_OUTPUT_BYTES,
     ) -> tuple[int | None, bytes, bytes]:
         """See `Instance.run_command`. Its journals are removed when it is done."""
         process_id = new_id(pipes.HELPER)
@@ -396,9 +413,9 @@ class KeeperInstance:
             launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
             await self.launch(launch)
             how = await self.wait(process_id)
-            stdout = await self._whole(process_id, "stdout")
-            stderr = await self._whole(process_id, "stderr")
-            return how.exit_code, stdout, stderr
+            stdout = await trio.to_thread.run_sync(self.read, process_id, "stdout", 0, most_bytes)
+            stderr = self.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
+            return how.exit_code, stdout.data, stderr.data
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
                 await self._drop(process_id)
@@ -416,7 +433,10 @@ class KeeperInstance:
                 await self.launch(launch, ends.opening(incoming=incoming))
                 piped = pipes.Piped(self, process_id, ends.data(incoming=incoming), ends.control())
                 try:
-                    await piped.expect("ready")
+                    with trio.move_on_after(REQUEST_DEADLINE_S) as patience:
+                        await piped.expect("ready")
+                    if patience.cancelled_caught:
+                        raise self._channel.silent(REQUEST_DEADLINE_S)
                     ends.let_go()
                     yield piped
                 finally:
@@ -425,10 +445,6 @@ class KeeperInstance:
             if piped is None or not piped.left_alone or self.exit_of(process_id):
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
                     await self._drop(process_id)
-
-    async def _whole(self, process_id: str, stream: str) -> bytes:
-        limit = files.MAX_FILE_BYTES + 1
-        return (await trio.to_thread.run_sync(self.read, process_id, stream, 0, limit)).data
 
     async def _drop(self, process_id: str) -> None:
         process = self._processes.get(process_id)
@@ -442,9 +458,12 @@ class KeeperInstance:
         self._remove(process_id)
 
     async def _ask_to_go(self, process_id: str, process: Known) -> None:
-        """Again and again: a shell that starts a program at that moment takes the signal from it, and waits for it."""
+        """Again and again: a shell that starts a program at that moment takes the signal from it, and waits for it. And
+        what the code inside has stopped goes on, to go.
+        """
         while process.exit is None and not self._gone.is_set():
-            await self._send(requests.request("kill", process_id, str(int(Signals.SIGTERM))))
+            for number in (Signals.SIGTERM, Signals.SIGCONT):
+                await self._send(requests.request("kill", process_id, str(int(number))))
             with trio.move_on_after(ASK_AGAIN_S):
                 await process.ended.wait()
 
@@ -484,10 +503,27 @@ class KeeperInstance:
         """Give secrets to all processes that start from now on."""
         await self._send(*requests.secret_requests("-", secrets))
 
-    async def sweep(self) -> None:
-        """Ask after the processes whose watchers may have been killed, and have what ended reaped."""
-        if not self._gone.is_set():
-            await self._send(requests.request("sweep", "-"))
+    def sweep(self) -> None:
+        """Ask after the processes whose watchers may have been killed, or whose ends were not told, and have what ended
+        reaped. Nothing is waited for: what finds no room in the FIFO is asked another time.
+        """
+        self._watcher.never(self._look)
+        fd = None if self._closed or self._gone.is_set() else fifo.open_fifo(f"{self._in}/.control")
+        if fd is None:
+            return
+        running = [name for name, process in self._processes.items() if process.pid is not None and not process.exit]
+        try:
+            for line in requests.questions(running):
+                os.write(fd, line)
+        except BlockingIOError:
+            return
+        finally:
+            os.close(fd)
+
+    def _look(self) -> None:
+        """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
+        if any(process.exit is None for process in self._processes.values()):
+            self.sweep()
 
     async def remember_earlier(self) -> None:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
@@ -527,7 +563,9 @@ class KeeperInstance:
         if self._closed:
             return
         self._closed = True
-        self._watcher.remove(self._watch, self._hear)
+        self._rest()
+        for callback in (self._hear_again, self._look):
+            self._watcher.never(callback)
         self._exits.close()
         for process in self._processes.values():
             process.close_input()
@@ -536,8 +574,32 @@ class KeeperInstance:
     # Requests and answers
 
     def _hear(self) -> None:
-        if not self._closed and self._read_answers():
+        if self._closed or self._watch is None:
+            return
+        self._watcher.later(self._look, LOOK_S)
+        with self._allowance.spending():
+            more = self._read_answers()
+        if self._allowance.is_spent:
+            self._rest()
+            self._watcher.later(self._hear_again, REST_S)
+        elif more:
             trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after what others have to say
+
+    def _rest(self) -> None:
+        """Listen no more for now, as the code inside writes what nobody needs."""
+        if self._watch is not None:
+            self._watcher.remove(self._watch, self._hear)
+            self._watch = None
+
+    def _hear_again(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._watch = self._watcher.add(self._exits.fd, self._hear, closings=True)
+        except ProviderError:  # there is no watch to be had
+            self._watcher.later(self._hear_again, REST_S)
+        else:
+            self._hear()
 
     def _read_answers(self) -> bool:
         answers, more = self._exits.read()

@@ -23,6 +23,12 @@ from sandkeepd.providers.base import Instance
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 """The largest file that is read whole, and the most that the names in a directory may be together."""
 
+DEADLINE_S: Final = 60.0
+"""How long a command may take for one file: the code inside can stop it, or have it wait for something."""
+
+_HEAD_BYTES: Final = 64
+"""More than what stands before a file's content."""
+
 PASSING: Final = ".sandkeep-"
 """What the names begin with that files have before they are complete."""
 
@@ -139,7 +145,7 @@ async def write_file(instance: Instance, path: str, data: bytes) -> None:
 
 async def read_piece(instance: Instance, path: str, offset: int, max_bytes: int) -> FileContent:
     """Up to `max_bytes` of a file from `offset`. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
-    said = await _run(instance, path, _READ, str(offset), str(max_bytes))
+    said = await _run(instance, path, _READ, str(offset), str(max_bytes), most_bytes=_HEAD_BYTES + max_bytes)
     head, _, data = said.partition(b"\n")
     match = re.fullmatch(rb"([0-9a-f]{1,8}) ([0-9]{1,19})", head)
     if match is None or len(data) > max_bytes:
@@ -164,13 +170,14 @@ async def write_whole(
 
 async def list_directory(instance: Instance, path: str, after: bytes, limit: int) -> Directory:
     """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
-    said = await _run(instance, path, _NAMES, str(MAX_FILE_BYTES))
+    said = await _run(instance, path, _NAMES, str(MAX_FILE_BYTES), most_bytes=MAX_FILE_BYTES)
     if len(said) >= MAX_FILE_BYTES:
         raise CallerError("invalid", f"path: {path!r} holds too many files to be listed", field="path")
     names, more = await trio.to_thread.run_sync(_page, said, after, limit)
     if not names:
         return Directory(entries=[], last=None)
-    said = await _run(instance, path, _ENTRIES, *(os.fsdecode(b"./" + name) for name in names))
+    words = [os.fsdecode(b"./" + name) for name in names]
+    said = await _run(instance, path, _ENTRIES, *words, most_bytes=MAX_FILE_BYTES)
     return Directory(entries=_entries(said, path), last=names[-1] if more else None)
 
 
@@ -220,12 +227,19 @@ def _is_utf8(data: bytes) -> bool:
     return False
 
 
-async def _run(instance: Instance, path: str, script: str, *arguments: str, stdin: bytes | None = None) -> bytes:
+async def _run(
+    instance: Instance, path: str, script: str, *arguments: str, stdin: bytes | None = None, most_bytes: int = 0
+) -> bytes:
     command = ["sh", "-c", script, "sh", path, *arguments]
-    code, stdout, stderr = await instance.run_command(command, stdin, working_dir=start_of(path))
-    if code != 0:
-        raise failure(stderr, code, path)
-    return stdout
+    with trio.move_on_after(DEADLINE_S):
+        code, stdout, stderr = await instance.run_command(
+            command, stdin, working_dir=start_of(path), most_bytes=most_bytes
+        )
+        if code != 0:
+            raise failure(stderr, code, path)
+        return stdout
+    words = f"{shown(path)}: the sandbox did not do it within {DEADLINE_S:g} s: see what its code does meanwhile"
+    raise ProviderError("provider_unavailable", words)
 
 
 def start_of(path: str) -> str | None:

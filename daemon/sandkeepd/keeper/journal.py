@@ -5,6 +5,7 @@ that the code inside cannot replace, never through a link; its type is looked at
 yet; and the real open goes through that descriptor. Reads are bounded and never block.
 """
 
+import errno
 import os
 import re
 import stat
@@ -24,6 +25,8 @@ MAX_BACKLOG_BYTES: Final = 4 * 1024 * 1024
 
 MAX_ROUNDS: Final = MAX_BACKLOG_BYTES // MAX_WAKE_BYTES + 1
 """How many reads it takes to know all that was there at the first, whatever is written meanwhile."""
+
+_MOST_HOLES: Final = 3
 
 _ANSWER: Final = re.compile(
     rb"^([A-Za-z0-9][A-Za-z0-9_-]{0,63}) (\+[0-9]{1,10}|~[0-9]{1,18}|1?[0-9]{1,2}|2[0-4][0-9]|25[0-5]|live|lost|none)$",
@@ -92,16 +95,44 @@ def read_journal(out_dir: str, process_id: str, stream: str, offset: int, max_by
     try:
         fd = open_journal(out_dir, process_id, stream)
     except FileNotFoundError:
-        return Chunk(offset=offset, data=b"", size=0, note=f"there is no journal of {stream}" if offset else None)
+        note = f"there is no journal of {stream}" if offset else None
+        return Chunk(offset=offset, data=b"", size=0, note=note, missing=True)
     except (OSError, NotAFileError):
         return Chunk(offset=offset, data=b"", size=0, note=f"the code in the sandbox replaced the journal of {stream}")
     try:
-        data = os.pread(fd, max_bytes, offset)
+        at, data = _read_kept(fd, offset, max_bytes)
         size = os.fstat(fd).st_size
     finally:
         os.close(fd)
-    note = f"the journal of {stream} became shorter: the code in the sandbox cut it" if offset > size else None
-    return Chunk(offset=offset, data=data, size=size, note=note)
+    note = None
+    if at > offset:
+        note = f"the first {at} bytes of {stream} were dropped: a sandbox wrote more than is kept"
+    elif offset > size:
+        note = f"the journal of {stream} became shorter: the code in the sandbox cut it"
+    return Chunk(offset=at, data=data, size=size, note=note)
+
+
+def _read_kept(fd: int, offset: int, max_bytes: int) -> tuple[int, bytes]:
+    """Bytes from an offset, or from the first that is kept after it. What is dropped while it is read counts as
+    dropped, so where a hole begins is looked at after each read.
+    """
+    at, data = offset, os.pread(fd, max_bytes, offset)
+    for _ in range(_MOST_HOLES):
+        first = first_kept(fd)
+        if at >= first:
+            return at, data
+        at, data = first, os.pread(fd, max_bytes, first)
+    return at, b""  # the code inside makes holes as quickly as we look at them
+
+
+def first_kept(fd: int) -> int:
+    """The offset from which on a journal still holds what was written: behind the hole at its beginning, if any."""
+    try:
+        return os.lseek(fd, 0, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # no holes are told of here
+            return 0
+    return os.fstat(fd).st_size
 
 
 def read_pid(out_dir: str, process_id: str) -> int | None:

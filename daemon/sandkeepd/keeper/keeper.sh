@@ -7,15 +7,17 @@
 #   secret ID TEXT  a piece of the assignments that only the process ID will see; comes before its run
 #   share - TEXT    the same for every process that starts from now on
 #   kill ID SIGNAL [N]  signal the process's group, and say that it was N    eof ID   no more input will come
-#   check ID        say live, lost or none              sweep -    say which have lost their watcher
-#   pid ID PID      from a watcher: started             done ID    from a watcher: its last line is written
+#   check ID        say live, lost, none, or how it ended   sweep -      say which have lost their watcher
+#   ask - ID...     say how these ended, if they did
+#   pid ID PID      from a watcher: started             done ID [CODE]   from a watcher: its last line is written
 #
 # Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost", "ID ~N" signal N was sent.
 # All is done with builtins: a fork costs more than everything else here together.
 in=$1 out=$2 newline='
-' live=' ' shared='' secrets='' whose=''
+' live=' ' ended=' ' older=' ' shared='' secrets='' whose=''
 unset SANDKEEP_LOG # it marks the first process, for the host to see
 set -f
+trap '' INT # some shells catch it, and end; what one does not catch cannot reach the first process from inside
 ulimit -c 0
 [ -n "$3" ] && ulimit -f "$3"
 [ -n "$4" ] && { ulimit -u "$4" || ulimit -p "$4"; } 2>/dev/null
@@ -27,7 +29,8 @@ exec >&5 2>&5
 # Runs beside the process and outside its group, so that what is sent to the group leaves the watcher alone. What a secret is
 # called must not matter, so beyond the assignments only positional parameters are used: $3 the script, $4 a newline.
 watch() {
-	journal=$out/p/$1 input=/dev/null pid='' closed=''
+	command exec 4>>"$out/exits" # its own: that it is closed tells the daemon of a watcher's end, however that came
+	journal=$out/p/$1 input=/dev/null pid='' closed='' code=''
 	case $2 in
 	file) input=$in/$1.stdin ;;
 	pipe)
@@ -54,11 +57,12 @@ watch() {
 	else
 		echo "$1 none" >&4
 	fi
-	echo "done $1" >&3 # wakes the keeper, which forgets this watcher and reaps
+	echo "done $1 $code" >&3 # wakes the keeper, which forgets this watcher and reaps
 }
 
 # A terminal's script tells by itself how its process starts and ends. If it was killed, so is the process.
 watch_terminal() {
+	command exec 4>>"$out/exits"
 	{
 		command eval '{ eval "$shared$mine" ". \"\$3\""; } </dev/null 5>&- & pid=$!'
 	} >>"$5.stdout" 2>>"$5.stderr"
@@ -84,6 +88,21 @@ forget() {
 	live="${live%%" $1="*} ${live#*" $1=$entry "}"
 }
 
+# The last that ended are known for a while: the code inside can spoil the file of answers before the daemon has read it.
+note() {
+	ended="$ended$1=${pid%.*}:$2 "
+	[ "${#ended}" -lt 4096 ] || { older=$ended ended=' '; }
+}
+
+recall() {
+	entry=$older$ended
+	case $entry in *" $1="*) ;; *) echo "$1 none" >&4; return ;; esac
+	entry=${entry#*" $1="}
+	entry=${entry%% *}
+	echo "$1 +${entry%:*}" >&4
+	echo "$1 ${entry#*:}" >&4
+}
+
 signal() {
 	case ${pid%.*} in '' | 0* | 1 | *[!0-9]*) return ;; esac
 	case $pid in
@@ -94,7 +113,7 @@ signal() {
 
 # A process whose watcher was killed cannot be told of any more, so it is ended.
 examine() {
-	watcher_of "$1" || { echo "$1 none" >&4; return; }
+	watcher_of "$1" || { recall "$1"; return; }
 	kill -CONT "$watcher" && return # one that the code inside has stopped could tell nothing
 	forget "$1"
 	signal 9
@@ -130,11 +149,23 @@ while IFS= read -r line <&3; do
 			signal "${argument%% *}"
 			case $argument in *' '*) echo "$id ~${argument#* }" >&4 ;; esac
 			examine "$id"
+		else
+			recall "$id"
 		fi
 		;;
 	eof) watcher_of "$id" && kill -USR1 "$watcher" ;;
-	done) forget "$id" ;;
+	done)
+		if forget "$id"; then
+			case $argument in '' | "$id" | *[!0-9]*) ;; *) note "$id" "$argument" ;; esac
+		fi
+		;;
 	check) examine "$id" && watcher_of "$id" && echo "$id live" >&4 ;;
-	sweep) for entry in $live; do examine "${entry%%=*}"; done ;;
+	sweep)
+		for entry in $live; do
+			watcher=${entry#*=}
+			kill -CONT "${watcher%:*}" || examine "${entry%%=*}"
+		done
+		;;
+	ask) for id in $argument; do watcher_of "$id" || recall "$id"; done ;;
 	esac
 done

@@ -1,7 +1,7 @@
 """What is said to the keeper: request lines, and the scripts that start processes. No input or output here."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from sandkeep.errors import CallerError
@@ -104,3 +104,19 @@ def secret_requests(process_id: str, secrets: Mapping[str, str]) -> Iterator[byt
 def request(verb: str, process_id: str, argument: str = "-") -> bytes:
     """One request line."""
     return f"{verb} {process_id} {argument}\n".encode()
+
+
+def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
+    """The request lines that have it told which processes have lost their watchers, and how those of `process_ids`
+    that have ended did.
+    """
+    yield request("sweep", "-")
+    line = b""
+    for process_id in process_ids:
+        word = b" " + process_id.encode()
+        if line and len(line) + len(word) >= MAX_REQUEST_BYTES:
+            yield line + b"\n"
+            line = b""
+        line = (line or b"ask -") + word
+    if line:
+        yield line + b"\n"

@@ -80,4 +80,5 @@ none) ;;
 	;;
 esac 2>/dev/null
 echo "$1 $how" >&4
+echo "done $1 $how" >&3
 exit 0

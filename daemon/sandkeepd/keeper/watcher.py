@@ -1,6 +1,7 @@
 """One inotify instance for the whole daemon: who wants to know when a file grows adds a watch here."""
 
 import errno
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from inotify_simple import INotify, flags
 from sandkeep.errors import ProviderError
 
 Callback = Callable[[], None]
+
+_CHANGES: Final = flags.MODIFY | flags.MASK_ADD  # the code inside can have two names for what is one file to the kernel
+_CLOSINGS: Final = _CHANGES | flags.CLOSE_WRITE
 
 _OVERFLOWN: Final = -1
 """The watch descriptor of the event that says that events were lost."""
@@ -26,14 +30,17 @@ class Watcher:
     def __init__(self) -> None:
         self._inotify = INotify(nonblocking=True)
         self._callbacks: dict[int, list[Callback]] = {}
+        self._due: dict[Callback, float] = {}
+        self._sleep = trio.CancelScope()
 
-    def add(self, fd: int, callback: Callback) -> int:
-        """Watch the open file `fd`, which may be closed afterwards. Answers what `remove` wants.
+    def add(self, fd: int, callback: Callback, *, closings: bool = False) -> int:
+        """Watch the open file `fd`, which may be closed afterwards. Answers what `remove` wants. With `closings` it
+        counts, too, when somebody closes it who could write to it.
 
         Raises `provider_unavailable` when the kernel gives out no more watches.
         """
         try:
-            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", flags.MODIFY)
+            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", _CLOSINGS if closings else _CHANGES)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 message = "all file watches of this user are in use: raise fs.inotify.max_user_watches"
@@ -65,11 +72,29 @@ class Watcher:
         finally:
             self.remove(watch, callback)
 
+    def later(self, callback: Callback, seconds: float) -> None:
+        """Call back once, after so long. One that is waiting for that already does not wait longer."""
+        self._due.setdefault(callback, trio.current_time() + seconds)
+        self._sleep.deadline = min(self._due.values())
+
+    def never(self, callback: Callback) -> None:
+        """Do not call back later."""
+        self._due.pop(callback, None)
+
     async def run(self) -> None:
         """Wait for events and call back, until cancelled."""
         while True:
-            await trio.lowlevel.wait_readable(self._inotify.fileno())
-            self._dispatch()
+            self._sleep = trio.CancelScope(deadline=min(self._due.values(), default=math.inf))
+            with self._sleep:
+                await trio.lowlevel.wait_readable(self._inotify.fileno())
+                self._dispatch()
+            self._call_late()
+
+    def _call_late(self) -> None:
+        now = trio.current_time()
+        for callback in [callback for callback, due in self._due.items() if due <= now]:
+            del self._due[callback]
+            callback()
 
     def _dispatch(self) -> None:
         watches = {event.wd: event.mask for event in self._inotify.read(timeout=0)}

@@ -17,9 +17,9 @@ Errors
     Everything raised is a `SandkeepError`. A provider translates what its tools say; nothing of theirs goes through.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -86,12 +86,24 @@ class Exit(Struct, frozen=True, kw_only=True):
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
-    """Bytes of one stream of a journal from `offset`; `size` is the whole stream's length at that moment."""
+    """Bytes of one stream of a journal from `offset`; `size` is the whole stream's length at that moment.
+
+    `offset` is further on than what was asked for when the beginning was dropped; `note` says so. `missing`: there is
+    no such file.
+    """
 
     offset: int
     data: bytes
     size: int
     note: str | None = None
+    missing: bool = False
+
+
+class Dropped(NamedTuple):
+    """What of a sandbox's output was dropped: that of so many processes that ended, and so many bytes of others'."""
+
+    processes: int = 0
+    cut_bytes: int = 0
 
 
 class Ledger(Protocol):
@@ -194,9 +206,14 @@ class Instance(Protocol):
         ...
 
     async def run_command(
-        self, command: Sequence[str], stdin: bytes | None = None, *, working_dir: str | None = None
+        self,
+        command: Sequence[str],
+        stdin: bytes | None = None,
+        *,
+        working_dir: str | None = None,
+        most_bytes: int = 65_536,
     ) -> tuple[int | None, bytes, bytes]:
-        """Run a helper command to its end outside the record; answer exit code, stdout and stderr.
+        """Run a helper command to its end outside the record; answer exit code, stdout (`most_bytes` of it) and stderr.
 
         Cancelled, it is ended: by SIGTERM first, so that it can remove what it began.
         """
@@ -367,6 +384,16 @@ class Provider(Protocol):
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """Read a journal of a sandbox that has ended."""
+        ...
+
+    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
+        """Have the journals of a sandbox occupy no more than that: of processes that are not `running` they go, oldest
+        first; then the beginning of others. Blocks: call it in a thread. Raises OSError.
+        """
+        ...
+
+    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
+        """Remove the journals of processes that have ended. Safe to repeat. Blocks. Raises OSError."""
         ...
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:

@@ -6,7 +6,7 @@ be tested where nothing can be isolated. And it can be told to misbehave: see `F
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -32,11 +32,11 @@ from sandkeepd.hostprocess import (
     spawn,
     wait_ended,
 )
-from sandkeepd.keeper import KEEPER_SOURCE, journal
+from sandkeepd.keeper import KEEPER_SOURCE, dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, Chunk, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
 
@@ -253,6 +253,14 @@ class FakeProvider:
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Provider.read_ended`."""
         return journal.read_journal(f"{self._sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
+
+    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
+        """See `Provider.trim_output`."""
+        return dropping.trim(f"{self._sandbox(sandbox_id)}/out", running, most_bytes)
+
+    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
+        """See `Provider.drop_output`."""
+        dropping.drop(f"{self._sandbox(sandbox_id)}/out", process_ids)
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
         """See `Provider.open_journal`."""

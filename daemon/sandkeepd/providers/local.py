@@ -35,12 +35,12 @@ from sandkeepd.hostprocess import (
     session_leader,
     wait_ended,
 )
-from sandkeepd.keeper import journal
+from sandkeepd.keeper import dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import local_disk
-from sandkeepd.providers.base import Caller, Chunk, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local_layout import IMAGE_MARK, TEMPORARY, Layout, write_mark
 from sandkeepd.providers.local_probe import Abilities, probe
@@ -100,6 +100,7 @@ class LocalProvider:
         self._instances: dict[str, LocalInstance] = {}
         self._limiter = trio.CapacityLimiter(16)
         self._disk_limiter = trio.CapacityLimiter(4)
+        self._clear_limiter = trio.CapacityLimiter(4)  # what has a million files keeps no other from being made
         self._probing = trio.Lock()
         self._asking_leader = trio.Lock()
         self._abilities: Abilities | None = None
@@ -392,8 +393,13 @@ class LocalProvider:
                     await instance.ended()
                 await instance.aclose()
                 self._instances.pop(sandbox_id, None)
-            directory = self.layout.sandbox(sandbox_id)
-            await self._in_thread(self.layout.discard, [f"{directory}/{name}" for name in TEMPORARY])
+            await trio.to_thread.run_sync(self._clear, sandbox_id, limiter=self._clear_limiter)
+
+    def _clear(self, sandbox_id: str) -> None:
+        """Remove the files of a sandbox that has ended, all but its journals. That can take long. Blocks."""
+        directory = self.layout.sandbox(sandbox_id)
+        self.layout.tidy(sandbox_id)
+        self.layout.discard([f"{directory}/{name}" for name in TEMPORARY])
 
     def _plan_of_stray(self, sandbox_id: str, taken: Collection[int | None] = ()) -> Plan:
         """What the plan of a sandbox that no event owns must have said, from what there is of it. Blocks.
@@ -481,6 +487,14 @@ class LocalProvider:
         """See `Provider.read_ended`."""
         return journal.read_journal(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
 
+    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
+        """See `Provider.trim_output`."""
+        return dropping.trim(f"{self.layout.sandbox(sandbox_id)}/out", running, most_bytes)
+
+    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
+        """See `Provider.drop_output`."""
+        dropping.drop(f"{self.layout.sandbox(sandbox_id)}/out", process_ids)
+
     def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
         """See `Provider.open_journal`."""
         return journal.open_for_caller(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream)
@@ -522,8 +536,8 @@ class LocalProvider:
         while True:
             await trio.sleep(SWEEP_PERIOD_S)
             for instance in list(self._instances.values()):
-                with trio.move_on_after(1), suppress(SandkeepError):  # it may be ending
-                    await instance.sweep()
+                instance.sweep()
+                await trio.lowlevel.checkpoint()
 
     async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)

@@ -11,14 +11,22 @@ trash/                          being removed
 """
 
 import os
+import re
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from sandkeep.errors import DaemonError
-from sandkeep.ids import check_name, is_log_id
+from sandkeep.ids import PROCESS, check_name, is_log_id
 from sandkeepd.hostprocess import run_tool
 from sandkeepd.keeper.journal import NotAFileError, open_regular
+
+MANY: Final = 1000
+"""How many files are looked at here; more than that are left to a program, which holds no lock of the interpreter's."""
+
+_JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
 TEMPORARY: Final = ("upper", "work", "mount", "in")
 """What is removed with a sandbox. Its journals, in `out`, stay."""
@@ -74,6 +82,22 @@ class Layout:
         if moved:
             self._remove(moved)
 
+    def tidy(self, sandbox_id: str) -> None:
+        """Leave nothing but journals among the journals of a sandbox that has ended: the code inside can have put any
+        number of anything there. Blocks. Safe to repeat.
+        """
+        place = f"{self.sandbox(sandbox_id)}/out/p"
+        with suppress(OSError):
+            os.chmod(place, 0o755)  # noqa: S103 - as it was made
+            if _tidy_few(place):
+                return
+        remove = ["-exec", "rm", "-rf", "--one-file-system", "--", "{}", "+"]
+        journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
+        clear = ["find", place, "-mindepth", "1", "-maxdepth", "1", "!", "(", *journals, ")", *remove]
+        if run_tool(clear).returncode:  # a user's own daemon meets directories without rights
+            run_tool(["find", place, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"])
+            run_tool(clear)
+
     def empty_trash(self) -> None:
         """Remove what a daemon that was stopped had not removed yet. Blocks."""
         left = [f"{self.trash}/{name}" for name in _list(self.trash)]
@@ -101,6 +125,18 @@ class Layout:
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip()[:200]
             raise DaemonError("storage_unavailable", f"files could not be removed: {said}")
+
+
+def _tidy_few(place: str) -> bool:
+    """Remove what is no journal, if all there is are files, and few. Whether that was so."""
+    with os.scandir(place) as entries:
+        seen = list(islice(entries, MANY + 1))
+    if len(seen) > MANY or not all(entry.is_file(follow_symlinks=False) for entry in seen):
+        return False
+    for entry in seen:
+        if not _JOURNAL.fullmatch(entry.name):
+            os.unlink(entry.path)
+    return True
 
 
 def write_mark(path: str, log_id: str) -> None:

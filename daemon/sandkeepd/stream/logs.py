@@ -11,7 +11,7 @@ from sandkeep.frames import CaughtUp, Exit, LogsQuery, Note
 from sandkeep.methods import ProcessRead
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.core import Core
-from sandkeepd.processes import Processes
+from sandkeepd.processes import Processes, is_gone
 from sandkeepd.stream.session import Session, Talk, Visitor, checked
 
 PIECE_BYTES: Final = 128 * 1024
@@ -78,10 +78,15 @@ class JournalReader:
         """
         await session.room()
         chunk = self._processes.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
-        await self._tell(session, name, chunk.note)
+        if chunk.offset > self._offsets[name]:
+            await session.send(Note(stream=name, message=chunk.note or "", first=chunk.offset))  # type: ignore[arg-type]
+        else:
+            await self._tell(session, name, chunk.note)
+        if is_gone(self._process, chunk):
+            await self._tell(session, name, f"the output in {name} is not kept any more")
         if chunk.data:
             await session.send_bytes(frames.pack_output(number, chunk.offset, chunk.data))
-            self._offsets[name] = chunk.offset + len(chunk.data)
+        self._offsets[name] = chunk.offset + len(chunk.data)
         return len(chunk.data) == PIECE_BYTES
 
     async def _tell(self, session: Session, name: str, note: str | None) -> None:

@@ -2,7 +2,8 @@
 
 What a client can make the daemon hold is bounded: a handshake of a few kilobytes for a few seconds, of which each user,
 and all of TCP together, have a limited number; then a message of at most `frames.MAX_MESSAGE_BYTES` that arrives, and
-one piece that is being sent. There are no queues.
+one piece that is being sent. There are no queues. What a user's clients sent and nobody took yet is counted in
+`holdings`.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from sandkeep.frames import Failed, Refusal
 from sandkeep.wire import Connection, Wire
 from sandkeepd.accepting import accept_clients
 from sandkeepd.api import defects
+from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.peer import Peer, peer_of
 from sandkeepd.stream import door
 from sandkeepd.stream.door import RefusedError
@@ -87,11 +89,13 @@ class StreamServer:
         tokens: Tokens,
         origins: Sequence[str] = (),
         limits: Limits | None = None,
+        holdings: Holdings | None = None,
     ) -> None:
         self._endpoints = endpoints
         self._tokens = tokens
         self._origins = origins
         self._limits = limits or Limits()
+        self._holdings = holdings or Holdings()
         self._of_uid: Counter[int] = Counter()
         self._strangers: dict[int | None, dict[trio.CancelScope, None]] = {}
 
@@ -138,7 +142,7 @@ class StreamServer:
                     return
                 visitor = self._recognised(request, connection.host, peer)
                 entitled = contextlib.nullcontext() if peer else self._tokens.while_valid(visitor.peer.uid)
-                with entitled, self._counted(visitor.peer):
+                with entitled, self._counted(visitor.peer), self._on_account(connection, visitor.peer):
                     talk = await self._let_in(visitor)
                     connection.wire.trust()  # beforehand, as the client may send at once
                     await request.accept(subprotocol=door.subprotocol(request))
@@ -182,6 +186,21 @@ class StreamServer:
             yield
         finally:
             self._of_uid -= Counter({peer.uid: 1})
+
+    @contextlib.contextmanager
+    def _on_account(self, connection: Connection, peer: Peer) -> Iterator[None]:
+        """Count what a client sends among what its user's clients make the daemon hold."""
+
+        def part() -> None:
+            log.warning("dropped a websocket of %s: its user's clients hold too much", peer.owner)
+            connection.wire.cut()
+
+        share = self._holdings.share(peer.uid, part)
+        connection.weigh = share.hold
+        try:
+            yield
+        finally:
+            share.close()
 
     def _recognised(self, request: WebSocketRequest, host: str, peer: Peer | None) -> Visitor:
         """See who it is and where to. Raises `RefusedError`."""

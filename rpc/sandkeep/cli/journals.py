@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.blocking import Client
+from sandkeep.cli.output import note
 from sandkeep.model import OpenOutput
 
 STREAMS: Final = ("stdout", "stderr")
@@ -64,14 +65,17 @@ class Journals:
     def copy(self, stdout_at: int, stderr_at: int, wanted: Collection[str] = STREAMS) -> tuple[int, int]:
         """Copy what there is from these offsets on to our own stdout and stderr; answer the offsets after it.
 
-        A stream that is not wanted counts as copied.
+        A stream that is not wanted counts as copied. What is dropped of a journal at its beginning is passed over, and
+        told; so is what was dropped while it was copied, of which zeros may have come out.
         """
         ends = self.sizes()
         at = [stdout_at, stderr_at]
         moving = [number for number, stream in enumerate(STREAMS) if stream in wanted]
         while moving:
             for number in list(moving):
+                at[number] = self._skip_hole(number, at[number])
                 copied = self._copiers[number].copy(at[number], min(PIECE_BYTES, ends[number] - at[number]))
+                self._skip_hole(number, at[number])
                 at[number] += copied
                 if not copied:
                     moving.remove(number)
@@ -79,6 +83,14 @@ class Journals:
             place if stream in wanted else max(place, end) for stream, place, end in zip(STREAMS, at, ends, strict=True)
         )
         return out, err
+
+    def _skip_hole(self, number: int, offset: int) -> int:
+        """The offset, or the first that is kept after it; then it is told."""
+        first = first_kept(self._descriptors[number])
+        if offset >= first:
+            return offset
+        note(f"sandkeep: the first {first} bytes of {STREAMS[number]} were dropped: a sandbox wrote more than is kept")
+        return first
 
     def close(self) -> None:
         """Let go of the files."""
@@ -128,6 +140,14 @@ class Copier:
         return len(data)
 
 
+def first_kept(descriptor: int) -> int:
+    """The offset from which on a journal still holds what was written: behind the hole at its beginning, if any."""
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError as error:
+        return os.fstat(descriptor).st_size if error.errno == errno.ENXIO else 0
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """Write every byte, past Python's own buffers."""
     view = memoryview(data)
@@ -149,9 +169,9 @@ def wait_writable(descriptor: int) -> None:
 
 def last_lines(descriptor: int, end: int, count: int) -> int:
     """From where on the last `count` lines before `end` begin. A line without its newline, at the end, is one too."""
-    place = end
-    while place > 0 and count > 0:
-        start = max(0, place - _BLOCK_BYTES)
+    place, first = end, first_kept(descriptor)
+    while place > first and count > 0:
+        start = max(first, place - _BLOCK_BYTES)
         data = os.pread(descriptor, place - start, start)
         at = len(data) - (place == end and data.endswith(b"\n"))
         while count > 0 and (at := data.rfind(b"\n", 0, at)) >= 0:

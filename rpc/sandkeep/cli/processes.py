@@ -96,7 +96,7 @@ def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: boo
     if follow or copied is None:
         reader.follow(sink, *(copied or at), follow=follow)
     else:
-        reader.remark(*at)
+        reader.remark(*copied)
 
 
 @command(examples=["sandkeep kill $BOX server", "sandkeep kill $BOX server --signal HUP"])

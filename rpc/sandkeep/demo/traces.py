@@ -9,13 +9,21 @@ VANISH_S: Final = 5.0
 
 
 def processes(root: str) -> list[int]:
-    """Processes with the path of this place in their arguments or among their mounts, ourselves apart."""
+    """Processes with the path of this place in their arguments or among mounts of their own, ourselves apart.
+
+    Mounts in our mount namespace say nothing of a process: everybody on the machine has those, and callers end what
+    they get here.
+    """
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid() and _knows(pid, root)]
 
 
 def _knows(pid: str, root: str) -> bool:
     name = os.fsencode(root)
-    for file in ("cmdline", "mountinfo"):
+    files = ["cmdline"]
+    with suppress(OSError):
+        if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+            files.append("mountinfo")
+    for file in files:
         with suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as text:
             if name in text.read():
                 return True

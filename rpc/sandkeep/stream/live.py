@@ -67,7 +67,7 @@ class LogStream(Stream):
 
     `stdout_offset` and `stderr_offset` are behind what was answered so far: to go on there later, give them to `logs`.
     When the iteration is over, `exit` says how the process ended, and is None if it still runs and was not followed.
-    `notes` tell of journals that were cut or replaced from inside.
+    `notes` tell of journals that were cut or replaced from inside, and of what was dropped of them and passed over.
     """
 
     def __init__(
@@ -109,9 +109,18 @@ class LogStream(Stream):
             self.caught_up = True
         elif isinstance(message, Note):
             self.notes.append(message)
+            if message.first is not None:
+                self._pass_over(message.stream, message.first)
         elif isinstance(message, Exit) or message is None:
             self.exit = message
             self._over = True
+
+    def _pass_over(self, stream: str, first: int) -> None:
+        """Go on behind what was dropped of a stream."""
+        if stream == "stderr":
+            self.stderr_offset = max(first, self.stderr_offset)
+        else:
+            self.stdout_offset = max(first, self.stdout_offset)
 
     def _advance(self, piece: Output) -> Output:
         """Step behind a piece, which must be the next one of its stream."""

@@ -69,21 +69,23 @@ def _redacted(state: "State", event: events.LogRedacted, fact: Fact) -> None:
     state.log.redacting = [position for position in state.log.redacting if position != event.position]
     image, sandbox, process = state.images.get(event.of), state.sandboxes.get(event.of), state.processes.get(event.of)
     if image is not None:
-        _blank(image, event.what, "image.create_requested")
-        if event.what == "image.created" and image.created is not None:
+        _blank(image, event)
+        if event.what == events.ImageCreated.type and image.created is not None:
             image.created = redact_event(image.created)
     if sandbox is not None:
-        _blank(sandbox, event.what, "sandbox.create_requested")
+        _blank(sandbox, event)
         sandbox.seen = None
     if process is not None:
-        _blank(process, event.what, "process.launch_requested")
+        _blank(process, event)
 
 
-def _blank(entity: "ImageState | SandboxState | ProcessState", what: str, request: str) -> None:
-    if what == request:
-        entity.requested = redact_event(entity.requested)
-    elif what.endswith(("failed", "lost")) and entity.error is not None:
-        entity.error = (entity.error[0], REDACTED)
+def _blank(entity: "ImageState | SandboxState | ProcessState", redacted: events.LogRedacted) -> None:
+    """Blank what the event told of; one of an earlier bearer of the same id told of something else."""
+    if redacted.what == entity.requested.type:
+        if redacted.time_us == entity.requested_us:
+            entity.requested = redact_event(entity.requested)
+    elif redacted.what.endswith(("failed", "lost")) and redacted.time_us >= entity.requested_us:
+        entity.error = (entity.error[0], REDACTED) if entity.error else None
 
 
 @folds(events.LogEventLost)

@@ -1,0 +1,119 @@
+"""What the clients of each user make the daemon hold in memory, and which of them has to go when that is too much.
+
+Counted are the bytes of lines and messages that are not complete yet, of calls under way, and of answers that were not
+taken yet. What an idle connection costs is bounded by how many of them a user may have.
+"""
+
+from collections.abc import Callable
+from typing import Final
+from weakref import WeakValueDictionary
+
+from sandkeep.settings import CLIENT_MEMORY
+
+CALL_BYTES: Final = 8 * 1024
+"""What a call under way weighs besides its own bytes: its task, and what belongs to that."""
+
+
+class Account:
+    """What one user's connections hold. `shares` are those that hold something, in the order in which they last moved.
+
+    Over the limit, one that holds at least as much as they do on average has to go: of these the one that has gone
+    longest without taking or giving anything. So those who never read go, and those beside them who do stay.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.loose = 0
+        self.kept = 0
+        self.shares: dict[Share, None] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more is held than may be."""
+        return self.loose + self.kept > self._limit
+
+    def relieve(self) -> None:
+        """Part with connections until what is left is within the limit, or nobody is left."""
+        while self.is_over and self.shares:
+            average = self.loose / len(self.shares)
+            next(share for share in self.shares if share.held >= average).part()
+
+
+class Share:
+    """What one connection holds. `give_up` is called, once, when it has to go; from then on it counts for nothing but
+    what it has to keep.
+    """
+
+    def __init__(self, account: Account, give_up: Callable[[], None]) -> None:
+        self._account = account
+        self._give_up = give_up
+        self._parted = False
+        self.held = 0
+
+    def hold(self, size: int) -> None:
+        """So many bytes more."""
+        if not self._parted:
+            self.held += size
+            self._account.loose += size
+            self.moved()
+            if self._account.is_over:
+                self._account.relieve()
+
+    def let_go(self, size: int) -> None:
+        """So many bytes less."""
+        if not self._parted:
+            self.held -= size
+            self._account.loose -= size
+            self.moved()
+
+    def moved(self) -> None:
+        """The client took or gave something."""
+        shares = self._account.shares
+        shares.pop(self, None)
+        if self.held and not self._parted:
+            shares[self] = None
+
+    def keep(self, size: int) -> bool:
+        """So many bytes more that stay until `release`, also when the connection has gone. False when there is no room
+        for them.
+        """
+        self._account.kept += size
+        self._account.relieve()
+        if self._account.is_over or self._parted:
+            self._account.kept -= size
+            return False
+        return True
+
+    def release(self, size: int) -> None:
+        """So many bytes less that were kept."""
+        self._account.kept -= size
+
+    def part(self) -> None:
+        """Have the connection go."""
+        self.close()
+        self._give_up()
+
+    def close(self) -> None:
+        """Hold nothing any more."""
+        self.let_go(self.held)
+        self._parted = True
+
+
+class Holdings:
+    """The accounts of all users. API and stream server share them."""
+
+    def __init__(self, max_bytes_of_user: int | None = None) -> None:
+        self._limit = CLIENT_MEMORY() if max_bytes_of_user is None else max_bytes_of_user
+        self._accounts: WeakValueDictionary[int, Account] = WeakValueDictionary()
+
+    def share(self, uid: int, give_up: Callable[[], None]) -> Share:
+        """The share of a new connection of that user."""
+        account = self._accounts.get(uid)
+        if account is None:
+            account = self._accounts[uid] = Account(self._limit)
+        return Share(account, give_up)
+
+    def of(self, uid: int) -> int:
+        """How many bytes a user makes the daemon hold."""
+        account = self._accounts.get(uid)
+        return account.loose + account.kept if account is not None else 0

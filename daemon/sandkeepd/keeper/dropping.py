@@ -1,0 +1,171 @@
+"""Journals that grow beyond what is kept: of processes that ended they go, oldest first; of others their beginning.
+
+What is dropped of a journal becomes a hole: offsets stay what they are, the process goes on appending, and the hole is
+itself the record of what is gone; see `journal.first_kept`. Nothing here is done at a name that the code inside could
+point elsewhere: names are opened as `journal` does, and only a file that belongs to whom the directory belongs to is
+ever changed. Everything blocks.
+"""
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple
+
+from sandkeep import failpoints
+from sandkeep.ids import PROCESS
+from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES, NotAFileError
+from sandkeepd.providers.base import Dropped
+
+STREAMS: Final = ("stdout", "stderr")
+PARTS: Final = (*STREAMS, "pid")
+FILE_BYTES: Final = 4096
+"""What a file counts as at least: a file system runs out of entries, too."""
+
+LEAST_KEPT_BYTES: Final = 64 * 1024
+"""How much of the end of a journal is kept whatever is written, so that its readers see something."""
+
+_BLOCK: Final = 4096
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class _File(NamedTuple):
+    process_id: str
+    part: str
+    size: int
+    occupied: int
+
+
+def trim(out_dir: str, running: Collection[str], most_bytes: int) -> Dropped:
+    """Have the journals in `out_dir` occupy no more than `most_bytes`; if they did, a quarter less.
+
+    `running` are the processes that have not ended, and is looked at only after the files.
+    Raises OSError, of EOPNOTSUPP where files cannot have holes.
+    """
+    _trim_answers(out_dir)
+    with _journals(out_dir) as directory:
+        files = list(_files(directory))
+        excess = sum(file.occupied for file in files) - most_bytes
+        if excess <= 0:
+            return Dropped()
+        excess += most_bytes // 4
+        gone: dict[str, None] = {}
+        for file in sorted(files):  # ids are in the order of time
+            if file.process_id not in running:
+                if excess <= 0 and file.process_id not in gone:
+                    break
+                gone[file.process_id] = None
+                excess -= file.occupied
+        _remove(directory, gone)
+        cut = 0
+        for file in sorted(files, key=lambda file: file.occupied, reverse=True):
+            if excess > cut and file.process_id in running and file.part in STREAMS:
+                cut += _cut(directory, file, excess - cut)
+        return Dropped(len(gone), cut)
+
+
+def drop(out_dir: str, process_ids: Iterable[str]) -> None:
+    """Remove the journals of processes that have ended. Those that are not there are no error. Raises OSError."""
+    with suppress(FileNotFoundError), _journals(out_dir) as directory:
+        _remove(directory, process_ids)
+
+
+@contextmanager
+def _journals(out_dir: str) -> Iterator[int]:
+    directory = os.open(f"{out_dir}/p", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _files(directory: int) -> Iterator[_File]:
+    """The files that belong to journals, by their names. Those of helper commands are removed by who runs these."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            process_id, _, part = entry.name.rpartition(".")
+            if part in PARTS and process_id.startswith(f"{PROCESS}_"):
+                with suppress(OSError):  # it was removed meanwhile
+                    found = entry.stat(follow_symlinks=False)
+                    yield _File(process_id, part, found.st_size, max(FILE_BYTES, found.st_blocks * 512))
+
+
+def _remove(directory: int, process_ids: Iterable[str]) -> None:
+    for process_id in process_ids:
+        for part in PARTS:
+            try:
+                os.unlink(f"{process_id}.{part}", dir_fd=directory)
+            except (FileNotFoundError, IsADirectoryError):  # a directory is the code's own doing, and goes with it
+                continue
+        failpoints.reach("output.removed")
+
+
+def _cut(directory: int, file: _File, wanted: int) -> int:
+    """Drop about `wanted` bytes of what a journal begins with; answer how many it was."""
+    if file.occupied - LEAST_KEPT_BYTES < _BLOCK:
+        return 0
+    try:
+        descriptor = _open_own(f"{file.process_id}.{file.part}", directory, os.fstat(directory).st_uid)
+    except (OSError, NotAFileError):  # the code inside put something else there
+        return 0
+    try:
+        found = os.fstat(descriptor)
+        occupied = found.st_blocks * 512
+        cut = min(wanted, occupied - LEAST_KEPT_BYTES)
+        if cut < _BLOCK:
+            return 0
+        _punch(descriptor, found.st_size - (occupied - cut))
+        failpoints.reach("output.cut")
+        return occupied - os.fstat(descriptor).st_blocks * 512
+    finally:
+        os.close(descriptor)
+
+
+def _trim_answers(out_dir: str) -> None:
+    """Drop what nobody will read any more of the keeper's answers: a reader begins `MAX_BACKLOG_BYTES` before the end
+    at most.
+    """
+    directory = os.open(out_dir, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        descriptor = _open_own("exits", directory, os.stat("p", dir_fd=directory, follow_symlinks=False).st_uid)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_blocks * 512 > 3 * MAX_BACKLOG_BYTES:
+                _punch(descriptor, found.st_size - 2 * MAX_BACKLOG_BYTES)
+                failpoints.reach("output.answers_cut")
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, NotAFileError):
+        return
+    finally:
+        os.close(directory)
+
+
+def _open_own(name: str, directory: int, owner: int) -> int:
+    """Open a regular file of that owner for writing, following no link and waiting for nobody.
+
+    Raises OSError, `NotAFileError`. What is opened is the file that was looked at, whatever has its name by then.
+    """
+    place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        found = os.fstat(place)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != owner or found.st_nlink > 1:
+            raise NotAFileError(name)
+        return os.open(f"/proc/self/fd/{place}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
+def _punch(descriptor: int, upto: int) -> None:
+    """Make a hole of a file's beginning, in whole blocks; it stays as long as it is. Raises OSError."""
+    length = upto // _BLOCK * _BLOCK
+    if length <= 0:
+        return
+    offsets = (ctypes.c_int64(0), ctypes.c_int64(length))
+    if _libc.fallocate64(descriptor, _KEEP_SIZE | _PUNCH_HOLE, *offsets):
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))

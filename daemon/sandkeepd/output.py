@@ -1,0 +1,65 @@
+"""Keeping output within bounds: of each sandbox as many bytes as ``SANDKEEP_RETAIN_OUTPUT`` says.
+
+Nothing of this is on record. That a process had output its end tells, so a journal that is missing is told as such; and
+in a journal whose beginning was dropped there is a hole. By age output goes with the events; see `retention`.
+"""
+
+import errno
+import logging
+from typing import Final
+
+import trio
+
+from sandkeep.settings import RETAIN_OUTPUT
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.core import Core
+
+logger = logging.getLogger("sandkeepd")
+
+EVERY_S: Final = 30.0
+
+
+class Output:
+    """The task that drops what is too much."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._looked_at: dict[str, int] = {}
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def run(self) -> None:
+        """Look after all sandboxes every half minute, until cancelled."""
+        while True:
+            await trio.sleep(EVERY_S)
+            await self.trim()
+
+    async def trim(self) -> None:
+        """Drop what is too much now. A sandbox in which nothing has happened since is not looked at again."""
+        most = RETAIN_OUTPUT()
+        if most is None:
+            return
+        sandboxes = self._core.state.sandboxes
+        self._looked_at = {name: at for name, at in self._looked_at.items() if name in sandboxes}
+        for sandbox in list(sandboxes.values()):
+            if sandbox.active or self._looked_at.get(sandbox.sandbox_id) != sandbox.position:
+                self._looked_at[sandbox.sandbox_id] = sandbox.position
+                await self._trim_one(sandbox, most)
+
+    async def _trim_one(self, sandbox: SandboxState, most: int) -> None:
+        name = sandbox.sandbox_id
+        provider = self._core.providers.get(sandbox.requested.provider)
+        if provider is None:
+            return
+        running = sandbox.active  # itself, and no copy: what was launched while files were listed is in it
+        try:
+            trim = provider.trim_output
+            dropped = await trio.to_thread.run_sync(trim, name, running, most, limiter=self._limiter)
+        except FileNotFoundError:  # it is being made, or went to the archive
+            return
+        except OSError as error:
+            why = "files cannot have holes there" if error.errno == errno.EOPNOTSUPP else error.strerror
+            logger.warning("output is not kept within its bounds", extra={"sandbox_id": name, "why": why})
+            return
+        if any(dropped):
+            extra = {"sandbox_id": name, "processes": dropped.processes, "cut_bytes": dropped.cut_bytes}
+            logger.info("output dropped", extra=extra)

@@ -1,0 +1,108 @@
+"""The witness: a small file beside the log that says how far the log had come, so that a lost end is missed.
+
+A write-ahead log that was cut, a log that was exchanged for an older copy, or facts about the log that changed by
+themselves look sound to SQLite: only shorter, or different. So after every commit its last position and that row's
+checksum are noted here, together with what `meta` says. It is written in place and without waiting for the disk: it
+survives the death of the daemon, and after a power cut it may be behind the log, never ahead of it.
+"""
+
+import contextlib
+import os
+from typing import Final
+from zlib import crc32
+
+import msgspec
+from msgspec import Struct
+
+from sandkeep_store.record import damaged
+
+SUFFIX: Final = ".head"
+SIZE_BYTES: Final = 256
+"""Always as many, so that writing it needs no space."""
+
+CURE: Final = "restore the state directory from a backup, or run `sandkeep store repair` without a daemon"
+
+
+class Head(Struct, frozen=True):
+    """How far a log had come. `crc` is the checksum of the row at `position`; 0 where that is not known."""
+
+    log_id: str
+    first_position: int
+    position: int
+    crc: int
+
+
+_decode: Final = msgspec.json.Decoder(Head).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class UnreadableError(Exception):
+    """There is something else than a witness."""
+
+
+def path_of(database_path: str) -> str:
+    """The witness of the log in that file."""
+    return os.path.splitext(database_path)[0] + SUFFIX
+
+
+def read(path: str) -> Head | None:
+    """What the witness says, None when there is none. Raises `UnreadableError`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            content = os.read(descriptor, SIZE_BYTES + 1)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnreadableError(str(error.strerror)) from None
+    text, space, check = content.rstrip().rpartition(b" ")
+    if len(content) != SIZE_BYTES or not space or check != b"%08x" % crc32(text):
+        raise UnreadableError("its checksum is wrong")
+    try:
+        return _decode(text)
+    except msgspec.MsgspecError as error:
+        raise UnreadableError(str(error)) from None
+
+
+class Witness:
+    """Keeps the file for an open log. Failing to write it is no failure of a commit: it is then behind."""
+
+    def __init__(self, path: str, log_id: str, first_position: int) -> None:
+        self.path = path
+        self.first_position = first_position
+        self._log_id = log_id
+        self._descriptor: int | None = None
+
+    def doubts(self, seen: Head, head: int, crc: int | None, *, compacting: bool) -> list[str]:
+        """What speaks against the log that was opened, if that is what the witness has seen: sentences.
+
+        `crc` is the checksum of the row at the position that it has seen; None when there is no such row.
+        """
+        log = os.path.dirname(self.path)
+        if seen.log_id != self._log_id:
+            return [f"the event log in {log} is {self._log_id}, but {self.path} is of {seen.log_id}: {CURE}"]
+        if seen.position > head:
+            told = f"ends at position {head}, but {self.path} has seen position {seen.position}: events were lost"
+            return [f"the event log in {log} {told}; {CURE}"]
+        if seen.first_position > self.first_position or (seen.first_position < self.first_position and not compacting):
+            said = f"from position {self.first_position} on, not from {seen.first_position} on as {self.path} has seen"
+            return [f"the event log in {log} says that it has no gaps {said}: {CURE}"]
+        if seen.position >= self.first_position and seen.crc and crc != seen.crc:
+            return [damaged(seen.position, f"it is not the event that {self.path} has seen there").message]
+        return []
+
+    def note(self, position: int, crc: int) -> None:
+        """Say that the log has come to a position."""
+        said = _encode(Head(self._log_id, self.first_position, position, crc))
+        with contextlib.suppress(OSError):
+            if self._descriptor is None:
+                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            os.pwrite(self._descriptor, (said + b" %08x" % crc32(said)).ljust(SIZE_BYTES - 1) + b"\n", 0)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

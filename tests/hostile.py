@@ -1,0 +1,240 @@
+"""Programs that do their worst inside a sandbox, and what must be true of everybody else meanwhile and afterwards.
+
+Each is a program of the shell or of Python. `$P` is where the journals are, `$EXITS` the file of answers, `$CANARY` a
+file of the host that no link may lead to. They begin when there is a file `go` in `$P`, so that they have been seen to
+start, and say by `busy` that the harm is being done; most go on with it for ever.
+"""
+
+import os
+from typing import Any, NamedTuple
+
+from tests.crash.story import environments
+
+from sandkeep.demo import traces
+from sandkeepd.hostprocess import owned_by, pids_where
+
+BEGIN = """
+P=/run/sandkeep/out/p EXITS=/run/sandkeep/out/exits IN=/run/sandkeep/in
+busy() { : >$P/busy; }
+stay() { busy; while :; do sleep 1000; done; }
+until [ -e $P/go ]; do sleep 0.01; done
+"""
+
+PYTHON = """
+import ctypes, os, signal, socket, sys, time
+P, EXITS = "/run/sandkeep/out/p", "/run/sandkeep/out/exits"
+def busy(): open(P + "/busy", "w").close()
+def stay():
+    busy()
+    while True: time.sleep(1000)
+while not os.path.exists(P + "/go"): time.sleep(0.01)
+"""
+
+SH = ["sh", "-c"]
+SNAKE = ["python3", "-c"]
+
+
+class Enemy(NamedTuple):
+    """One program. `options` are those of its sandbox."""
+
+    name: str
+    program: list[str]
+    options: dict[str, Any]
+
+    @property
+    def is_snake(self) -> bool:
+        """Whether it needs Python inside."""
+        return self.program[0] == SNAKE[0]
+
+
+def shell(name: str, script: str, **options: Any) -> Enemy:
+    return Enemy(name, [*SH, BEGIN + script], options)
+
+
+def python(name: str, script: str, **options: Any) -> Enemy:
+    return Enemy(name, [*SNAKE, PYTHON + script], options)
+
+
+LIMITS: dict[str, Any] = {"pids": 48, "disk_bytes": 32 << 20}
+
+_REPLACE = "for f in $P/*.stdout $P/*.stderr $P/*.pid; do rm -rf $f; %s; done; stay"
+
+ENEMIES = [
+    # what lies where a journal should be
+    shell("links", _REPLACE % "ln -s $CANARY $f"),
+    shell("links to itself", _REPLACE % "ln -s $f $f"),
+    shell("links to devices", _REPLACE % "ln -s /dev/zero $f"),
+    shell("links to its input", _REPLACE % "ln -s /proc/1/fd/0 $f"),
+    shell("pipes", _REPLACE % "mkfifo $f"),
+    shell("directories", _REPLACE % "mkdir -p $f/deep/down"),
+    shell("devices", _REPLACE % "mknod $f c 1 5 || :"),
+    shell("holes", _REPLACE % "truncate -s 32M $f"),
+    shell("hard links to its answers", _REPLACE % "ln $EXITS $f || :"),
+    python("sockets", """
+for name in os.listdir(P):
+    os.unlink(P + "/" + name)
+    os.chdir(P)
+    socket.socket(socket.AF_UNIX).bind(name)
+stay()"""),
+    python("ever others", """
+kinds = [lambda p: os.symlink(os.environ["CANARY"], p), os.mkfifo, os.mkdir, lambda p: open(p, "w").write("x" * 10),
+         lambda p: os.truncate(os.open(p, os.O_CREAT | os.O_RDWR), 1 << 20), lambda p: os.symlink("/dev/tty", p)]
+busy()
+for turn in range(10 ** 9):
+    for name in os.listdir(P):
+        if name.startswith(("prc", "hlp", "vwr")) and "." in name:
+            try:
+                new = P + "/new"
+                kinds[turn % len(kinds)](new)
+                if turn % 3: os.rename(new, P + "/" + name)
+                else: os.rename(P + "/" + name, P + "/gone"); os.rename(new, P + "/" + name)
+            except OSError:
+                os.system("rm -rf " + P + "/new " + P + "/gone " + P + "/" + name)"""),
+    # the keeper's answers
+    shell("forged ends", "busy; while :; do for f in $P/*.stdout; do f=${f##*/}; echo ${f%.*} 3 >>$EXITS; done; done"),
+    shell("forged beginnings", "busy; while :; do echo prc_x +1; echo hlp_x none; echo vwr_x 0; done >>$EXITS"),
+    shell("no answers", "busy; while :; do : >$EXITS; done"),
+    shell("one long answer", "head -c 30M /dev/zero | tr '\\0' x >>$EXITS; stay"),
+    shell("answers with holes", "truncate -s 32M $EXITS; stay"),
+    shell("answers for ever", "busy; yes 'a 1' >>$EXITS; while :; do : >$EXITS; yes 'a 1' >>$EXITS; done"),
+    shell("answers in drops", "busy; while :; do printf x; done >>$EXITS"),
+    shell("answers opened and closed", "busy; while :; do : >>$EXITS; done"),
+    shell("locked answers", "chmod 0 $EXITS $P; chmod 0 $P; chmod 700 $P; busy; chmod 0 $P; sleep 1000"),
+    # what it may use
+    shell("disk", "busy; i=0; while :; do head -c 4M /dev/zero >f$i; i=$((i + 1)); done"),
+    shell("memory's disks", "for d in /tmp $HOME /dev/shm; do cat /dev/zero >$d/f; done; stay"),
+    shell("output", "busy; yes 'as much as it can'; stay"),
+    shell("output in drops", "busy; while :; do printf x; done"),
+    shell("forks", "busy; f() { f & f & wait; }; f"),
+    shell("forks that leave", "busy; while :; do setsid sh -c 'sleep 1000 & sleep 1000 &' & done"),
+    python("memory", "busy()\nhoard = []\nwhile True: hoard.append(bytearray(1 << 20))", memory_bytes=64 << 20),
+    python("open files", """
+held = []
+try:
+    while len(held) < 900:
+        held.append(os.open("x", os.O_CREAT | os.O_RDWR)); os.unlink("x")
+except OSError: os.close(held.pop())
+stay()"""),
+    # how it goes, and how it does not
+    shell("deaf", """
+trap '' TERM INT HUP QUIT USR1
+(exec setsid sh -c 'while :; do sleep 9; done') &
+stay"""),
+    shell("closed", "busy; exec <&- >&- 2>&-; while :; do sleep 1000; done"),
+    python("gone into the background", """
+for _ in range(2):
+    if os.fork(): os._exit(0)
+    os.setsid()
+for fd in range(64):
+    try: os.close(fd)
+    except OSError: pass
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+stay()"""),
+    shell("kills", "busy; trap '' TERM HUP; setsid sh -c 'while :; do kill -9 -1; done'"),
+    shell("stops", "busy; while :; do kill -STOP -1; done"),
+    shell("at the first process", """
+for n in 1 2 3 4; do
+    s=1
+    while [ $s -le 64 ]; do kill -$s 1; s=$((s + 1)); done
+done
+stay"""),
+    python("as a tracer", """
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace(16, 1, 0, 0)  # attach
+stay()"""),
+    # what it makes
+    python("names", """
+for place in (P, "."):
+    for n in range(300):
+        open(os.fsencode(place) + b"/\\xff\\n\\x1b[2J" + str(n).encode() + b"\\xfe" * 200, "w").close()
+        os.makedirs(os.fsencode(place) + b"/" + b"d" * 255, exist_ok=True)
+stay()"""),
+    python("files that come and go", """
+busy()
+while True:
+    for n in range(1000):
+        open(f"{P}/{n}", "w").close(); os.rename(f"{P}/{n}", f"{P}/x")
+        os.link(f"{P}/x", f"{P}/y"); os.unlink(f"{P}/y")"""),
+    python("many files", """
+for place in (P, ".", "/tmp"):
+    for n in range(500): open(f"{place}/prc_{n}.stdout", "w").close()
+stay()"""),
+    python("depth", """
+for place in (P, "."):
+    os.chdir(place)
+    for n in range(300):
+        os.mkdir("d"); os.chdir("d")
+    os.chdir("/workspace")
+stay()"""),
+    shell("locked doors", "mkdir -p a/b $P/a/b; : >a/b/c; chmod 0 a/b $P/a/b; chmod 0 a $P/a . ; stay"),
+    shell("held places", """
+mkdir -p d; cd d; exec 9>held 8<. 7<$P
+unshare -Urm sh -c 'mount -t tmpfs t /tmp; sleep 1000' &
+stay"""),
+    shell("other keepers", """
+for f in $IN/.keeper $IN/.control $IN; do
+    timeout 1 sh -c 'echo "run x none" >"$0"' $f; rm -rf $f; mv $f $f.old; ln -sf /bin/true $f
+done
+stay"""),
+]  # fmt: skip
+
+
+# -- what is left ------------------------------------------------------------------------------------------------------
+
+
+def remains(state_dir: str, sandbox_id: str, uid: int) -> list[str]:
+    """What is left of a sandbox that has ended: processes, mounts, control groups, files that are no journals."""
+    mark = f"SANDKEEP_SANDBOX={sandbox_id}".encode()
+    found = [f"process {pid}" for pid, env in environments() if mark in env]
+    if uid != os.geteuid():
+        found += [f"process {pid} of uid {uid}" for pid in pids_where(owned_by(uid))]
+    found += [f"mount {path}" for path in traces.mounts(sandbox_id)]
+    for directory, names, _ in os.walk("/sys/fs/cgroup"):
+        found += [f"{directory}/{name}" for name in names if sandbox_id in name]
+    place = f"{state_dir}/sandboxes/{sandbox_id}"
+    found += [
+        f"{place}/{name}" for name in os.listdir(place) if name not in ("out", "metadata.json", ".metadata.json.new")
+    ]
+    found += [f"{place}/out/{name}" for name in os.listdir(f"{place}/out") if name not in ("p", "exits")]
+    found += [
+        f"{place}/out/p/{name}" for name in os.listdir(f"{place}/out/p") if not _is_journal(f"{place}/out/p/{name}")
+    ]
+    return found + [f"trash/{name}" for name in os.listdir(f"{state_dir}/trash")]
+
+
+def _is_journal(path: str) -> bool:
+    return path.endswith((".stdout", ".stderr")) and os.path.isfile(path) and not os.path.islink(path)
+
+
+class Burden:
+    """What a process has open, and how much memory it took at most since this was made."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        with open(f"/proc/{pid}/clear_refs", "w") as file:
+            file.write("5")  # the peak is measured anew
+        self._began = self._peak()
+        self._descriptors = self.descriptors()
+
+    def descriptors(self) -> list[str]:
+        """What its open descriptors are, apart from those of readers of its log, of which there may be a few more."""
+        found = []
+        for name in os.listdir(f"/proc/{self._pid}/fd"):
+            try:
+                found.append(os.readlink(f"/proc/{self._pid}/fd/{name}"))
+            except OSError:
+                continue
+        return sorted(what for what in found if not what.rpartition("/")[2].startswith("events.db"))
+
+    def more_descriptors(self) -> list[str]:
+        """What is open that was not."""
+        before = list(self._descriptors)
+        return [what for what in self.descriptors() if what not in before or before.remove(what)]  # type: ignore[func-returns-value]
+
+    def bytes_more(self) -> int:
+        """By how much its memory has grown at its peak."""
+        return self._peak() - self._began
+
+    def _peak(self) -> int:
+        with open(f"/proc/{self._pid}/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
