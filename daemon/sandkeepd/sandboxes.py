@@ -228,6 +228,8 @@ class Sandboxes:
         await self.adopted(sandbox.sandbox_id)
         if sandbox.sandbox_id in self.adopting:
             raise self._not_adopted(sandbox.sandbox_id)
+        if self._core.problems and sandbox.sandbox_id not in self.runtimes:  # with a damaged log nothing is adopted
+            raise DaemonError("storage_unavailable", self._core.problems[0])
         with trio.move_on_after(OPENING_PATIENCE_S):  # the task of one that was just made is about to run
             while True:
                 found = self.runtimes.get(sandbox.sandbox_id)
@@ -322,7 +324,8 @@ class Sandboxes:
         sandbox = core.state.sandboxes[order.stream]
         logger.warning("ended, but not on record", extra={"sandbox_id": order.stream, "why": refused.message})
         await self._stop(order.stream)
-        outcome = f"sandbox {order.stream} is ended, but that is not on record yet"
+        record = "cannot go on record" if core.problems else "is not on record yet"
+        outcome = f"sandbox {order.stream} is ended, but that {record}"
         try:
             await core.provider(sandbox.requested.provider).terminate(
                 order.stream, sandbox.requested.plan, sandbox.handle

@@ -9,6 +9,8 @@ The lock is a POSIX record lock: nothing else in this process may open and close
 """
 
 import contextlib
+import fcntl
+import glob
 import os
 import sqlite3
 import threading
@@ -49,6 +51,8 @@ CREATE TABLE archived (sandbox INTEGER PRIMARY KEY, execs INTEGER NOT NULL, crc 
 """Of sandboxes that are still here: how many of their unnamed processes went into the archive."""
 _TO_SCHEMA_2: Final = "UPDATE meta SET value = 2 WHERE key = 'schema';"
 
+_LOCK_BYTES: Final = (0x40000000, 512)
+"""Where SQLite locks a database file."""
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -65,6 +69,8 @@ class Database:
                 "storage_unavailable",
                 f"a repair of {self.path} was interrupted: run `sandkeep store repair --yes` once more",
             )
+        if os.path.exists(_fresh(self.path)):
+            _finish_exchange(self.path)
         if not os.path.exists(self.path):
             self._require_beginning("is gone")
         new = _make_file(self.path)
@@ -77,7 +83,7 @@ class Database:
                 raise
         except sqlite3.Error as error:
             raise _refused(self.path, error) from error
-        self._places = {path: _place(path) for path in (self.path, f"{self.path}-wal")}
+        self._places = self._look()
         self.witness = witness.Witness(witness.path_of(self.path), self.log_id, self.first_position)
 
     @property
@@ -107,26 +113,56 @@ class Database:
             raise _unreadable(self.path, error) from error
 
     def reopen(self, head: int) -> None:
-        """Read the log back from the disk, as after a crash, and take out what lies beyond `head`.
+        """Go on in a new file, with what was committed up to `head` and not with what lies beyond.
 
-        For a disk that failed: what a failed commit wrote may be there or not, and nobody was told that it is.
-        Everything is brought into the main file, so that no later commit depends on a part of the write-ahead log that
-        the disk lost. Waits for readers to end. Raises sqlite3.Error, and can be called again, while the disk does not
+        For a disk that failed. What a failed commit wrote may be there or not, and nobody was told that it is. Nor can
+        the files be trusted any further: of what a failed fsync did not write the kernel forgets that it is to be
+        written, and an ext4 may show it until it is mounted anew, though all later fsyncs succeed. So everything is
+        read once more, through the write-ahead log, and written to blocks that never failed.
+
+        Waits for readers to end. Raises sqlite3.Error or OSError, and can be called again, while the disk does not
         work.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._in_use == 0)
-            self._require_same_file()
-            self._places.pop(f"{self.path}-wal", None)  # closing may remove it
+            if not os.path.exists(_fresh(self.path)):
+                self._require_same_file()
+                self._write_fresh(head)
+            self._places = {}
             self._close_all()
+            _take_fresh(self.path)
             self.writer = self._connect()
-            self.writer.executescript(
+            self.writer.execute("PRAGMA journal_mode = WAL")
+            self._read_meta()
+            self.witness.begin_anew()
+            self._places = self._look()
+
+    def checkpoint(self) -> None:
+        """Bring what is in the write-ahead log into the file, as far as readers allow. For the thread that writes.
+
+        Raises sqlite3.Error. Nothing is lost then, but the file cannot be trusted any further: see `reopen`.
+        """
+        self.writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    def _write_fresh(self, head: int) -> None:
+        """Copy all that is committed into a file of its own. When that has its name, it is durable."""
+        unfinished = f"{self.path}.copy"
+        for name in (unfinished, f"{unfinished}-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+        self.writer.execute("VACUUM INTO ?", (unfinished,))
+        os.chmod(unfinished, 0o600)
+        with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
+            copy.executescript(
                 f"BEGIN IMMEDIATE; DELETE FROM events WHERE position > {head:d};"  # noqa: S608
                 f"UPDATE sqlite_sequence SET seq = {head:d} WHERE name = 'events'; COMMIT;"
             )
-            if self.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                raise sqlite3.OperationalError("the write-ahead log is in use")
-            self._places[f"{self.path}-wal"] = _place(f"{self.path}-wal")
+        _sync(unfinished)
+        os.rename(unfinished, _fresh(self.path))
+        _sync(self.directory)
+
+    def _look(self) -> dict[str, tuple[int, int] | None]:
+        return {path: _place(path) for path in (self.path, f"{self.path}-wal")}
 
     def _require_same_file(self) -> None:
         if _place(self.path) != self._places[self.path]:
@@ -163,6 +199,7 @@ class Database:
         )
         try:
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # of which SQLite would not tell that it failed
         except BaseException:
             connection.close()
             raise
@@ -186,16 +223,21 @@ class Database:
 
     def _require_beginning(self, what: str) -> None:
         """Refuse to begin a log where there was one."""
-        seen = None
-        path = witness.path_of(self.path)
-        with contextlib.suppress(witness.UnreadableError):
-            seen = witness.read(path)
-            if seen is None or not seen.position:
+        path, seen = witness.path_of(self.path), "some"
+        try:
+            head = witness.read(path)
+        except witness.UnreadableError:
+            pass
+        else:
+            if head is None:
+                path = _trace_of_a_log(self.directory)
+            if not path or (head is not None and not head.position):
                 return
+            seen = str(head.position) if head is not None else "some"
         raise DaemonError(
             "storage_unavailable",
-            f"the event log {self.path} {what}, but {path} has seen {seen.position if seen else 'some'} events in it: "
-            f"restore the state directory from a backup, or use another one",
+            f"the event log {self.path} {what}, but {path} has seen {seen} events in it: "
+            "restore the state directory from a backup, or use another one",
         )
 
     def _is_empty(self) -> bool:
@@ -231,6 +273,54 @@ def first_position(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT value FROM meta WHERE key = 'first_position'").fetchone()[0])
 
 
+def _fresh(path: str) -> str:
+    """Where a log is that is to take the place of one whose disk failed."""
+    return f"{path}.fresh"
+
+
+def _take_fresh(path: str) -> None:
+    """Put the fresh file in the log's place. Nobody has the log open. Safe to repeat."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{path}-wal")
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(_fresh(path), path)
+    _sync(os.path.dirname(path))
+
+
+def _finish_exchange(path: str) -> None:
+    """Do what a daemon that died came no longer to. Raises `conflict` for one that has not died."""
+    try:
+        with contextlib.suppress(FileNotFoundError), exclusively(path):
+            _take_fresh(path)
+    except OSError as error:
+        raise DaemonError(
+            "storage_unavailable", f"{_fresh(path)} cannot take the place of {path} ({error.strerror}): mend the disk"
+        ) from error
+
+
+@contextlib.contextmanager
+def exclusively(path: str) -> Iterator[None]:
+    """Hold a log's file as SQLite would. Nothing else in this process may open and close it meanwhile."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCK_BYTES[1], _LOCK_BYTES[0])
+        except OSError:
+            message = f"a daemon uses this state directory ({os.path.dirname(path)}): stop it first"
+            raise StateError("conflict", message) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _place(path: str) -> tuple[int, int] | None:
     """Which file a path leads to."""
     try:
@@ -238,6 +328,15 @@ def _place(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _trace_of_a_log(directory: str) -> str:
+    """Something that comes of a log in a state directory; nothing where there never was one."""
+    for pattern in ("sandboxes/*/metadata.json", "archive/*.zst", "folded-state"):
+        found = glob.glob(f"{glob.escape(directory)}/{pattern}")
+        if found:
+            return found[0]
+    return ""
 
 
 def _make_file(path: str) -> bool:
@@ -251,11 +350,7 @@ def _make_file(path: str) -> bool:
             "storage_unavailable",
             f"the event log {path} cannot be made ({error.strerror}): use a directory that this user can write to",
         ) from error
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    _sync(os.path.dirname(path))
     return True
 
 

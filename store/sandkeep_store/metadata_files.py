@@ -184,7 +184,7 @@ def read(root: str, sandbox_id: str) -> bytes | None:
 def _seen(content: bytes | None) -> Seen | None:
     try:
         return msgspec.json.decode(content, type=Seen) if content else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -70,6 +70,10 @@ _DELETE_ARCHIVED: Final = (
     "AND NOT EXISTS (SELECT 1 FROM streams WHERE id = archived.sandbox)"
 )
 _KEPT_STREAMS: Final = 8192
+_CHECKPOINT_PAGES: Final = 1000
+"""About how many pages the write-ahead log may hold before they are brought into the file."""
+_PAGES_AT_LEAST: Final = 4
+"""How many pages a commit of next to nothing writes."""
 _LIBRARY_ERRORS: Final[dict[type[sqlite3.Error], type[PersistenceError]]] = {
     sqlite3.InterfaceError: persistence.InterfaceError,
     sqlite3.DatabaseError: persistence.DatabaseError,
@@ -169,6 +173,8 @@ class StreamRecorder(AggregateRecorder):
         # The streams used last, each with its key (0 = it has no row yet) and the revision it is at. Only this process
         # writes, so that it stays true until a commit fails.
         self._streams: dict[str, _Stream] = {}
+        self.suspect = False  # whether the file must be written anew before anything else is committed
+        self._written = 0
         with database.reader() as connection:
             self.head = _read_head(connection, database.first_position)
             self._last_key = _last_number(connection, "streams")
@@ -347,8 +353,10 @@ class StreamRecorder(AggregateRecorder):
             self._streams.clear()
             with _translated():
                 self._database.reopen(self.head)
+            self.suspect, self._written = False, 0
             with self._database.reader() as connection:
                 last = connection.execute(_SELECT_LAST).fetchone()
+                self._database.witness.note(self.head, _row_checksum(connection, self.head) or 0)
         if self.head >= self._database.first_position:
             if last is None or last[0] != self.head:
                 raise damaged(self.head, "what was committed is gone")
@@ -357,6 +365,7 @@ class StreamRecorder(AggregateRecorder):
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         connection = self._database.writer
+        before = connection.total_changes
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
@@ -366,6 +375,16 @@ class StreamRecorder(AggregateRecorder):
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
             raise
+        self._checkpoint_when_due(_PAGES_AT_LEAST + connection.total_changes - before)
+
+    def _checkpoint_when_due(self, pages: int) -> None:
+        self._written += pages
+        if self._written >= _CHECKPOINT_PAGES and not self.suspect:
+            self._written = 0
+            try:
+                self._database.checkpoint()
+            except sqlite3.Error:
+                self.suspect = True  # what was just committed is durable all the same, by the write-ahead log
 
     def _rows(self, appends: Sequence[Sequence[Draft]], time_us: int, new: list[tuple[int, str, int]]) -> list[Row]:
         """The rows of `appends`; the rows of the streams that are new with them go to `new`."""

@@ -10,7 +10,6 @@ repair then finishes it.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -24,12 +23,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, StateError
+from sandkeep.errors import DaemonError
 from sandkeep.events import DAEMON_STREAM, LOG_STREAM, LogEventLost
 from sandkeep.model import RepairReport
 from sandkeep_store import folded, metadata_files, offline, segments, witness
 from sandkeep_store.codec import CODEC
-from sandkeep_store.database import Database, repairing
+from sandkeep_store.database import Database, exclusively, repairing
 from sandkeep_store.log import EventLog
 from sandkeep_store.record import COLUMNS, Row, checksum, is_sound, name_checksum, number_checksum
 from sandkeep_store.recorder import is_compacting
@@ -57,7 +56,6 @@ WORK: Final = "repair.work"
 _ROW: Final = ", ".join(COLUMNS)
 _PLACES: Final = "SELECT position, stream, revision FROM events INDEXED BY sqlite_autoindex_events_1"
 _FILES: Final = (offline.LOG_NAME, f"{offline.LOG_NAME}-wal", witness.path_of(offline.LOG_NAME))
-_LOCK_BYTES: Final = (0x40000000, 512)  # where SQLite locks a database file
 _LOST: Final = CODEC.encode(LogEventLost())
 
 
@@ -80,7 +78,7 @@ def repair(state_dir: str, *, yes: bool) -> RepairReport:
     if not os.path.exists(repairing(path)):
         offline.require_log(state_dir)
     work = f"{state_dir}/{WORK}"
-    with _locked(path):
+    with exclusively(path):
         shutil.rmtree(work, ignore_errors=True)
         os.mkdir(work, 0o700)
         try:
@@ -273,12 +271,21 @@ class Salvage:
         self._last[stream] = (revision, position)
 
     def _copy_counts(self, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
-        top = max(self._names, default=0)
-        for sandbox, execs, crc in _readable(old, "SELECT sandbox, execs, crc FROM archived", "sandbox", top):
-            if number_checksum(sandbox, execs) == crc:
-                new.execute("INSERT INTO archived VALUES (?, ?, ?)", (sandbox, execs, crc))
+        lost = set()
+        try:
+            rows = old.execute("SELECT sandbox, execs, crc FROM archived").fetchall()
+        except sqlite3.Error as error:
+            self._problems.append(f"the counts of archived commands are lost ({error})")
+            return
+        for sandbox, execs, crc in rows:
+            if number_checksum(sandbox, execs) == crc and sandbox in self._names:
+                new.execute("INSERT OR REPLACE INTO archived VALUES (?, ?, ?)", (sandbox, execs, crc))
             else:
-                self._problems.append(f"the count of archived commands of {self._names.get(sandbox)} is lost")
+                lost.add(sandbox)
+        self._problems += [
+            f"the count of archived commands of {self._names.get(sandbox, f'stream {sandbox}')} is lost"
+            for sandbox in sorted(lost)
+        ]
 
     def _fill(self, new: sqlite3.Connection) -> None:
         """Put a tombstone in every position that is lost, and tell of each."""
@@ -398,21 +405,6 @@ def _between(old: sqlite3.Connection, query: str, key: str, after: int, upto: in
             return []
         middle = (after + upto) // 2
         return [*_between(old, query, key, after, middle), *_between(old, query, key, middle, upto)]
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Hold the file as SQLite would. Nothing else in this process may open and close it meanwhile."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCK_BYTES[1], _LOCK_BYTES[0])
-        except OSError:
-            message = f"a daemon uses this state directory ({os.path.dirname(path)}): stop it first"
-            raise StateError("conflict", message) from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _source(path: str) -> str:

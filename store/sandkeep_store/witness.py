@@ -101,6 +101,12 @@ class Witness:
                 self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             os.pwrite(self._descriptor, (said + b" %08x" % crc32(said)).ljust(SIZE_BYTES - 1) + b"\n", 0)
 
+    def begin_anew(self) -> None:
+        """Write the next note to a file of its own: this one is on a disk that failed."""
+        self.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
     def close(self) -> None:
         """Let go of the file."""
         if self._descriptor is not None:

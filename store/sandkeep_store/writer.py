@@ -8,8 +8,8 @@ When the disk fails
     Everything that waits is refused with `storage_unavailable` and one sentence, `failure` says why, and the next
     appends are tried again, so that the log recovers by itself. On a full disk, the reserve is given back for the sake
     of the appends that are `essential`; until it can be held again, no others are taken. After any other failure every
-    connection is closed and the log is read back from the disk first: SQLite and the kernel may disagree about what was
-    written.
+    connection is closed and the log is written to a new file first: SQLite and the kernel may disagree about what was
+    written; see `Database.reopen`.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ class Writer:
             self._commit(batch)
         except PersistenceError as error:
             full = _is_full(error)
-            self._distrusted = not full
+            self._distrusted = self._distrusted or not full
             self._fail(batch, str(error), full=full)
         except OSError as error:
             self._fail(batch, str(error.strerror), full=error.errno in _FULL)
@@ -152,7 +152,7 @@ class Writer:
                 self._mend()
                 append.result = append.work()
             except PersistenceError as error:
-                self._distrusted = not _is_full(error)
+                self._distrusted = self._distrusted or not _is_full(error)
                 message = f"the event log cannot be written ({error}): mend the disk, and try again"
                 append.error = DaemonError("storage_unavailable", message)
             except SandkeepError as error:
@@ -182,12 +182,12 @@ class Writer:
             if error.errno not in _FULL:
                 self.failure = self._unwritable(str(error.strerror))
         except PersistenceError as error:
-            self._distrusted = not _is_full(error)
+            self._distrusted = self._distrusted or not _is_full(error)
         else:
             self.failure = None
 
     def _mend(self) -> None:
-        if self._distrusted:
+        if self._distrusted or self._recorder.suspect:
             self._recorder.reopen()
             self._distrusted = False
 

@@ -225,7 +225,9 @@ def check_start(pristine: Pristine, state_dir: str) -> bool:
 
 def assert_helpful(sentence: str) -> None:
     """It says what to do."""
-    assert re.search(r"restore|repair|remove|move it|look at|free space|mend|use another|run ", sentence), sentence
+    assert re.search(
+        r"restore|repair|remove|move it|look at|free space|mend|use another|run |name the directory", sentence
+    ), sentence
 
 
 def check_repair(pristine: Pristine, state_dir: str) -> list[str]:

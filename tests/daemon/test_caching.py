@@ -45,7 +45,10 @@ async def test_a_large_one_is_cached_after_a_fold_and_at_the_end(
     log.close()
 
 
-async def test_damage_that_the_start_did_not_see_is_found_afterwards(state_dir: str) -> None:
+async def test_damage_that_the_start_did_not_see_is_found_afterwards(
+    state_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "END_EVENTS", 100)
     _cache(state_dir)
     with sqlite3.connect(f"{state_dir}/events.db") as db:
         db.execute("UPDATE events SET data = CAST('{}' AS BLOB) WHERE position = 700")
@@ -57,6 +60,37 @@ async def test_damage_that_the_start_did_not_see_is_found_afterwards(state_dir: 
         await caching.check(daemon.core, daemon.core.state.cached_upto)
         (problem,) = daemon.core.problems
         assert "position 700" in problem
+
+
+async def test_the_last_events_are_checked_at_every_start(state_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caching, "END_EVENTS", 100)
+    _cache(state_dir)
+    with sqlite3.connect(f"{state_dir}/events.db") as db:
+        (last,) = db.execute("SELECT max(position) FROM events").fetchone()
+        db.execute("UPDATE events SET data = CAST('{}' AS BLOB) WHERE position = ?", (last - 50,))
+    db.close()
+    async with inside(state_dir) as daemon:
+        (problem,) = daemon.core.problems
+        assert f"position {last - 50}" in problem
+
+
+async def test_an_index_that_lacks_an_event_is_found_after_the_start(state_dir: str) -> None:
+    """Every row is as it was, so the state is right; but who asks for a sandbox's events would not get them all."""
+    with sqlite3.connect(f"{state_dir}/events.db") as db:
+        db.execute("PRAGMA writable_schema = ON")
+        sql = "CREATE INDEX events_of_sandbox ON events (sandbox) WHERE sandbox IS NOT NULL AND position != 700"
+        before = db.execute("SELECT sql FROM sqlite_master WHERE name = 'events_of_sandbox'").fetchone()[0]
+        db.execute("DROP INDEX events_of_sandbox")
+        db.execute(sql)
+        db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'events_of_sandbox'", (before,))
+    db.close()
+    log = EventLog.open(f"{state_dir}/events.db")
+    assert log.check(0, log.head, log.head) == log.head
+    problems = log.check_structure(lambda: False)
+    assert "row 700 missing from index events_of_sandbox" in problems[0]
+    assert "store repair" in problems[0]
+    assert log.check_structure(lambda: True) == []
+    log.close()
 
 
 async def test_damage_behind_it_is_found_at_the_start(state_dir: str) -> None:

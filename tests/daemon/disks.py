@@ -1,0 +1,118 @@
+"""Disks that a test can have fail: real file systems, small, of which the kernel says what it says of real ones."""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+META_BYTES = 4 << 20
+
+
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True)
+
+
+def umount(path: str) -> None:
+    """Unmount, when whoever was just killed there is gone. Afterwards it is gone from sight in any case."""
+    deadline = time.monotonic() + 20
+    while subprocess.run(["umount", path], stderr=subprocess.DEVNULL).returncode:
+        if time.monotonic() > deadline:
+            subprocess.run(["umount", "--lazy", path], check=True)
+            raise AssertionError(f"{path} is still in use")
+        time.sleep(0.02)
+
+
+class Ext4:
+    """An ext4 on a loop device."""
+
+    def __init__(self, image: str, at: str, options: str) -> None:
+        self.image, self.at, self.options = image, at, options
+
+    def mount(self) -> None:
+        mount("-o", f"loop,{self.options}", self.image, self.at)
+
+    def again(self) -> None:
+        """Take it off, check it, and put it back: what it holds now comes from the device."""
+        umount(self.at)
+        deadline = time.monotonic() + 20
+        while subprocess.run(["losetup", "-j", self.image], capture_output=True, check=True).stdout:
+            assert time.monotonic() < deadline, f"somebody still sees {self.image}"
+            time.sleep(0.02)
+        checked = subprocess.run(["e2fsck", "-fy", self.image], capture_output=True, text=True)
+        assert checked.returncode in (0, 1), checked.stdout
+        self.mount()
+
+    def become_read_only(self) -> None:
+        """What the kernel does with a file system in which it finds an error, whoever has files open."""
+        source = subprocess.run(
+            ["findmnt", "-no", "SOURCE", self.at], capture_output=True, text=True, check=True
+        ).stdout
+        device = os.path.basename(source.strip())
+        with contextlib.suppress(OSError):
+            Path(f"/sys/fs/ext4/{device}/trigger_fs_error").write_text("a test\n")
+        probe = Path(self.at, "probe")
+        with pytest.raises(OSError, match="Read-only"):
+            probe.touch()
+
+
+@contextlib.contextmanager
+def ext4(folder: str, at: str, size: str = "48M", journal: bool = True) -> Iterator[Ext4]:
+    """A file system at a directory, its image in another."""
+    image = f"{folder}/image"
+    with open(image, "wb") as file:
+        file.truncate(int(size[:-1]) << 20)
+    features = [] if journal else ["-O", "^has_journal"]
+    words = ["mkfs.ext4", "-q", "-N", "4000", *features, "-E", "nodiscard,lazy_itable_init=0,root_owner=0:0", image]
+    subprocess.run(words, check=True)
+    disk = Ext4(image, at, "errors=remount-ro")
+    disk.mount()
+    os.chmod(at, 0o700)
+    os.rmdir(f"{at}/lost+found")
+    try:
+        yield disk
+    finally:
+        umount(at)
+
+
+class Thin(Ext4):
+    """An ext4 that believes in more space than there is below it, so that it learns at the fsync that there is none."""
+
+    def __init__(self, disk: Ext4, below: str) -> None:
+        super().__init__(disk.image, disk.at, disk.options)
+        self.filler = Path(below, "filler")
+
+    def begin_to_fail(self) -> None:
+        """From now on what is written to a place that was never written before is lost, and an fsync says so."""
+        fill(self.filler)
+
+    def work_again(self) -> None:
+        self.filler.unlink()
+
+
+@contextlib.contextmanager
+def thin(below: str, at: str) -> Iterator[Thin]:
+    mount("-t", "tmpfs", "-o", "size=24m", "tmpfs", below)
+    try:
+        with ext4(below, at, journal=False) as disk:
+            with open(disk.image, "r+b") as image:  # its own tables are not to be what fails
+                content = image.read(META_BYTES)
+                image.seek(0)
+                image.write(content)
+            yield Thin(disk, below)
+    finally:
+        umount(below)
+
+
+def fill(path: Path) -> None:
+    """Take all the space that there is."""
+    with path.open("wb", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(b"x" * size)
+            except OSError:
+                size //= 2
