@@ -332,9 +332,12 @@ class LocalProvider:
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
-        except (OSError, journal.NotAFileError):
+        except (FileNotFoundError, PermissionError, NotADirectoryError, journal.NotAFileError):
             os.close(pidfd)
             return None
+        except BaseException:
+            os.close(pidfd)
+            raise
         instance.pidfd, instance.plan, instance.scope = pidfd, plan, trio.CancelScope()
         self._instances[sandbox_id] = instance
         self._nursery.start_soon(self._await_end, instance)
@@ -361,7 +364,10 @@ class LocalProvider:
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
-        instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
+        try:
+            instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
+        except OSError as error:  # nothing of that tells whether the sandbox is gone
+            raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
         if instance is not None:
             try:
                 await instance.remember_earlier()
