@@ -220,7 +220,9 @@ async def test_what_a_sandbox_says_of_itself_is_not_believed(world: World) -> No
     """The code inside sets what variables it likes: nobody else's sandbox ends of it, and nothing is told of it."""
     victim, enemy = await world.sandbox(), await world.sandbox()
     forged = {"SANDKEEP_LOG": OTHER, "SANDKEEP_SANDBOX": "made-up"}
-    liar = await start(enemy, "sleep", "1000", env=forged)
+    liar = await start(enemy, "sh", "-c", "echo up; exec sleep 1000", env=forged)
+    while not enemy.read(liar, "stdout", 0, 10).data:
+        await enemy.wait_output(liar, 0, 0)
     both = [victim.sandbox_id, enemy.sandbox_id]
     swept = await world.provider.clean_up(Nothing(both, [world.image_id]))
     assert swept.removed == []
@@ -238,6 +240,7 @@ async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvid
     for number in range(3000):
         Path(local.layout.sandbox("box"), "upper", str(number)).touch()
     plan = local.plan("box", "img_1", SandboxSpec(), caller, [])
+    await local.abilities()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(local.clean_up, Nothing([], ["img_1"]))
         while not local._clearing:
