@@ -14,7 +14,7 @@
 # Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost", "ID ~N" signal N was sent.
 # All is done with builtins: a fork costs more than everything else here together.
 in=$1 out=$2 newline='
-' live=' ' ended=' ' older=' ' shared='' secrets='' whose=''
+' live=' ' gone=0 ended=' ' older=' ' shared='' secrets='' whose=''
 unset SANDKEEP_LOG # it marks the first process, for the host to see
 set -f
 trap '' INT # some shells catch it, and end; what one does not catch cannot reach the first process from inside
@@ -75,17 +75,27 @@ watch_terminal() {
 	echo "done $1" >&3
 }
 
-# `live` holds " ID=WATCHER:PID " for each, without a PID until it is known; PID.GROUP for one in a terminal.
+# `live` lists the ids of those that run, and now and then of some that did. Of each that does, watcher_ID is its watcher,
+# and pid_ID the process once that is known; PID.GROUP for one in a terminal. To search a long text for them would take a
+# shell the square of its length.
 watcher_of() {
-	case $live in *" $1="*) ;; *) return 1 ;; esac
-	entry=${live#*" $1="}
-	entry=${entry%% *}
-	watcher=${entry%:*} pid=${entry#*:}
+	case $1 in *[!A-Za-z0-9_]*) return 1 ;; esac
+	eval "watcher=\${watcher_$1-} pid=\${pid_$1-}"
+	[ -n "$watcher" ]
 }
 
 forget() {
 	watcher_of "$1" || return
-	live="${live%%" $1="*} ${live#*" $1=$entry "}"
+	unset "watcher_$1" "pid_$1"
+	gone=$((gone + 1))
+	[ "$gone" -lt 64 ] || tidy
+}
+
+tidy() {
+	listed=$live live=' ' gone=0
+	for entry in $listed; do
+		eval "[ -n \"\${watcher_$entry-}\" ]" && live="$live$entry "
+	done
 }
 
 # The last that ended are known for a while: the code inside can spoil the file of answers before the daemon has read it.
@@ -124,7 +134,7 @@ while IFS= read -r line <&3; do
 	jobs >&5 # reaps: what has ended counts as a process until then
 	verb=${line%% *} rest=${line#* }
 	id=${rest%% *} argument=${rest#* }
-	case $id in '' | *[!A-Za-z0-9_-]*) continue ;; esac
+	case $id in -) ;; '' | *[!A-Za-z0-9_]*) continue ;; esac
 	case $verb in
 	run)
 		mine=''
@@ -133,7 +143,8 @@ while IFS= read -r line <&3; do
 		[ "$argument" = tty ] && how=watch_terminal pid=''
 		# `command` keeps the keeper alive when it cannot fork
 		if command eval '$how "$id" "$argument" "$in/$id" "$newline" "$out/p/$id" &'; then
-			live="$live$id=$!: "
+			eval "watcher_$id=$! pid_$id=" # an id has letters, digits and _ alone
+			live="$live$id "
 		else
 			echo "$id none" >&4
 		fi
@@ -143,7 +154,7 @@ while IFS= read -r line <&3; do
 		secrets=$secrets$argument
 		;;
 	share) shared=$shared$argument ;;
-	pid) forget "$id" && live="$live$id=$watcher:$argument " ;;
+	pid) watcher_of "$id" && eval "pid_$id=\$argument" ;;
 	kill)
 		if watcher_of "$id"; then
 			signal "${argument%% *}"
@@ -161,9 +172,9 @@ while IFS= read -r line <&3; do
 		;;
 	check) examine "$id" && watcher_of "$id" && echo "$id live" >&4 ;;
 	sweep)
-		for entry in $live; do
-			watcher=${entry#*=}
-			kill -CONT "${watcher%:*}" || examine "${entry%%=*}"
+		tidy
+		for id in $live; do
+			watcher_of "$id" && { kill -CONT "$watcher" || examine "$id"; }
 		done
 		;;
 	ask) for id in $argument; do watcher_of "$id" || recall "$id"; done ;;
