@@ -407,7 +407,8 @@ def test_what_no_event_owns_is_told(running_daemon: RunningDaemon, image: str) -
         (found,) = until(lambda: [what for what in client.daemon.status().foreign if daemon.state_dir in what])
         assert "theirs" in found
         assert client.sandbox.get(box).status == "running"
-    assert found.encode() in daemon.cli("status").stdout
+    assert b"foreign" in daemon.cli("status").stdout
+    assert found.encode() in daemon.cli("status", "--json").stdout
     assert "removed what no event owns" in daemon.said()
     assert sorted(os.listdir(f"{daemon.state_dir}/sandboxes")) == sorted([box, "theirs"])
     shutil.rmtree(f"{daemon.state_dir}/sandboxes/theirs")
