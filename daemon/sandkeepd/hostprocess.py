@@ -32,6 +32,8 @@ TOOL_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 TOOL_ENV: Final = {"PATH": TOOL_PATH, "LC_ALL": "C"}
 """What tools of the host are started with: messages that can be read, and no variables of the daemon's."""
 
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENODEV)
+
 _SYS_KEYCTL: Final = {"x86_64": 250, "i686": 288, "armv7l": 311, "ppc64le": 271, "s390x": 280}
 _SYS_KEYCTL_ELSEWHERE: Final = 219
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
@@ -65,11 +67,13 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is none, or only its remains."""
+    """When a process started, in clock ticks since boot; None when there is none, or only its remains. Raises OSError
+    when that cannot be seen.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):  # anything else, such as no descriptors left, is no answer
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
@@ -81,14 +85,21 @@ def identify(pid: int) -> Identity | None:
 
 
 def open_process(identity: Identity) -> int | None:
-    """A pidfd of that very process, or None when it is gone."""
+    """A pidfd of that very process, or None when it is gone. Raises OSError when that cannot be seen."""
     if identity.boot_id != boot_id():
         return None
     try:
         fd = os.pidfd_open(identity.pid)
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_ROOM:  # which says nothing of the process
+            raise
         return None
-    if start_time(identity.pid) == identity.started:
+    try:
+        same = start_time(identity.pid) == identity.started
+    except OSError:
+        os.close(fd)
+        raise
+    if same:
         return fd
     os.close(fd)
     return None

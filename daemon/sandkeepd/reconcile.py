@@ -249,7 +249,6 @@ class Reconciler:
     async def _clean_up(self, provider: Provider) -> None:
         """Remove what the provider holds and nobody owns, and note what is another log's."""
         swept = await provider.clean_up(Owned(self._core, provider.name))
-        failpoints.reach("sweep.found")
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})
         if swept.foreign:

@@ -1,10 +1,12 @@
 """What the local provider alone promises: what the code inside sees, whose its files are, and what holds its limits."""
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tests.conformance.conftest import UID_BASE, World, no_progress, run, sh, st
 from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.ids import SANDBOX, new_id
 from sandkeepd.providers.base import Caller
-from sandkeepd.providers.local import LocalInstance, LocalProvider
+from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
 pytestmark = pytest.mark.needs("bwrap")
@@ -249,6 +251,39 @@ async def test_another_process_with_the_same_pid_is_not_adopted(world: World) ->
     other_boot = {**instance.handle, "first": {**instance.handle["first"], "boot_id": "another"}}
     assert await world.provider.adopt(instance.sandbox_id, world.spec(), plan, instance.isolation, other_boot) is None
     assert await instance.is_alive()
+
+
+@only_local
+async def test_a_daemon_without_descriptors_takes_no_sandbox_for_gone(world: World) -> None:
+    """Nor ends it, as it does with one whose answers the code inside has made unreadable."""
+    instance = await world.sandbox()
+    earlier = (world.spec(), world.plans[instance.sandbox_id], instance.isolation, instance.handle)
+    async with open_local(str(world.state), uid_base=UID_BASE, disk_limit=1 << 30, log_id=world.log_id) as other:
+        await other.abilities()
+        for left in range(3):  # for its pidfd, its start, its answers
+            with few_descriptors(left), pytest.raises(ProviderError):
+                await other.adopt(instance.sandbox_id, *earlier)
+        assert await other.adopt(instance.sandbox_id, *earlier) is not None
+    assert await instance.is_alive()
+
+
+@contextmanager
+def few_descriptors(left: int) -> Iterator[None]:
+    """Have the process be out of descriptors but for so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 4, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(left):
+            os.close(held.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
 
 
 @only_local

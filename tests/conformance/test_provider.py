@@ -542,7 +542,7 @@ def test_all_of_this_as_an_ordinary_user() -> None:
         suite = [
             sys.executable, "-B", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider",
             "--basetemp", f"{base}/tmp", "-k", "not fake", __file__,
-            *(str(Path(__file__).with_name(name)) for name in ("test_local.py", "test_enemy_sandbox.py")),
+            *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("local", "enemy_sandbox", "strays")),
         ]  # fmt: skip
         done = subprocess.run(
             command_as(uid, suite), cwd=Path(__file__).parents[2],

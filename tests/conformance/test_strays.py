@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.conftest import UID_BASE, World, start
+import trio
+from tests.conformance.conftest import UID_BASE, World, no_progress, start
 
+from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
+from sandkeep.model import SandboxSpec
 from sandkeepd import cgroups, hostprocess
 from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.providers.base import Swept, Terminal
+from sandkeepd.providers.base import Caller, Swept, Terminal
 from sandkeepd.providers.local import LocalProvider, open_local
+from sandkeepd.providers.local_strays import Strays
 
 ROOT = os.geteuid() == 0
 OTHER = new_id("log")
@@ -216,10 +220,49 @@ async def test_what_a_sandbox_says_of_itself_is_not_believed(world: World) -> No
     """The code inside sets what variables it likes: nobody else's sandbox ends of it, and nothing is told of it."""
     victim, enemy = await world.sandbox(), await world.sandbox()
     forged = {"SANDKEEP_LOG": OTHER, "SANDKEEP_SANDBOX": "made-up"}
-    liar = await start(enemy, "sleep", "1000", env=forged)
+    liar = await start(enemy, "sh", "-c", "echo up; exec sleep 1000", env=forged)
+    while not enemy.read(liar, "stdout", 0, 10).data:
+        await enemy.wait_output(liar, 0, 0)
     both = [victim.sandbox_id, enemy.sandbox_id]
     swept = await world.provider.clean_up(Nothing(both, [world.image_id]))
     assert swept.removed == []
     assert not told(swept, "made-up")
     assert enemy.exit_of(liar) is None
     assert await victim.is_alive()
+
+
+async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvider, tmp_path: Path) -> None:
+    """Callers give ids, also ones of which something is being removed at that moment."""
+    (tmp_path / "source").mkdir()
+    caller = Caller(uid=os.geteuid(), gid=os.getegid())
+    await local.import_image("img_1", str(tmp_path / "source"), caller, no_progress)
+    plant_directory(local, local.log_id, "box")
+    for number in range(3000):
+        Path(local.layout.sandbox("box"), "upper", str(number)).touch()
+    plan = local.plan("box", "img_1", SandboxSpec(), caller, [])
+    await local.abilities()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(local.clean_up, Nothing([], ["img_1"]))
+        while not local._clearing:
+            await trio.sleep(0)
+        instance = await local.create("box", "img_1", SandboxSpec(), {}, plan)
+    assert await instance.is_alive()
+    await local.terminate("box", plan, instance.handle)
+
+
+async def test_one_that_cannot_be_removed_keeps_no_other(local: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = plant_directory(local, local.log_id, "first")
+    second = plant_directory(local, local.log_id, "second")
+    kill = Strays.kill
+
+    def fail(strays: Strays, sandbox_id: str) -> None:
+        if sandbox_id == "first":
+            raise ProviderError("provider_unavailable", "it stays")
+        kill(strays, sandbox_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Strays, "kill", fail)
+        with pytest.raises(ProviderError):
+            await local.clean_up(Nothing())
+    assert (first(), second()) == (True, False)
+    assert (await local.clean_up(Nothing())).removed == ["sandbox first"]

@@ -28,13 +28,14 @@ class Load:
     def __init__(self, daemon: RunningDaemon, image: str, going: Callable[[], bool]) -> None:
         self.made: list[str] = []
         self.failure: BaseException | None = None
-        self._daemon, self._image, self._going = daemon, image, going
+        self._image, self._going = image, going
+        self._client = daemon.connect()  # now, as nobody waits for a daemon that he has never met
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            with self._daemon.connect() as client:
+            with self._client as client:
                 while self._going():
                     self._once(client)
         except BaseException as failure:  # it is raised in the test

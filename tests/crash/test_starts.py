@@ -178,6 +178,8 @@ def end_early(daemon: RunningDaemon, source: Path, deaths: int) -> None:
         begun.send_signal(chance.choice((signal.SIGKILL, signal.SIGTERM)))
         assert begun.wait(30) in (0, -signal.SIGKILL, -signal.SIGTERM), daemon.said()
     daemon.start()
+    acknowledged, story = story.acknowledged, Story(daemon)  # whose patience begins now
+    story.acknowledged = acknowledged
     for box in boxes:
         assert story.ask("sandbox.exec", box, "touch go").exit_code == 0
         assert story.look(lambda client, box=box: client.process.wait(box, "ends")).exit_code == 4

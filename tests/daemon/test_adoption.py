@@ -258,6 +258,38 @@ def test_what_ended_before_its_sandbox_was_lost_is_known(running_daemon: Running
         assert client.process.read(box, "ends").stdout == b"done\n"
 
 
+@pytest.mark.needs("tmux")
+def test_what_is_done_to_what_was_adopted(running_daemon: RunningDaemon, image: str) -> None:
+    """Signals, input, a terminal's size and what is typed into it; also to what an earlier daemon had adopted."""
+    daemon = running_daemon
+    shell = 'while read -r word; do stty size; echo "<$word>"; [ "$word" = end ] && exit 6; done'
+    with daemon.connect() as client:
+        box = client.sandbox.create(image).sandbox_id
+        client.process.launch(box, shell, name="shell", tty=True)
+        client.process.launch(box, ["cat"], name="cat", stdin=True)
+        client.process.launch(box, "trap 'echo heard' USR1; while :; do sleep 0.01; done", name="hears")
+    for turn in range(3):
+        daemon.kill()
+        daemon.start()
+        with daemon.connect() as client:
+            client.process.resize(box, "shell", rows=30 + turn, cols=100)
+            client.process.write_stdin(box, "shell", b"turn\n")
+            client.process.write_stdin(box, "cat", b"%d\n" % turn)
+            client.process.signal(box, "hears", "USR1")
+            until(lambda t=turn: client.process.read(box, "hears").stdout == b"heard\n" * (t + 1))
+            until(lambda t=turn: client.process.read(box, "shell").stdout.count(b"<turn>") == t + 1)
+    with daemon.connect() as client:
+        client.process.write_stdin(box, "shell", b"end\n")
+        assert client.process.wait(box, "shell", timeout_s=20).exit_code == 6
+        said = client.process.read(box, "shell").stdout
+        assert [size for size in (b"30 100", b"31 100", b"32 100") if size not in said] == []
+        client.process.signal(box, "hears", "TERM")
+        assert client.process.wait(box, "hears", timeout_s=20).exit_code == 143
+        client.process.write_stdin(box, "cat", b"", eof=True)
+        assert client.process.wait(box, "cat", timeout_s=20).exit_code == 0
+        assert client.process.read(box, "cat").stdout == b"0\n1\n2\n"
+
+
 def test_time_that_ran_out_while_nobody_looked(running_daemon: RunningDaemon, image: str) -> None:
     """What still runs is killed at once; what had ended by itself before is no matter of time."""
     daemon = running_daemon
@@ -375,7 +407,8 @@ def test_what_no_event_owns_is_told(running_daemon: RunningDaemon, image: str) -
         (found,) = until(lambda: [what for what in client.daemon.status().foreign if daemon.state_dir in what])
         assert "theirs" in found
         assert client.sandbox.get(box).status == "running"
-    assert found.encode() in daemon.cli("status").stdout
+    assert b"foreign" in daemon.cli("status").stdout
+    assert found.encode() in daemon.cli("status", "--json").stdout
     assert "removed what no event owns" in daemon.said()
     assert sorted(os.listdir(f"{daemon.state_dir}/sandboxes")) == sorted([box, "theirs"])
     shutil.rmtree(f"{daemon.state_dir}/sandboxes/theirs")

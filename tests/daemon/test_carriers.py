@@ -12,6 +12,7 @@ from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.events import Meta
 from sandkeep_store.log import NewEvent
 from sandkeepd import core as core_module
+from sandkeepd.keeper.client import KeeperInstance
 
 
 async def refused(code: str, call: Any) -> SandkeepError:
@@ -307,3 +308,30 @@ async def test_what_cannot_be_undone_at_once_is_undone_later(
             await daemon.core.settled("later", lambda: daemon.core.state.sandboxes["later"].status == "failed")
             await daemon.core.settled("ended", lambda: daemon.core.state.sandboxes["ended"].status == "stopped")
         assert "sandbox.create_failed" not in await daemon.types("ended")
+
+
+async def test_a_process_whose_sandbox_does_not_answer_at_first_is_followed_later(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandkeepd.processes.RETRY_S", 0.05)
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        await daemon.call("process.launch", sandbox_id="box", command="read x; exit 3", name="web", stdin=True)
+    find, asked_for = KeeperInstance.find, list[str]()
+
+    async def silent_at_first(self: KeeperInstance, process_id: str) -> int | None:
+        asked_for.append(process_id)
+        if len(asked_for) < 3:
+            raise ProviderError("provider_unavailable", "it did not answer")
+        return await find(self, process_id)
+
+    monkeypatch.setattr(KeeperInstance, "find", silent_at_first)
+    async with inside(state_dir) as daemon:
+        await daemon.reconciler.run()
+        with trio.fail_after(20):
+            while len(asked_for) < 3:
+                await trio.sleep(0.01)
+            await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"go\n")
+            assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 3
+        await daemon.call("sandbox.terminate", sandbox_id="box")

@@ -106,7 +106,11 @@ class KeeperInstance:
         self._adopted = False
         self._exits = journal.ExitsReader(self._out)
         self._allowance = Allowance()
-        self._watch: int | None = watcher.add(self._exits.fd, self._hear, closings=True)
+        try:
+            self._watch: int | None = watcher.add(self._exits.fd, self._hear, closings=True)
+        except BaseException:
+            self._exits.close()
+            raise
 
     # Processes
 

@@ -103,6 +103,7 @@ class LocalProvider:
         self._watcher = watcher
         self._nursery = nursery
         self._instances: dict[str, LocalInstance] = {}
+        self._clearing: dict[str, trio.Event] = {}
         self._limiter = trio.CapacityLimiter(16)
         self._disk_limiter = trio.CapacityLimiter(4)
         self._clear_limiter = trio.CapacityLimiter(64)  # what has a million files keeps no other from being made
@@ -259,6 +260,8 @@ class LocalProvider:
     ) -> LocalInstance:
         """See `Provider.create`."""
         decided = msgspec.convert(plan, Plan)
+        if sandbox_id in self._clearing:
+            await self._clearing[sandbox_id].wait()
         found = await self.abilities()
         image_root = f"{self.layout.image(image_id)}/root"
         if not await trio.Path(image_root).is_dir():
@@ -341,9 +344,12 @@ class LocalProvider:
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
-        except (OSError, journal.NotAFileError):
+        except (FileNotFoundError, PermissionError, NotADirectoryError, journal.NotAFileError):
             os.close(pidfd)
             return None
+        except BaseException:
+            os.close(pidfd)
+            raise
         instance.pidfd, instance.plan, instance.scope = pidfd, plan, trio.CancelScope()
         self._instances[sandbox_id] = instance
         self._nursery.start_soon(self._await_end, instance)
@@ -370,7 +376,10 @@ class LocalProvider:
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
-        instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
+        try:
+            instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
+        except OSError as error:  # nothing of that tells whether the sandbox is gone
+            raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
         if instance is not None:
             try:
                 await instance.remember_earlier()
@@ -463,20 +472,33 @@ class LocalProvider:
         await self._in_thread(strays.unmount_trash)
         await self._in_thread(self.layout.empty_trash)
         await self._in_thread(strays.look)
-        removed = []
+        failpoints.reach("sweep.found")
+        removed, failures = list[str](), list[SandkeepError]()
         for sandbox_id in sorted(strays.sandboxes):
             if not ledger.owns_sandbox(sandbox_id):  # asked last, as sandboxes are made meanwhile
+                try:
+                    await self._clear_stray(strays, sandbox_id, ledger)
+                except SandkeepError as error:  # it keeps no other from being removed
+                    failures.append(error)
                 removed.append(f"sandbox {sandbox_id}")
-                taken = {plan.get("uid") for plan in ledger.plans()}
-                await self._in_thread(
-                    self._remove_stray, strays, sandbox_id, taken, not ledger.knows_sandbox(sandbox_id)
-                )
         for image_id in sorted(strays.images):
             if not ledger.owns_image(image_id):
-                removed.append(f"image {image_id}")
                 await self._in_thread(strays.unmount, self.layout.image(image_id))
                 await self.remove_image(image_id)
+                removed.append(f"image {image_id}")
+        if failures:
+            raise failures[0]
         return Swept(removed=removed, foreign=strays.foreign)
+
+    async def _clear_stray(self, strays: Strays, sandbox_id: str, ledger: Ledger) -> None:
+        """Remove what is left of a sandbox; one that is to be made under the same id waits for that."""
+        cleared = self._clearing[sandbox_id] = trio.Event()
+        taken = {plan.get("uid") for plan in ledger.plans()}
+        try:
+            await self._in_thread(self._remove_stray, strays, sandbox_id, taken, not ledger.knows_sandbox(sandbox_id))
+        finally:
+            del self._clearing[sandbox_id]
+            cleared.set()
 
     def _remove_stray(self, strays: Strays, sandbox_id: str, taken: Collection[int | None], forgotten: bool) -> None:
         directory = self.layout.sandbox(sandbox_id)
@@ -484,8 +506,10 @@ class LocalProvider:
         strays.unmount(directory)
         self._end(sandbox_id, self._plan_of_stray(sandbox_id, taken), {})
         strays.remove_groups(sandbox_id)
-        whole = [directory] if forgotten else [f"{directory}/{name}" for name in TEMPORARY]
-        self.layout.discard(whole)
+        if forgotten:
+            self.layout.discard([directory])
+        else:
+            self._clear(sandbox_id)
 
     def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
         """See `Provider.last_exits`."""

@@ -41,6 +41,7 @@ class Strays:
         self._look_at_processes()
         self._look_at_groups()
         self._look_at_mounts()
+        self.foreign.sort(key=lambda what: not what.startswith("directory"))  # those in our own place come first
         more = len(self.foreign) - MOST_TOLD
         if more > 0:
             self.foreign[MOST_TOLD:] = [f"and {more} more"]

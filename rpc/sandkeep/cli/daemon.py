@@ -58,7 +58,8 @@ def status(front: Frontend) -> int:
             ("healthy", "yes" if state.healthy else "NO"),
             *(("problem", problem) for problem in state.problems),
             *([("not adopted", f"{state.not_adopted} sandboxes have not answered yet")] if state.not_adopted else []),
-            *(("foreign", found) for found in state.foreign),
+            *(("foreign", found) for found in state.foreign[:MOST_SHOWN]),
+            *([("", "and more: see --json")] if len(state.foreign) > MOST_SHOWN else []),
             ("state", state.state_dir),
             ("socket", state.socket),
             ("log", f"{state.log_id}, {state.position} events"),
@@ -70,6 +71,10 @@ def status(front: Frontend) -> int:
         ]
     )
     return 0 if state.healthy else 1
+
+
+MOST_SHOWN = 5
+"""Of so much that was left alone it is told in the status that people read."""
 
 
 def _counts(by_status: dict[str, int]) -> str:
