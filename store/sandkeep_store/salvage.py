@@ -193,8 +193,8 @@ class Salvage:
             due.update(range(1, self._first))
             sound = sound | segments.positions(self._state_dir)
         self._lost = {at: self._lost.get(at) for at in sorted(due - sound)}
-        for row in new.execute("SELECT position, stream, revision, sandbox FROM events ORDER BY position"):
-            self._note_gaps(row)
+        for row in new.execute("SELECT position, stream, revision, sandbox, type FROM events ORDER BY position"):
+            self._note_gaps(*row)
 
     def _end(self, last: int, known: int, told: int) -> int:
         """The last position that the log had. What it says itself has no checksum, and is believed within limits."""
@@ -208,10 +208,9 @@ class Salvage:
     def _is_sound(self, row: Row) -> bool:
         return is_sound(row) and row[1] in self._names and (row[3] is None or row[3] in self._names)
 
-    def _note_gaps(self, row: Row) -> None:
-        position, stream, revision, sandbox = row[:4]
+    def _note_gaps(self, position: int, stream: int, revision: int, sandbox: int | None, kind: str) -> None:
         before, at = self._last.get(stream, (0, 0))
-        endless = self._names[stream] in (DAEMON_STREAM, LOG_STREAM) or row[4] == SandboxFileWritten.type
+        endless = self._names[stream] in (DAEMON_STREAM, LOG_STREAM) or kind == SandboxFileWritten.type
         starts_late = before == 0 and self._first > 1 and endless
         if not starts_late:
             for missing in range(before + 1, revision):
