@@ -393,7 +393,8 @@ class Processes:
             ended = process.ended  # looked at before the journal: what is read after the end is all there is
             out = self.read_journal(process, "stdout", query.stdout_offset, query.max_bytes)
             err = self.read_journal(process, "stderr", query.stderr_offset, query.max_bytes)
-            require_kept(process, out)
+            if err.missing:  # of one that is there, it is told what the other lacks
+                require_kept(process, out)
             moved = (out.offset, err.offset) != (query.stdout_offset, query.stderr_offset)
             if out.data or err.data or moved or ended or trio.current_time() >= deadline or query.max_bytes == 0:
                 return _output(process, out, err, ended=ended)

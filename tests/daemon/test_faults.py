@@ -367,7 +367,7 @@ def test_a_signal_is_all_that_a_stopped_daemon_needs(daemon: Any, small: str, so
     box, _ = begin(daemon, source)
     filler = Path(small, "filler")
     disks.fill(filler)
-    assert daemon._end(signal.SIGTERM) == 0
+    assert daemon.end(signal.SIGTERM) == 0
     filler.unlink()
     daemon.start()
     with daemon.connect() as client:
