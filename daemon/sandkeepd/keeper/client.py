@@ -37,6 +37,9 @@ HELPER_OUTPUT_BYTES: Final = 64 * 1024
 TIDY_UP_S: Final = 25.0
 """How long a helper command that is not wanted any more has for removing what it began."""
 
+LAST_WORDS_S: Final = 2.0
+"""How long the end of one that was killed is waited for: the code inside can keep that from being told."""
+
 ASK_AGAIN_S: Final = 1.0
 """How often it is told so meanwhile."""
 
@@ -456,7 +459,8 @@ class KeeperInstance:
                 await self._ask_to_go(process_id, process)
         if process and process.exit is None and not self._gone.is_set():
             await self._send(requests.request("kill", process_id, "9"))
-            await process.ended.wait()
+            with trio.move_on_after(LAST_WORDS_S):
+                await process.ended.wait()
         self.forget(process_id)
         self._remove(process_id)
 
@@ -518,7 +522,7 @@ class KeeperInstance:
         """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
         if self._exits.spoilt:
             self.sweep()
-        elif any(process.runs for process in self._processes.values()):
+        elif any(process.exit is None for process in self._processes.values()):
             self._ask_after(())
 
     def _ask_after(self, process_ids: Sequence[str]) -> None:

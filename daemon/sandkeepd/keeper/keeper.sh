@@ -158,6 +158,7 @@ while IFS= read -r line <&3; do
 	kill)
 		if watcher_of "$id"; then
 			signal "${argument%% *}"
+			[ -z "$pid" ] && [ "${argument%% *}" = 9 ] && kill -9 "$watcher" # held before it could tell of its process
 			case $argument in *' '*) echo "$id ~${argument#* }" >&4 ;; esac
 			examine "$id"
 		else
