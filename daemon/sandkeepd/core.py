@@ -77,6 +77,7 @@ class Core:
         if self.problems:
             raise DaemonError("storage_unavailable", self.problems[0])
         recorded = await self.log.append([new], meta, essential=essential)
+        self._stalled.pop(new.stream, None)  # of whatever waited for the disk before, nobody waits any more
         return recorded[0]
 
     async def record(
@@ -86,25 +87,28 @@ class Core:
         *,
         meta: Meta | None = None,
         essential: bool = False,
+        awaited: bool = True,
     ) -> None:
         """Append an outcome, trying again for as long as the disk refuses it: what happened has happened. It was
         caused by the event `cause`, or as `meta` says.
 
-        Meanwhile whoever waits for it is told `storage_unavailable`.
+        Meanwhile whoever waits for something to happen to the same is told `storage_unavailable`, if it is `awaited`.
         """
         meta = meta or (Meta(caused_by=self.log.token(cause.position)) if cause is not None else Meta())
-        while True:
-            try:
-                await self.log.append(new, meta, essential=essential)
-            except DaemonError as error:
-                if error.code != "storage_unavailable":
-                    raise
-                self._stall([event.stream for event in new], error)
-                await trio.sleep(RETRY_S)
-            else:
-                for event in new:
-                    self._stalled.pop(event.stream, None)
-                return
+        try:
+            while True:
+                try:
+                    await self.log.append(new, meta, essential=essential)
+                    return
+                except DaemonError as error:
+                    if error.code != "storage_unavailable":
+                        raise
+                    if awaited:
+                        self._stall([event.stream for event in new], error)
+                    await trio.sleep(RETRY_S)
+        finally:  # also when it is given up, as its sandbox is to end
+            for event in new if awaited else ():
+                self._stalled.pop(event.stream, None)
 
     def _stall(self, streams: Sequence[str], error: DaemonError) -> None:
         for stream in streams:

@@ -206,7 +206,7 @@ class Reconciler:
                 await self._lost(sandbox, "its provider has it no more", revision)
             else:
                 adopted = NewEvent(sandbox.sandbox_id, events.SandboxAdopted(), sandbox.sandbox_id, revision)
-                await self._core.record([adopted], None)
+                await self._core.record([adopted], None, awaited=False)
         except StateError:
             logger.info("not adopted, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
             return
@@ -242,7 +242,8 @@ class Reconciler:
         exits = await trio.to_thread.run_sync(provider.last_exits, sandbox.sandbox_id, list(sandbox.active))
         told = self._sandboxes.last_words(sandbox, exits.get, None, f"its sandbox was lost: {why}")
         lost = events.SandboxLost(last_status=sandbox.status, message=why)
-        await self._core.record([*told, NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision)], None)
+        told.append(NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision))
+        await self._core.record(told, None, awaited=False)
 
     # -- what nobody owns ---------------------------------------------------------------------------------------------
 
