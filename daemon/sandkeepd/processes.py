@@ -294,8 +294,8 @@ class Processes:
         try:
             await self._input(process, command, past)
         except StateError:
-            if not past.earlier or not past.taken >= len(command.data) + command.eof > 0:
-                raise  # otherwise all had been written, and only that was not told
+            if not past.earlier or not past.taken >= max(1, len(command.data)):
+                raise  # otherwise all had been written, and only that was not told; an end of input needs no telling
         return Written(written_bytes=len(command.data))
 
     async def _input(self, process: ProcessState, command: ProcessWriteStdin, past: Past) -> None:
