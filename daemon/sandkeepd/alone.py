@@ -21,7 +21,8 @@ def alone(path: str, taken: SandkeepError) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(path)  # before the lock goes: who waits for the old file sees that it is not there any more
+            if _is_at(fd, path):  # and no other directory was put in the place of this one
+                os.unlink(path)  # before the lock goes: who waits for the old file sees that it is not there any more
         os.close(fd)
 
 

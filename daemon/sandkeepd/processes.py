@@ -244,7 +244,7 @@ class Processes:
     ) -> None:
         instance, process_id = runtime.instance, process.process_id
         if process.requested.durable:
-            await trio.to_thread.run_sync(instance.sync, process_id)
+            await self._sync(instance, process_id)
         outcome: events.Event
         if exited.exit_code is None:
             outcome = events.ProcessLost(message=exited.message or "nobody saw how the process ended")
@@ -253,6 +253,14 @@ class Processes:
             outcome = events.ProcessExited(exit_code=exited.exit_code, stdout_bytes=sizes[0], stderr_bytes=sizes[1])
         await self._record(process, *before, outcome, cause=intent)
         instance.forget(process_id)
+
+    async def _sync(self, instance: Instance, process_id: str) -> None:
+        """Have the journals on the disk. One that fails to write them may never do so, and the end has to be told."""
+        try:
+            await trio.to_thread.run_sync(instance.sync, process_id)
+        except OSError as error:
+            why = error.strerror or str(error)
+            logger.error("its output may not survive a power cut", extra={"process_id": process_id, "why": why})
 
     async def _record(self, process: ProcessState, *facts: events.Event, cause: Recorded | None = None) -> None:
         await self._core.record([NewEvent(process.process_id, fact, process.sandbox_id) for fact in facts], cause)

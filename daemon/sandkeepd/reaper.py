@@ -38,6 +38,6 @@ async def run(core: Core, sandboxes: Sandboxes) -> None:
         moment = now_us()
         for sandbox in list(core.state.sandboxes.values()):
             reason = reason_to_end(sandbox, moment)
-            if reason is not None:
+            if reason is not None and sandbox.sandbox_id not in sandboxes.unrecorded:
                 logger.info("reaping", extra={"sandbox_id": sandbox.sandbox_id, "reason": reason})
                 await core.guarded(partial(sandboxes.end, sandbox.sandbox_id, reason), "reaping")

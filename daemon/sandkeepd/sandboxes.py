@@ -7,6 +7,7 @@ task first. A stopping daemon cancels it, and the sandbox goes on.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -82,7 +83,7 @@ class Sandboxes:
         self.adopting: dict[str, Pending] = {}
         self.making: dict[str, Pending] = {}
         self._planned: dict[str, tuple[str, dict[str, Any]]] = {}
-        self._unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
+        self.unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
 
     # -- making -------------------------------------------------------------------------------------------------------
 
@@ -265,7 +266,7 @@ class Sandboxes:
     async def terminate(self, request: Request[SandboxTerminate]) -> Sandbox:
         """End a sandbox and all that runs in it. One that has ended is answered as it is."""
         sandbox_id = decide.sandbox(self._core.state, request.params.sandbox_id).sandbox_id
-        await self.end(sandbox_id, "requested", request)
+        await self.end(sandbox_id, "requested", request.meta)
         return await self.answer_terminate(sandbox_id)
 
     async def answer_terminate(self, sandbox_id: str) -> Sandbox:
@@ -274,20 +275,19 @@ class Sandboxes:
         await self._core.settled(sandbox_id, lambda: sandbox.status != "stopping")
         return sandbox.view()
 
-    async def end(self, sandbox_id: str, reason: str, request: Request[Any] | None = None) -> None:
+    async def end(self, sandbox_id: str, reason: str, meta: events.Meta | None = None) -> None:
         """Order the end of a sandbox, if that is not ordered already. It is on record when this returns."""
-        core = self._core
+        core, meta = self._core, meta or events.Meta()
         sandbox = core.state.sandboxes[sandbox_id]
         while decide.may(sandbox, "sandbox.terminate_requested"):
             event = events.SandboxTerminateRequested(reason=reason)
             order = NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)
-            meta = request.meta if request is not None else events.Meta()
             try:
                 intent = await core.intend(order, meta, essential=True)
             except StateError:
                 continue  # something else happened to it at that instant: look again
             except DaemonError as refused:
-                await self._end_unrecorded(order, meta, refused)
+                await self._end_unrecorded(order, reason, meta, refused)
             core.carry(partial(self.finish_end, sandbox_id, intent), f"end of {sandbox_id}")
             return
 
@@ -316,7 +316,7 @@ class Sandboxes:
             await runtime.stop()
         return runtime
 
-    async def _end_unrecorded(self, order: NewEvent, meta: events.Meta, refused: DaemonError) -> NoReturn:
+    async def _end_unrecorded(self, order: NewEvent, reason: str, meta: events.Meta, refused: DaemonError) -> NoReturn:
         """End a sandbox whose end the log does not take: what runs in it must not depend on a disk. It goes on record
         when the disk takes it again; with a log that is damaged, the daemon of after the repair finds it lost.
         """
@@ -334,19 +334,25 @@ class Sandboxes:
             error = as_sandkeep_error(unforeseen)
             logger.warning("cannot clear away a sandbox", extra={"sandbox_id": order.stream, "why": error.message})
             outcome = f"what ran in sandbox {order.stream} is ended as far as that can be ({error.message})"
-        if not core.problems and order.stream not in self._unrecorded:
-            self._unrecorded.add(order.stream)
-            core.carry(partial(self._record_end, order, meta), f"record of the end of {order.stream}")
+        if not core.problems and order.stream not in self.unrecorded:
+            self.unrecorded.add(order.stream)
+            core.carry(partial(self._record_end, order, reason, meta), f"record of the end of {order.stream}")
         raise DaemonError("storage_unavailable", f"{outcome}: {refused.message}", sandbox_id=order.stream)
 
-    async def _record_end(self, order: NewEvent, meta: events.Meta) -> None:
+    async def _record_end(self, order: NewEvent, reason: str, meta: events.Meta) -> None:
         try:
             await self._core.record([order], None, meta=meta, essential=True)
-        except StateError:
-            return  # it was ordered once more meanwhile, or found to have ended
+        except StateError:  # something else went on record first, such as that it was made after all: order it anew
+            ordered = False
+        else:
+            ordered = True
         finally:
-            self._unrecorded.discard(order.stream)
-        await self.finish_end(order.stream, None)
+            self.unrecorded.discard(order.stream)
+        if ordered:
+            await self.finish_end(order.stream, None)
+        else:
+            with suppress(DaemonError):  # then it is tried again
+                await self.end(order.stream, reason, meta)
 
     async def _exits(self, sandbox: SandboxState, runtime: Runtime | None) -> Callable[[str], Exit | None]:
         """How its processes ended, as the sandbox told whoever held it; else as what is left of it tells."""

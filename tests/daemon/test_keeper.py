@@ -2,6 +2,10 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import trio
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.keeper import journal, requests
+from sandkeepd.keeper import KEEPER_SOURCE, journal, requests
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import fake
 from sandkeepd.providers.base import Caller, Launch, Terminal
@@ -54,11 +58,11 @@ async def _exercise(instance: fake.FakeInstance, nasty: str) -> None:
     await instance.write_stdin("p2", b"x" * 100_000, eof=True)
     assert (await instance.wait("p2")).exit_code == 0
     assert instance.read("p2", "stdout", 0, 0).size == 100_000
-    for number, signal in enumerate((2, 3, 15, 9)):
+    for number, sent in enumerate((2, 3, 15, 9)):
         await instance.launch(Launch(process_id=f"s{number}", command=["sh", "-c", "echo; exec sleep 1000"]))
         await instance.wait_output(f"s{number}", 0, 0)
-        await instance.signal(f"s{number}", signal)
-        assert (await instance.wait(f"s{number}")).exit_code == 128 + signal
+        await instance.signal(f"s{number}", sent)
+        assert (await instance.wait(f"s{number}")).exit_code == 128 + sent
     async with trio.open_nursery() as nursery:
         for number in range(100):
             nursery.start_soon(_one, instance, number)
@@ -72,12 +76,12 @@ async def _exercise_terminals(instance: fake.FakeInstance, nasty: str) -> None:
     await instance.launch(Launch(process_id="t1", command=["sh", "-c", script], secrets=secrets, terminal=wanted))
     assert (await instance.wait("t1")).exit_code == 9
     assert instance.read("t1", "stdout", 0, 1 << 20).data.decode().replace("\r\n", "\n") == nasty * 2
-    for number, signal in enumerate((2, 3, 15, 9)):
+    for number, sent in enumerate((2, 3, 15, 9)):
         command = ["sh", "-c", "echo; exec sleep 1000"]
         await instance.launch(Launch(process_id=f"u{number}", command=command, terminal=wanted))
         await instance.wait_output(f"u{number}", 0, 0)
-        await instance.signal(f"u{number}", signal)
-        assert (await instance.wait(f"u{number}")).exit_code == 128 + signal
+        await instance.signal(f"u{number}", sent)
+        assert (await instance.wait(f"u{number}")).exit_code == 128 + sent
     await instance.launch(Launch(process_id="t2", command=["cat"], terminal=wanted))
     os.close(await instance.open_terminal("t2", rows=24, cols=80, term="xterm"))
     await instance.signal("t2", 9)
@@ -236,3 +240,98 @@ async def test_one_file_watched_by_several(tmp_path: Path) -> None:
                     watcher.remove(watch, first.set)
                 assert watcher._callbacks == {watch: [first.set]} or watcher._callbacks == {}
             nursery.cancel_scope.cancel()
+
+
+# -- the script by itself ---------------------------------------------------------------------------------------------
+
+
+class Bare:
+    """A keeper in one of the shells, without a daemon."""
+
+    def __init__(self, shell: str, root: Path) -> None:
+        words = ["busybox", "sh"] if shell == "busybox" else [shell]
+        self.inside, self.out = root / "in", root / "out"
+        self.inside.mkdir()
+        (self.out / "p").mkdir(parents=True)
+        os.mkfifo(root / "requests")
+        self._requests = os.open(root / "requests", os.O_RDWR)
+        command = [*words, str(KEEPER_SOURCE), str(self.inside), str(self.out)]
+        self.process = subprocess.Popen(command, stdin=self._requests, stdout=subprocess.PIPE, start_new_session=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        os.close(self._requests)
+
+    def tell(self, *lines: str) -> None:
+        """Send requests."""
+        os.write(self._requests, "".join(f"{line}\n" for line in lines).encode())
+
+    def run(self, name: str, script: str) -> None:
+        """Ask for a process."""
+        (self.inside / name).write_text(script)
+        self.tell(f"run {name} none")
+
+    def said(self) -> list[str]:
+        """All answers so far."""
+        return (self.out / "exits").read_text().splitlines()
+
+    def until(self, done: Callable[[list[str]], object]) -> list[str]:
+        """The answers, once they are as they should be."""
+        deadline = time.monotonic() + 20
+        while not done(self.said()):
+            assert time.monotonic() < deadline, self.said()
+            time.sleep(0.002)
+        return self.said()
+
+
+@pytest.fixture(params=SHELLS)
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bare]:
+    keeper = Bare(request.param, tmp_path)
+    yield keeper
+    keeper.close()
+
+
+def test_what_an_ended_process_left_behind_stays(bare: Bare) -> None:
+    """Its watcher has told its end and gone, and the keeper hears of a sweep before it hears of that."""
+    go, left = bare.out / "go", bare.out / "left"
+    bare.run("p1", f"sleep 1000 & echo $! >{left}; until [ -e {go} ]; do sleep 0.01; done; exit 3")
+    bare.until(lambda said: left.exists() and left.read_text().endswith("\n"))
+    os.kill(bare.process.pid, signal.SIGSTOP)
+    bare.tell("sweep -")
+    go.touch()
+    bare.until(lambda said: "p1 3" in said)
+    pid = int(left.read_text())
+    try:
+        os.kill(bare.process.pid, signal.SIGCONT)
+        bare.tell("sweep -", "check p1")
+        said = bare.until(lambda said: said.count("p1 3") == 2)  # the second time as it was asked
+        assert "p1 lost" not in said
+        assert Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_how_any_of_the_last_ended_is_known(bare: Bare) -> None:
+    names = [f"p{number}" for number in range(130)]
+    for name in names:
+        bare.run(name, "exit 5")
+    bare.until(lambda said: sum(line.endswith(" 5") for line in said) == len(names))
+    bare.until(lambda said: bare.tell("check p0") or "p0 live" not in said[-1:])
+    bare.tell(f"ask - {' '.join(names)}", "check end")
+    said = bare.until(lambda said: "end none" in said)
+    assert [line for line in said if line.endswith(" none")] == ["end none"]
+
+
+def test_what_is_killed_before_its_pid_is_known_does_not_run_on(bare: Bare) -> None:
+    mark = f"10{os.getpid()}"
+    names = [f"p{number}" for number in range(50)]
+    for name in names:
+        (bare.inside / name).write_text(f"exec sleep {mark}")
+        bare.tell(f"run {name} none", f"kill {name} 9")
+    bare.until(lambda said: {name for name in names if f"{name} 137" in said or f"{name} lost" in said} == set(names))
+    assert subprocess.run(["pgrep", "-f", f"sleep {mark}"], stdout=subprocess.DEVNULL, check=False).returncode == 1

@@ -37,7 +37,7 @@ HELPER_OUTPUT_BYTES: Final = 64 * 1024
 TIDY_UP_S: Final = 25.0
 """How long a helper command that is not wanted any more has for removing what it began."""
 
-LAST_WORDS_S: Final = 2.0
+LAST_WORDS_S: Final = 1.0
 """How long the end of one that was killed is waited for: the code inside can keep that from being told."""
 
 ASK_AGAIN_S: Final = 1.0
@@ -458,9 +458,11 @@ class KeeperInstance:
             with trio.move_on_after(TIDY_UP_S):  # a helper removes what it had not finished
                 await self._ask_to_go(process_id, process)
         if process and process.exit is None and not self._gone.is_set():
-            await self._send(requests.request("kill", process_id, "9"))
-            with trio.move_on_after(LAST_WORDS_S):
-                await process.ended.wait()
+            for _ in range(2):  # of one whose pid is not known the second takes what it would be told by
+                await self._send(requests.request("kill", process_id, "9"))
+                with trio.move_on_after(LAST_WORDS_S):
+                    await process.ended.wait()
+                    break
         self.forget(process_id)
         self._remove(process_id)
 
@@ -515,8 +517,8 @@ class KeeperInstance:
         reaped. Nothing is waited for: what finds no room in the FIFO is asked another time.
         """
         self._watcher.never(self._look)
-        self._exits.spoilt = False
-        self._ask_after([name for name, process in self._processes.items() if process.runs])
+        if self._ask_after([name for name, process in self._processes.items() if process.runs]):
+            self._exits.spoilt = False
 
     def _look(self) -> None:
         """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
@@ -525,17 +527,19 @@ class KeeperInstance:
         elif any(process.exit is None for process in self._processes.values()):
             self._ask_after(())
 
-    def _ask_after(self, process_ids: Sequence[str]) -> None:
+    def _ask_after(self, process_ids: Sequence[str]) -> bool:
+        """Whether all could be asked."""
         fd = None if self._closed or self._gone.is_set() else fifo.open_fifo(f"{self._in}/.control")
         if fd is None:
-            return
+            return False
         try:
             for line in requests.questions(process_ids):
                 os.write(fd, line)
         except BlockingIOError:
-            return
+            return False
         finally:
             os.close(fd)
+        return True
 
     async def remember_earlier(self) -> None:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""

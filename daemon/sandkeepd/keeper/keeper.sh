@@ -86,7 +86,7 @@ watcher_of() {
 
 forget() {
 	watcher_of "$1" || return
-	unset "watcher_$1" "pid_$1"
+	unset "watcher_$1" "pid_$1" "gone_$1" "doomed_$1"
 	gone=$((gone + 1))
 	[ "$gone" -lt 64 ] || tidy
 }
@@ -96,6 +96,7 @@ tidy() {
 	for entry in $listed; do
 		eval "[ -n \"\${watcher_$entry-}\" ]" && live="$live$entry "
 	done
+	return 0
 }
 
 # The last that ended are known for a while: the code inside can spoil the file of answers before the daemon has read it.
@@ -121,10 +122,19 @@ signal() {
 	esac
 }
 
-# A process whose watcher was killed cannot be told of any more, so it is ended.
+# Whatever was killed by this before its pid was known is killed then; asked for again, its watcher is.
+doom() {
+	eval "seen=\${doomed_$1-} doomed_$1=1"
+	[ -z "$seen" ] || kill -9 "$watcher" # held by the code inside before it could tell of its process
+}
+
+# A process whose watcher was killed cannot be told of any more, so it is ended. But what a watcher has said as it ended may
+# lie behind this in the FIFO, so that is done when it is looked at again; "live" has the daemon ask again.
 examine() {
 	watcher_of "$1" || { recall "$1"; return; }
 	kill -CONT "$watcher" && return # one that the code inside has stopped could tell nothing
+	eval "seen=\${gone_$1-} gone_$1=1"
+	[ -n "$seen" ] || { echo "$1 live" >&4; return; }
 	forget "$1"
 	signal 9
 	echo "$1 lost" >&4
@@ -154,11 +164,15 @@ while IFS= read -r line <&3; do
 		secrets=$secrets$argument
 		;;
 	share) shared=$shared$argument ;;
-	pid) watcher_of "$id" && eval "pid_$id=\$argument" ;;
+	pid)
+		if watcher_of "$id"; then
+			eval "pid_$id=\$argument pid=\$argument seen=\${doomed_$id-}"
+			[ -z "$seen" ] || signal 9
+		fi
+		;;
 	kill)
 		if watcher_of "$id"; then
-			signal "${argument%% *}"
-			[ -z "$pid" ] && [ "${argument%% *}" = 9 ] && kill -9 "$watcher" # held before it could tell of its process
+			if [ -z "$pid" ] && [ "${argument%% *}" = 9 ]; then doom "$id"; else signal "${argument%% *}"; fi
 			case $argument in *' '*) echo "$id ~${argument#* }" >&4 ;; esac
 			examine "$id"
 		else
