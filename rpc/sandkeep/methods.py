@@ -162,7 +162,8 @@ class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A command to start. With `stdin` it reads what `process.write_stdin` brings; otherwise it has none.
 
     With `tty` it gets a terminal of `rows` and `cols`, which can be attached to, and its input and output are that
-    terminal's: there is no stderr apart. With `durable` what it wrote is on disk before its end is recorded.
+    terminal's: there is no stderr apart. With `durable` what it wrote is on disk before its end is recorded; if
+    the disk fails to take it, the daemon's log says so.
     """
 
     sandbox_id: Name

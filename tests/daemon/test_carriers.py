@@ -1,5 +1,7 @@
 """Intents and their outcomes when things go wrong: providers that fail or hang, full disks, daemons that died."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,51 @@ async def test_an_outcome_that_the_disk_refuses_is_recorded_later(
         with trio.fail_after(10):
             await daemon.core.log.wait(head)
         assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "running"
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_an_end_that_the_disk_refuses_while_it_is_made_is_recorded_later(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That it was made is recorded first, when the disk works again; its end is not forgotten for that."""
+    monkeypatch.setattr(core_module, "RETRY_S", 0.01)
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        append = daemon.core.log.append
+        works = trio.Event()
+
+        async def fails(new: Any, meta: Meta, **more: Any) -> Any:
+            box = daemon.core.state.sandboxes.get("box")
+            making = box is not None and box.status == "creating"
+            made = isinstance(new[0].event, events.SandboxCreated)
+            if making and not (made and works.is_set()):
+                raise DaemonError("storage_unavailable", "the disk is full")
+            return await append(new, meta, **more)
+
+        monkeypatch.setattr(daemon.core.log, "append", fails)
+        await refused("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+        await refused("storage_unavailable", daemon.call("sandbox.terminate", sandbox_id="box"))
+        works.set()
+        with trio.fail_after(10):
+            while (await daemon.call("sandbox.get", sandbox_id="box")).status != "stopped":
+                await trio.sleep(0.005)
+        assert await daemon.fake.found() == ([], [image_id])
+
+
+async def test_journals_that_the_disk_does_not_take_keep_no_end_from_being_known(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with inside(state_dir) as daemon:
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+
+        def fails(fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(os, "fsync", fails)
+        with trio.fail_after(20):
+            done = await daemon.call("sandbox.exec", sandbox_id="box", command=["sh", "-c", "exit 3"], durable=True)
+        monkeypatch.undo()
+        assert done.exit_code == 3
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
 
