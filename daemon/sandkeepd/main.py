@@ -19,6 +19,7 @@ def main() -> None:
     """Parse the few options, which stand for settings, and be the daemon. Exits with 1 and a sentence when that cannot
     be.
     """
+    _open_missing_streams()
     parser = argparse.ArgumentParser(prog="sandkeepd", description="The Sandkeep daemon, in the foreground.")
     parser.add_argument("--state-dir", metavar="DIR", help=f"where to keep everything ({settings.STATE_DIR.name})")
     parser.add_argument("--socket", metavar="PATH", help=f"the Unix socket to listen on ({settings.SOCKET.name})")
@@ -38,6 +39,17 @@ def main() -> None:
     except SandkeepError as error:
         print(f"sandkeepd: {error.message}", file=sys.stderr)  # noqa: T201  # the last words of a daemon that cannot start
         sys.exit(1)
+
+
+def _open_missing_streams() -> None:
+    """Whoever starts a daemon may have closed its input, output and errors: nothing else may become one of them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it takes the lowest number
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _run() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import RunningDaemon
 from tests.users import as_user, command_as
 
 from sandkeep.blocking import connect
@@ -282,3 +283,13 @@ def test_nobody_else_may_connect_to_a_users_daemon(users_daemon: str) -> None:
 
     assert as_user(USER + 1, reach) == "permission_denied"
     assert as_user(USER, reach) == "reached"
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_daemon_without_streams(closed: str, new_daemon: Callable[[], RunningDaemon]) -> None:
+    daemon = new_daemon()
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "sandkeepd.main"]
+    daemon.process = subprocess.Popen(words, env=daemon.env)
+    daemon._wait_until_it_answers(daemon.process)
+    with daemon.connect() as client:
+        assert client.daemon.ping().pid == daemon.process.pid
