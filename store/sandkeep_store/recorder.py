@@ -13,7 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 from zlib import crc32
 
@@ -32,7 +32,7 @@ from eventsourcing.persistence import (
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep.events import LOG_STREAM, Event, LogCompactRequested
+from sandkeep.events import LOG_STREAM, Event, LogCompacted, LogCompactRequested, LogRedactRequested
 from sandkeep_store import witness as witness_of
 from sandkeep_store.database import Database
 from sandkeep_store.record import (
@@ -40,13 +40,23 @@ from sandkeep_store.record import (
     Row,
     checksum,
     damaged,
+    is_sound,
     name_checksum,
     number_checksum,
     pack_numbers,
     verified,
 )
 
-__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder", "is_compacting"]
+__all__ = [
+    "Draft",
+    "IntegrityError",
+    "LogRecorder",
+    "PersistenceError",
+    "StreamRecorder",
+    "is_compacting",
+    "was_compacted_to",
+    "was_redacted",
+]
 
 _ROW: Final = ", ".join(f"e.{column}" for column in COLUMNS)
 _MARKS: Final = f"({', '.join('?' * len(COLUMNS))})"
@@ -164,6 +174,28 @@ def is_compacting(connection: sqlite3.Connection) -> bool:
     return row is not None and row[0] == LogCompactRequested.type
 
 
+def was_compacted_to(connection: sqlite3.Connection, first: int) -> bool:
+    """Whether a finished compaction says that the log has no gaps from a position on."""
+    return any(event.first_position == first for event in _told(connection, LogCompacted))
+
+
+def was_redacted(connection: sqlite3.Connection, position: int) -> bool:
+    """Whether a redaction of the event at a position was begun."""
+    return any(event.position == position for event in _told(connection, LogRedactRequested))
+
+
+_Told = TypeVar("_Told", LogCompacted, LogRedactRequested)
+
+
+def _told(connection: sqlite3.Connection, kind: type[_Told]) -> Iterator[_Told]:
+    """What the log says of itself in events of one type. A damaged row says nothing."""
+    where = "e.stream = (SELECT id FROM streams WHERE name = ?) AND e.type = ? ORDER BY e.revision"
+    query = f"SELECT {_ROW} FROM events e WHERE {where}"  # noqa: S608
+    for row in connection.execute(query, (LOG_STREAM, kind.type)):
+        if is_sound(row) and row[5] == kind.version:
+            yield msgspec.json.decode(row[7], type=kind)
+
+
 class StreamRecorder(AggregateRecorder):
     """Events by stream: the contract that needs no order across streams."""
 
@@ -188,8 +220,11 @@ class StreamRecorder(AggregateRecorder):
         except witness_of.UnreadableError as error:
             return [f"{witness.path} cannot be believed ({error}): {witness_of.CURE}"]
         if seen is not None:
-            crc, compacting = _row_checksum(connection, seen.position), is_compacting(connection)
-            doubts = witness.doubts(seen, self.head, crc, compacting=compacting)
+            crc = _row_checksum(connection, seen.position)
+            if crc not in (None, seen.crc) and was_redacted(connection, seen.position):
+                crc = seen.crc
+            compacted = is_compacting(connection) or was_compacted_to(connection, witness.first_position)
+            doubts = witness.doubts(seen, self.head, crc, compacted=compacted)
             if doubts:
                 return doubts
         witness.note(self.head, _row_checksum(connection, self.head) or 0)
@@ -278,13 +313,16 @@ class StreamRecorder(AggregateRecorder):
         return rows
 
     def raise_first(self, position: int) -> None:
-        """Say that there may be gaps before a position. Durable when it returns."""
+        """Say that there may be gaps before a position. Durable when it returns, also in the witness.
+
+        Raises `storage_unavailable` when that cannot be written.
+        """
         with self._lock, _translated(), self._transaction() as connection:
             connection.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'first_position'", (position,))
             crc = _row_checksum(connection, self.head) or 0
         first = self._database.first_position = max(position, self._database.first_position)
         self._database.witness.first_position = first
-        self._database.witness.note(self.head, crc)
+        self._database.witness.note_durably(self.head, crc)
 
     def remove(self, positions: Sequence[int], streams: Mapping[int, str], execs: Mapping[int, int]) -> None:
         """Take events out of the log, and those of `streams` (names by keys) that have no events any more.
@@ -301,8 +339,12 @@ class StreamRecorder(AggregateRecorder):
                 self._streams.pop(name, None)
 
     def redact(self, position: int, change: Callable[[bytes], bytes]) -> bool:
-        """Change the data of an event. False when it is not here. What they were is gone after `wipe` and `settle`."""
+        """Change the data of an event, which is not the last one. False when it is not here. What they were is gone
+        after `wipe` and `settle`. Raises `storage_unavailable` when the witness cannot be written.
+        """
         with self._lock, _translated(), self._transaction() as connection:
+            # On the disk it may still be at this very event, as that was.
+            self._database.witness.note_durably(self.head, _row_checksum(connection, self.head) or 0)
             query = f"SELECT {_ROW} FROM events e WHERE position = ?"  # noqa: S608
             row = connection.execute(query, (position,)).fetchone()
             if row is None:

@@ -110,6 +110,7 @@ def _replace(path: str, new: str, problems: Sequence[str]) -> str:
     leaves a mark, with which no daemon starts, and the next repair goes on from what is in quarantine.
     """
     state_dir, mark = os.path.dirname(path), repairing(path)
+    _sync(witness.path_of(new))
     quarantine = _source(path)
     if quarantine == state_dir:
         quarantine = _new_quarantine(state_dir)

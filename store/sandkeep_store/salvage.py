@@ -21,7 +21,7 @@ from sandkeep_store.codec import CODEC
 from sandkeep_store.database import Database
 from sandkeep_store.log import EventLog
 from sandkeep_store.record import COLUMNS, Row, checksum, is_sound, name_checksum, number_checksum
-from sandkeep_store.recorder import is_compacting
+from sandkeep_store.recorder import is_compacting, was_compacted_to, was_redacted
 
 CHUNK: Final = 256
 MOST_BEYOND: Final = 100_000
@@ -121,12 +121,23 @@ class Salvage:
             if log_id != seen.log_id:
                 self._problems.append(f"the log says that it is {log_id!r}, and is {seen.log_id}")
             log_id = seen.log_id
-            if first != seen.first_position and not (isinstance(first, int) and self._is_compacting(old)):
+            if first != seen.first_position and not (isinstance(first, int) and self._was_compacted(old, first, seen)):
                 self._problems.append(f"the log says that it has no gaps from {first!r} on, not {seen.first_position}")
                 first = seen.first_position
         if not isinstance(log_id, str) or not isinstance(first, int) or not 0 < first < 2**62:
             raise self._hopeless("it does not say which log it is")
         self.log_id, self._first = log_id, first
+        if seen is not None and seen.crc and seen.position >= first:
+            self._compare(old, seen)
+
+    def _compare(self, old: sqlite3.Connection, seen: witness.Head) -> None:
+        """See whether another event is where the witness has seen one. Of one that is damaged it is told anyway."""
+        query = f"SELECT {_ROW} FROM events WHERE position = ?"  # noqa: S608
+        with contextlib.suppress(sqlite3.Error):
+            row = old.execute(query, (seen.position,)).fetchone()
+            if row and is_sound(row) and row[-1] != seen.crc and not was_redacted(old, seen.position):
+                name = os.path.basename(witness.path_of(offline.LOG_NAME))
+                self._problems.append(f"{name} has seen another event at position {seen.position}; it is written anew")
 
     def _is_of(self, old: sqlite3.Connection, seen: witness.Head) -> bool:
         """Whether the log has the event that the witness has seen."""
@@ -136,9 +147,10 @@ class Salvage:
             return True
         return row is not None and row[0] == seen.crc
 
-    def _is_compacting(self, old: sqlite3.Connection) -> bool:
+    def _was_compacted(self, old: sqlite3.Connection, first: int, seen: witness.Head) -> bool:
+        """Whether it has gaps up to there by a compaction of which the witness may not have heard."""
         try:
-            return is_compacting(old)
+            return is_compacting(old) or (first > seen.first_position and was_compacted_to(old, first))
         except sqlite3.Error:
             return True
 

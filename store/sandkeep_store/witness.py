@@ -3,10 +3,12 @@
 A write-ahead log that was cut, a log that was exchanged for an older copy, or facts about the log that changed by
 themselves look sound to SQLite: only shorter, or different. So after every commit its last position and that row's
 checksum are noted here, together with what `meta` says. It is written in place and without waiting for the disk: it
-survives the death of the daemon, and after a power cut it may be behind the log, never ahead of it.
+survives the death of the daemon, and after a power cut it may be behind the log, never ahead of it. Only before events
+go from the log, or are changed, does it reach the disk first; else it would speak against a log that is sound.
 """
 
 import contextlib
+import logging
 import os
 from typing import Final
 from zlib import crc32
@@ -14,7 +16,10 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
+from sandkeep.errors import DaemonError
 from sandkeep_store.record import damaged
+
+logger: Final = logging.getLogger("sandkeepd")
 
 SUFFIX: Final = ".head"
 SIZE_BYTES: Final = 256
@@ -46,7 +51,10 @@ def path_of(database_path: str) -> str:
 
 
 def read(path: str) -> Head | None:
-    """What the witness says, None when there is none. Raises `UnreadableError`."""
+    """What the witness says, None when there is none. Raises `UnreadableError`.
+
+    One without a byte says nothing either: so a power cut leaves a file that had just been made.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -57,6 +65,9 @@ def read(path: str) -> Head | None:
         return None
     except OSError as error:
         raise UnreadableError(str(error.strerror)) from None
+    if not content:
+        logger.warning("%s is empty, as after a power cut: it is begun anew", path)
+        return None
     text, space, check = content.rstrip().rpartition(b" ")
     if len(content) != SIZE_BYTES or not space or check != b"%08x" % crc32(text):
         raise UnreadableError("its checksum is wrong")
@@ -75,10 +86,11 @@ class Witness:
         self._log_id = log_id
         self._descriptor: int | None = None
 
-    def doubts(self, seen: Head, head: int, crc: int | None, *, compacting: bool) -> list[str]:
+    def doubts(self, seen: Head, head: int, crc: int | None, *, compacted: bool) -> list[str]:
         """What speaks against the log that was opened, if that is what the witness has seen: sentences.
 
-        `crc` is the checksum of the row at the position that it has seen; None when there is no such row.
+        `crc` is the checksum of the row at the position that it has seen; None when there is no such row. `compacted`
+        says that the log tells of a compaction by which it has gaps up to where it says.
         """
         log = os.path.dirname(self.path)
         if seen.log_id != self._log_id:
@@ -86,7 +98,7 @@ class Witness:
         if seen.position > head:
             told = f"ends at position {head}, but {self.path} has seen position {seen.position}: events were lost"
             return [f"the event log in {log} {told}; {CURE}"]
-        if seen.first_position > self.first_position or (seen.first_position < self.first_position and not compacting):
+        if seen.first_position > self.first_position or (seen.first_position < self.first_position and not compacted):
             said = f"from position {self.first_position} on, not from {seen.first_position} on as {self.path} has seen"
             return [f"the event log in {log} says that it has no gaps {said}: {CURE}"]
         if seen.position >= self.first_position and seen.crc and crc != seen.crc:
@@ -95,11 +107,26 @@ class Witness:
 
     def note(self, position: int, crc: int) -> None:
         """Say that the log has come to a position."""
-        said = _encode(Head(self._log_id, self.first_position, position, crc))
         with contextlib.suppress(OSError):
-            if self._descriptor is None:
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            os.pwrite(self._descriptor, (said + b" %08x" % crc32(said)).ljust(SIZE_BYTES - 1) + b"\n", 0)
+            opened = self._descriptor is None
+            descriptor = self._write(position, crc)
+            if opened:  # once, so that a power cut does not leave a new file empty
+                os.fdatasync(descriptor)
+
+    def note_durably(self, position: int, crc: int) -> None:
+        """Like `note`, but it is on the disk when this returns. Raises `storage_unavailable`."""
+        try:
+            os.fdatasync(self._write(position, crc))
+        except OSError as error:
+            message = f"{self.path} cannot be written ({error.strerror}): mend the disk, and try again"
+            raise DaemonError("storage_unavailable", message) from error
+
+    def _write(self, position: int, crc: int) -> int:
+        said = _encode(Head(self._log_id, self.first_position, position, crc))
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.pwrite(self._descriptor, (said + b" %08x" % crc32(said)).ljust(SIZE_BYTES - 1) + b"\n", 0)
+        return self._descriptor
 
     def begin_anew(self) -> None:
         """Write the next note to a file of its own: this one is on a disk that failed."""
