@@ -24,7 +24,7 @@ from sandkeepd.providers.base import Caller, Progress
 P_co = TypeVar("P_co", bound=Params, covariant=True)
 
 
-class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
+class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
     """A call that was let through: its parameters, and on whose behalf it is.
 
     Of a command that has an id, `command` says what it is, and `past` how far it came before, if it makes no event.
@@ -76,7 +76,7 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True):
 
 def is_admin(peer: Peer) -> bool:
     """Root, the user that the daemon runs as, and the members of ``SANDKEEP_ADMIN_GROUP``."""
-    if peer.uid in (0, os.geteuid()):
+    if peer.uid == 0 or peer.uid == os.geteuid():
         return True
     group = _group_id(ADMIN_GROUP())
     return group is not None and group in (peer.gid, *peer.groups)

@@ -17,6 +17,7 @@ from sandkeep_store.log import EventLog, NewEvent, Recorded
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
 from sandkeepd.providers.base import Provider
+from sandkeepd.turns import my_turn
 
 logger = logging.getLogger("sandkeepd")
 
@@ -127,6 +128,7 @@ class Core:
             if waiting is None:
                 waiting = self._waiting[stream] = trio.Event()
             await waiting.wait()
+            await my_turn()
 
     def carry(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
         """Start a carrier. One that fails in a way that nobody foresaw is logged, and ends alone."""
@@ -135,6 +137,7 @@ class Core:
     async def guarded(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
         """Run a carrier to its end."""
         try:
+            await my_turn()
             await carrier()
         except Exception:
             logger.exception("carrier failed", extra={"what": what})

@@ -39,6 +39,8 @@ _SYS_KEYCTL_ELSEWHERE: Final = 219
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 
 _PRECEDENCE: Final = -10
+_OF_SESSION: Final = "/proc/self/autogroup"
+"""The same for the session of this process, if the kernel knows of that."""
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 _RESET: Final = [
@@ -153,10 +155,13 @@ def spawn(
 def take_precedence() -> None:
     """Go before what is started from now on: on a machine that is busy with sandboxes, calls are answered all the same.
 
-    Only root may; nothing happens for others.
+    Where the kernel shares the processors out by session first, the session needs precedence, too: what the daemon
+    starts are sessions of their own, beside which `nice` counts for nothing. Only root may; nothing happens for others.
     """
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _PRECEDENCE)
+        with contextlib.suppress(OSError), open(_OF_SESSION, "w", encoding="ascii") as group:
+            group.write(str(_PRECEDENCE))
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ from sandkeepd.core import ANEW, RETRY_S, Core
 from sandkeepd.providers.base import Chunk, Exit, Instance, Launch, Terminal, Terminals
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
+from sandkeepd.turns import my_turn
 
 logger = logging.getLogger("sandkeepd")
 
@@ -526,8 +527,10 @@ async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | N
     if known is not None:  # it had ended before anybody waited, however little time is left
         return known
     with trio.move_on_after(seconds):
-        return await instance.wait(process_id)
-    return None
+        exited = await instance.wait(process_id)
+        await my_turn()
+        return exited
+    return instance.exit_of(process_id)
 
 
 def _time_left(process: ProcessState) -> float:

@@ -26,6 +26,8 @@ class LineBuffer:
         """Take what arrived and answer the lines that are complete now, without newlines and without empty ones."""
         if self.overflowed:
             return []
+        if not self._partial and 1 < len(data) <= self._max_bytes and data.find(b"\n") == len(data) - 1:
+            return [data[:-1]]  # the usual: one line and no more
         *complete, rest = data.split(b"\n")
         if complete and self._partial:
             complete[0] = self._take_partial(complete[0])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,13 @@ def test_the_daemon_goes_before_what_it_keeps(shared_daemon: RunningDaemon, tmp_
     assert shared_daemon.process is not None
     expected = {_precedence()}
     assert _priorities(shared_daemon.process.pid) == expected
+    assert _of_session(shared_daemon.process.pid) in ({"", "-10"} if expected == {-10} else {"", "0", "-10"})
     with shared_daemon.connect() as client:
         box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
         assert client.sandbox.exec(box, "nice; nice -n 3 nice").stdout == b"0\n3\n"
-        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in _children(shared_daemon.process.pid)} == {0}
+        started = _children(shared_daemon.process.pid)
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in started} == {0}
+        assert {_of_session(pid) for pid in started} <= {"", "0"}
         client.sandbox.terminate(box)
     assert _priorities(shared_daemon.process.pid) == expected
 
@@ -89,6 +93,13 @@ def _precedence() -> int:
 
 def _priorities(pid: int) -> set[int]:
     return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+
+
+def _of_session(pid: int) -> str:
+    """The same of its session; nothing where the kernel knows no such thing."""
+    with suppress(FileNotFoundError), open(f"/proc/{pid}/autogroup") as group:
+        return group.read().rpartition("nice ")[2].strip()
+    return ""
 
 
 def _children(pid: int) -> list[int]:

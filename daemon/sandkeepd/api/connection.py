@@ -24,6 +24,7 @@ from sandkeepd.api.peer import Peer
 from sandkeepd.api.room import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, Room
 from sandkeepd.api.routes import HELLO, Route
 from sandkeepd.api.writer import Writer
+from sandkeepd.turns import my_turn
 
 log: Final = logging.getLogger(__name__)
 
@@ -307,6 +308,7 @@ class Connection:
                 if self._stopped:  # one of a batch that goes on
                     scope.cancel()
             try:
+                await my_turn()
                 value = await (self._hand_over(call) if route.method.descriptors else self._within_deadline(call))
                 answer = self._result(request, value)
             except Exception as error:  # noqa: BLE001  # a defect, which is reported

@@ -30,6 +30,7 @@ from sandkeepd.keeper.processes import LOST_END, LOST_WITH_SANDBOX, Earlier, Kno
 from sandkeepd.keeper.pty import open_pty
 from sandkeepd.keeper.watcher import Watcher, grown
 from sandkeepd.providers.base import Chunk, Exit, InputNote, Launch, Terminal, unnoted
+from sandkeepd.turns import my_turn
 
 HELPER_OUTPUT_BYTES: Final = 64 * 1024
 """How much of what a helper command says is read, if no more is expected: the code inside can add any amount."""
@@ -128,6 +129,7 @@ class KeeperInstance:
         secrets = list(requests.secret_requests(process_id, launch.secrets))
         await self._write_script(process_id, launch, opening)
         failpoints.reach("launch.written")
+        await my_turn()
         process = self._processes[process_id] = Known()
         await self._send(*secrets, requests.request("run", process_id, _mode(launch)))
         failpoints.reach("launch.sent")

@@ -17,6 +17,9 @@ Callback = Callable[[], None]
 _CHANGES: Final = flags.MODIFY | flags.MASK_ADD  # the code inside can have two names for what is one file to the kernel
 _CLOSINGS: Final = _CHANGES | flags.CLOSE_WRITE
 
+_AT_ONCE: Final = 4
+"""How many files one round of the event loop is told of, when many have grown at once."""
+
 _OVERFLOWN: Final = -1
 """The watch descriptor of the event that says that events were lost."""
 
@@ -87,7 +90,8 @@ class Watcher:
             self._sleep = trio.CancelScope(deadline=min(self._due.values(), default=math.inf))
             with self._sleep:
                 await trio.lowlevel.wait_readable(self._inotify.fileno())
-                self._dispatch()
+            if not self._sleep.cancelled_caught:
+                await self._dispatch()
             self._call_late()
 
     def _call_late(self) -> None:
@@ -96,15 +100,17 @@ class Watcher:
             del self._due[callback]
             callback()
 
-    def _dispatch(self) -> None:
+    async def _dispatch(self) -> None:
         watches = {event.wd: event.mask for event in self._inotify.read(timeout=0)}
         if _OVERFLOWN in watches:
             watches = dict.fromkeys(self._callbacks, 0)
-        for watch, mask in watches.items():
+        for done, (watch, mask) in enumerate(watches.items(), 1):
             for callback in list(self._callbacks.get(watch, ())):
                 callback()
             if mask & flags.IGNORED:  # the file is gone; the kernel may give its number to another
                 self._callbacks.pop(watch, None)
+            if done % _AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
 
     def close(self) -> None:
         """Let go of all watches."""

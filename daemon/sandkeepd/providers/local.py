@@ -47,6 +47,7 @@ from sandkeepd.providers.local_layout import IMAGE_MARK, TEMPORARY, Layout, writ
 from sandkeepd.providers.local_probe import Abilities, probe
 from sandkeepd.providers.local_start import Handle, Job, Plan, Started, start, translate
 from sandkeepd.providers.local_strays import Strays
+from sandkeepd.turns import my_turn
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -113,6 +114,7 @@ class LocalProvider:
         self._asking_leader = trio.Lock()
         self._abilities: Abilities | None = None
         self._leader: list[str] = []
+        self._bubblewrap: str | None = None
 
     # What works
 
@@ -224,7 +226,8 @@ class LocalProvider:
     def _mechanism(self, spec: SandboxSpec) -> str:
         if spec.isolation == "none":
             return "none"
-        if shutil.which("bwrap") is None:
+        self._bubblewrap = self._bubblewrap or shutil.which("bwrap")
+        if self._bubblewrap is None:
             raise SetupError("not_supported", "bubblewrap is missing: install the package bubblewrap")
         return "bubblewrap"
 
@@ -359,6 +362,7 @@ class LocalProvider:
         with instance.scope:
             await trio.lowlevel.checkpoint()  # it may have been closed already
             await wait_ended(instance.pidfd)
+            await my_turn()
             if instance.child is not None:
                 await self._in_thread(reap, instance.child)
             reason = instance.reason

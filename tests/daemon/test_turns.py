@@ -1,0 +1,38 @@
+"""Tasks that are woken at once take turns at the event loop."""
+
+import trio
+
+from sandkeepd.turns import my_turn
+
+TASKS = 100
+
+
+async def _through(done: list[int], number: int) -> None:
+    await my_turn()
+    done.append(number)
+
+
+async def test_whoever_looks_at_the_loop_in_between_sees_few_go() -> None:
+    done, seen = list[int](), list[int]()
+    async with trio.open_nursery() as nursery:
+        for number in range(TASKS):
+            nursery.start_soon(_through, done, number)
+        while len(done) < TASKS:
+            seen.append(len(done))
+            await trio.lowlevel.checkpoint()
+    steps = [after - before for before, after in zip(seen, [*seen[1:], TASKS], strict=True)]
+    assert max(steps) <= 4, "two rounds' worth, as the observer may go last in one round and first in the next"
+
+
+async def test_a_turn_that_is_given_up_is_somebody_elses() -> None:
+    done = list[int]()
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as given_up:
+                for number in range(TASKS):
+                    given_up.start_soon(_through, done, number)
+                await trio.lowlevel.checkpoint()
+                scope.cancel()
+        nursery.start_soon(_through, done, TASKS)
+    assert len(done) < TASKS
+    assert done[-1] == TASKS
