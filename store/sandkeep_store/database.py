@@ -21,6 +21,7 @@ from urllib.parse import quote
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep_store import witness
+from sandkeep_store.durable import sync
 
 SCHEMA_VERSION: Final = 2
 
@@ -156,9 +157,9 @@ class Database:
                 f"BEGIN IMMEDIATE; DELETE FROM events WHERE position > {head:d};"  # noqa: S608
                 f"UPDATE sqlite_sequence SET seq = {head:d} WHERE name = 'events'; COMMIT;"
             )
-        _sync(unfinished)
+        sync(unfinished)
         os.rename(unfinished, _fresh(self.path))
-        _sync(self.directory)
+        sync(self.directory)
 
     def _look(self) -> dict[str, tuple[int, int] | None]:
         return {path: _place(path) for path in (self.path, f"{self.path}-wal")}
@@ -293,7 +294,7 @@ def _take_fresh(path: str) -> None:
         os.unlink(f"{path}-wal")
     with contextlib.suppress(FileNotFoundError):
         os.rename(_fresh(path), path)
-    _sync(os.path.dirname(path))
+    sync(os.path.dirname(path))
 
 
 def _finish_exchange(path: str) -> None:
@@ -318,14 +319,6 @@ def exclusively(path: str) -> Iterator[None]:
             message = f"a daemon uses this state directory ({os.path.dirname(path)}): stop it first"
             raise StateError("conflict", message) from None
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -359,7 +352,7 @@ def _make_file(path: str) -> bool:
             "storage_unavailable",
             f"the event log {path} cannot be made ({error.strerror}): use a directory that this user can write to",
         ) from error
-    _sync(os.path.dirname(path))
+    sync(os.path.dirname(path))
     return True
 
 

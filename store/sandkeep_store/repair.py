@@ -23,6 +23,7 @@ from sandkeep.errors import DaemonError
 from sandkeep.model import RepairReport
 from sandkeep_store import folded, offline, segments, witness
 from sandkeep_store.database import exclusively, repairing
+from sandkeep_store.durable import sync
 from sandkeep_store.salvage import Salvage, is_file
 
 QUARANTINE: Final = "quarantine"
@@ -110,20 +111,20 @@ def _replace(path: str, new: str, problems: Sequence[str]) -> str:
     leaves a mark, with which no daemon starts, and the next repair goes on from what is in quarantine.
     """
     state_dir, mark = os.path.dirname(path), repairing(path)
-    _sync(witness.path_of(new))
+    sync(witness.path_of(new))
     quarantine = _source(path)
     if quarantine == state_dir:
         quarantine = _new_quarantine(state_dir)
         _copy(state_dir, quarantine)
         _write(f"{quarantine}/{REPORT}", "".join(f"{problem}\n" for problem in problems))
         for name in os.listdir(quarantine):
-            _sync(f"{quarantine}/{name}")
+            sync(f"{quarantine}/{name}")
         for folder in (quarantine, f"{state_dir}/{QUARANTINE}"):
-            _sync(folder)
+            sync(folder)
         failpoints.reach("repair.quarantined")
         _write(f"{mark}.new", quarantine)
         os.rename(f"{mark}.new", mark)
-        _sync(state_dir)
+        sync(state_dir)
     failpoints.reach("repair.marked")
     for name in (f"{path}-wal", witness.path_of(path), f"{state_dir}/{folded.FILE_NAME}"):
         if os.path.lexists(name):
@@ -131,10 +132,10 @@ def _replace(path: str, new: str, problems: Sequence[str]) -> str:
     failpoints.reach("repair.cleared")
     os.rename(new, path)
     os.rename(witness.path_of(new), witness.path_of(path))
-    _sync(state_dir)
+    sync(state_dir)
     failpoints.reach("repair.exchanged")
     os.unlink(mark)
-    _sync(state_dir)
+    sync(state_dir)
     failpoints.reach("repair.done")
     return quarantine
 
@@ -157,14 +158,6 @@ def _set_aside(state_dir: str, names: Sequence[str], quarantine: str) -> str:
     for name in names:
         os.rename(f"{state_dir}/{segments.FOLDER}/{name}", f"{quarantine}/{name}")
         failpoints.reach("repair.segment_moved")
-    _sync(quarantine)
-    _sync(f"{state_dir}/{segments.FOLDER}")
+    sync(quarantine)
+    sync(f"{state_dir}/{segments.FOLDER}")
     return quarantine
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

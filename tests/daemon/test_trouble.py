@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
+from tests.daemon import disks
 from tests.users import as_user, command_as
 
 from sandkeep.blocking import connect
@@ -186,7 +187,7 @@ def test_a_full_disk(small_disk: Any, source: str) -> None:
         image_id = client.image.create(source).image_id
         box, other = (client.sandbox.create(image_id).sandbox_id for _ in range(2))
         filler = Path(small_disk.state_dir, "filler")
-        _fill(filler)
+        disks.fill(filler)
         refusals = [refusal for _ in range(300) if (refusal := _refusal(client, box))]
         assert refusals, "the disk never was full"
         assert {refusal.code for refusal in refusals} == {"storage_unavailable"}, refusals
@@ -217,16 +218,6 @@ def _refusal(client: Any, box: str) -> SandkeepError | None:
     except SandkeepError as error:
         return error
     return None
-
-
-def _fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        size = 1 << 20
-        while size:
-            try:
-                file.write(b"x" * size)
-            except OSError:
-                size //= 2
 
 
 # -- a user's own daemon ----------------------------------------------------------------------------------------------

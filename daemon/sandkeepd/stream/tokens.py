@@ -21,6 +21,7 @@ import trio
 from msgspec import Struct, field
 
 from sandkeep.errors import DaemonError
+from sandkeep_store.durable import sync_directory
 
 logger = logging.getLogger("sandkeepd")
 
@@ -125,11 +126,7 @@ class Tokens:
                 file.flush()
                 os.fsync(fd)
             os.rename(f"{path}.new", path)
-            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            sync_directory(self._directory)
         except OSError as error:
             raise DaemonError(
                 "storage_unavailable", f"{path} cannot be written ({error.strerror}): free space or mend the disk"
