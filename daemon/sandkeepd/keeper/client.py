@@ -26,10 +26,11 @@ from sandkeepd.hostprocess import Identity, identify
 from sandkeepd.keeper import fifo, files, journal, pipes, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
+from sandkeepd.keeper.pausing import Pause
 from sandkeepd.keeper.processes import LOST_END, LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.pty import open_pty
 from sandkeepd.keeper.watcher import Watcher, grown
-from sandkeepd.providers.base import Chunk, Exit, InputNote, Launch, Terminal, unnoted
+from sandkeepd.providers.base import Chunk, Ending, Exit, InputNote, Launch, Terminal, unnoted
 from sandkeepd.turns import my_turn
 
 HELPER_OUTPUT_BYTES: Final = 64 * 1024
@@ -105,7 +106,8 @@ class KeeperInstance:
         self._earlier_viewers: frozenset[str] = frozenset()
         self._channel = Channel(sandbox_id, f"{self._in}/.control")
         self._gone = trio.Event()
-        self._reason = ""
+        self.pause = Pause()
+        self._ending = Ending(kind="failed", message="it is gone")
         self._closed = False
         self._adopted = False
         self._exits = journal.ExitsReader(self._out)
@@ -246,8 +248,8 @@ class KeeperInstance:
 
     async def _killed(self, process_id: str, process: Known) -> None:
         """The code inside can stop or end whoever would tell. That must not keep those waiting who had it killed."""
-        with trio.move_on_after(KILL_DEADLINE_S):
-            with trio.move_on_after(STUCK_S):
+        with self.pause.patience(KILL_DEADLINE_S):
+            with self.pause.patience(STUCK_S):
                 await process.ended.wait()
             if process.exit is None:
                 self._end_terminal(process_id)
@@ -441,7 +443,7 @@ class KeeperInstance:
                 await self.launch(launch, ends.opening(incoming=incoming))
                 piped = pipes.Piped(self, process_id, ends.data(incoming=incoming), ends.control())
                 try:
-                    with trio.move_on_after(REQUEST_DEADLINE_S) as patience:
+                    with self.pause.patience(REQUEST_DEADLINE_S) as patience:
                         await piped.expect("ready")
                     if patience.cancelled_caught:
                         raise self._channel.silent(REQUEST_DEADLINE_S)
@@ -486,6 +488,8 @@ class KeeperInstance:
 
     async def is_alive(self) -> bool:
         """See `Instance.is_alive`."""
+        if self.pause.is_on:
+            return False
         token = new_id(PROCESS)
         process = self._processes[token] = Known()
         try:
@@ -497,6 +501,14 @@ class KeeperInstance:
             del self._processes[token]
         return not self._gone.is_set()
 
+    def is_paused(self) -> bool:
+        """See `Pausing.is_paused`. The provider says it, by `pause`."""
+        return self.pause.is_on
+
+    async def pause_changed(self, paused: bool) -> None:
+        """See `Pausing.pause_changed`."""
+        await self.pause.changed(paused)
+
     async def read_file(self, path: str) -> bytes:
         """See `Instance.read_file`."""
         return await files.read_file(self, path)
@@ -505,10 +517,10 @@ class KeeperInstance:
         """See `Instance.write_file`."""
         await files.write_file(self, path, data)
 
-    async def ended(self) -> str:
+    async def ended(self) -> Ending:
         """See `Instance.ended`."""
         await self._gone.wait()
-        return self._reason
+        return self._ending
 
     async def share_secrets(self, secrets: Mapping[str, str]) -> None:
         """Give secrets to all processes that start from now on."""
@@ -531,7 +543,7 @@ class KeeperInstance:
 
     def _ask_after(self, process_ids: Sequence[str]) -> bool:
         """Whether all could be asked."""
-        fd = None if self._closed or self._gone.is_set() else fifo.open_fifo(f"{self._in}/.control")
+        fd = None if self._closed or self._gone.is_set() or self.pause.is_on else fifo.open_fifo(f"{self._in}/.control")
         if fd is None:
             return False
         try:
@@ -570,12 +582,12 @@ class KeeperInstance:
                 return
             await trio.lowlevel.checkpoint()
 
-    async def went(self, reason: str) -> None:
+    async def went(self, ending: Ending) -> None:
         """The sandbox is gone, for the provider to say: what still ran in it has ended with it."""
         if self._gone.is_set():
             return
         await self._catch_up()
-        self._reason = reason
+        self._ending = ending
         self._gone.set()
         self._remove_viewers()
         for process in self._processes.values():
@@ -648,13 +660,12 @@ class KeeperInstance:
 
         Raises `provider_unavailable`, or `not_ready` when it is gone.
         """
-        try:
-            with trio.fail_after(REQUEST_DEADLINE_S):
-                while not enough():
-                    self._check_present()
-                    await process.news.wait()
-        except trio.TooSlowError:
-            raise self._channel.silent(REQUEST_DEADLINE_S) from None
+        with self.pause.patience(REQUEST_DEADLINE_S) as patience:
+            while not enough():
+                self._check_present()
+                await process.news.wait()
+        if patience.cancelled_caught:
+            raise self._channel.silent(REQUEST_DEADLINE_S)
 
     def _check_present(self) -> None:
         if self._gone.is_set():

@@ -41,7 +41,7 @@ from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import local_disk
-from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Chunk, Dropped, Ending, Exit, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local_layout import IMAGE_MARK, TEMPORARY, Layout, write_mark
 from sandkeepd.providers.local_probe import Abilities, probe
@@ -75,7 +75,7 @@ class LocalInstance(KeeperInstance):
     pidfd: int
     plan: Plan
     child: int | None = None
-    reason: str | None = None
+    ending: Ending | None = None
     look_after: float = 0.0
     scope: trio.CancelScope
 
@@ -365,10 +365,7 @@ class LocalProvider:
             await my_turn()
             if instance.child is not None:
                 await self._in_thread(reap, instance.child)
-            reason = instance.reason
-            if reason is None and cgroups.ran_out_of_memory(instance.plan.cgroups):
-                reason = "its first process ended after it had used up its memory"
-            await instance.went(reason or "its first process was ended from outside")
+            await instance.went(instance.ending or _why_ended(instance.plan))
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -406,7 +403,7 @@ class LocalProvider:
         decided = msgspec.convert(plan, Plan) if plan else await self._in_thread(self._plan_of_stray, sandbox_id)
         instance = self._instances.get(sandbox_id)
         if instance is not None:
-            instance.reason = instance.reason or "it was terminated"
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
         with trio.CancelScope(shield=True):
             await self._in_thread(self._end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
@@ -572,9 +569,9 @@ class LocalProvider:
         written = await trio.to_thread.run_sync(
             local_disk.occupied, directory, first, groups, self.root, limiter=self._disk_limiter
         )
-        if written > instance.plan.disk_bytes and instance.reason is None:
-            limit = instance.plan.disk_bytes
-            instance.reason = f"disk_limit: it had written {written} bytes, and its limit is {limit}"
+        if written > instance.plan.disk_bytes and instance.ending is None:
+            message = f"it had written {written} bytes, and its limit is {instance.plan.disk_bytes}"
+            instance.ending = Ending(kind="disk_limit", message=message)
             await self._in_thread(self._end, instance.sandbox_id, instance.plan, instance.handle)
 
     async def sweep(self) -> None:
@@ -612,6 +609,12 @@ async def open_local(
                 with trio.CancelScope(shield=True):
                     await provider.aclose()
                 nursery.cancel_scope.cancel()
+
+
+def _why_ended(plan: Plan) -> Ending:
+    starved = cgroups.ran_out_of_memory(plan.cgroups)
+    how = "ended after it had used up its memory" if starved else "was ended from outside"
+    return Ending(kind="failed", message=f"its first process {how}")
 
 
 def _terminals() -> Capability:
