@@ -312,7 +312,7 @@ async def test_removed_files_that_are_open_count(world: World) -> None:
     while instance.read(process_id, "stdout", 0, 10).data != b"\n\n\n":
         await instance.wait_output(process_id, instance.read(process_id, "stdout", 0, 0).size, 0)
     await world.provider.check_disk(instance)
-    assert instance.reason is not None
+    assert instance.ending is not None
     assert instance.reason.startswith("disk_limit")
 
 
@@ -330,7 +330,7 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
     assert isinstance(instance, LocalInstance)
     await sh(instance, script)
     await world.provider.check_disk(instance)
-    assert instance.reason is not None
+    assert instance.ending is not None
     assert instance.reason.startswith("disk_limit")
 
 
