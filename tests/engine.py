@@ -110,7 +110,8 @@ class PrivateEngine:
                 [("fromSrc", "-"), ("repo", repository), ("tag", tag)] + [("changes", c) for c in changes]
             )
             status, body = self.ask("POST", f"/images/create?{query}", raw=archive())
-            assert status == 200 and b"errorDetail" not in body, body
+            assert status == 200, body
+            assert b"errorDetail" not in body, body
             self._images.add(name)
         return name
 

@@ -97,7 +97,7 @@ class _Archive:
 
     def __init__(self) -> None:
         self._buffer = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._buffer, mode="w")
+        self._tar = tarfile.open(fileobj=self._buffer, mode="w")  # noqa: SIM115
         self._seen: set[str] = set()
         for name, mode in (("tmp", 0o1777), ("workspace", 0o1777), ("home/guest", 0o777), ("root", 0o755)):
             self._add(name, tarfile.DIRTYPE, mode)
