@@ -98,7 +98,8 @@ class Sandboxes:
         if not request.sees(image.owner):
             raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
         provider = core.provider(image.requested.provider)
-        plan = provider.plan(sandbox_id, image.image_id, spec, request.caller, self._plans(provider.name))
+        taken = self._plans(provider.name)
+        plan = provider.plan(sandbox_id, image.image_id, spec, request.caller, taken, details=image.details)
         event = events.SandboxCreateRequested(
             owner=request.owner,
             image_id=image.image_id,

@@ -55,12 +55,14 @@ class TrioImage:
         source: str,
         *,
         provider: str | None = ...,
+        base: str | None = ...,
+        dockerfile: str | None = ...,
         clean: bool = ...,
         labels: dict[str, str] = ...,
         command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Image:
-        """Make an image of a directory."""
+        """Make an image of a directory, by a Dockerfile, or of a container image."""
     async def list(
         self,
         *,
@@ -406,12 +408,14 @@ class BlockingImage:
         source: str,
         *,
         provider: str | None = ...,
+        base: str | None = ...,
+        dockerfile: str | None = ...,
         clean: bool = ...,
         labels: dict[str, str] = ...,
         command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Image:
-        """Make an image of a directory."""
+        """Make an image of a directory, by a Dockerfile, or of a container image."""
     def list(
         self,
         *,

@@ -36,7 +36,17 @@ from sandkeepd.keeper import KEEPER_SOURCE, dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import (
+    Caller,
+    Chunk,
+    Dropped,
+    Exit,
+    ImageRequest,
+    ImportedImage,
+    Ledger,
+    Progress,
+    Swept,
+)
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
 
@@ -83,7 +93,9 @@ class FakeProvider:
         """See `Provider.capabilities`."""
         return ProviderCapabilities(provider=self.name, works=True)
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         if self.faults.import_error:
             raise self.faults.import_error
@@ -91,7 +103,8 @@ class FakeProvider:
             target = f"{self._image(image_id)}/root"
             os.makedirs(self._image(image_id), exist_ok=True)
             _mark(f"{self._image(image_id)}/log", self._log_id)
-            return await import_tree(source, caller, target, owner=None, hide=self._state_dir, progress=progress)
+            hide = self._state_dir
+            return await import_tree(request.source, caller, target, owner=None, hide=hide, progress=progress)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.remove_image(image_id)
@@ -103,7 +116,14 @@ class FakeProvider:
         await trio.to_thread.run_sync(_remove, self._image(image_id))
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self._sandbox(sandbox_id)

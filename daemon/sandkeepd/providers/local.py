@@ -41,7 +41,17 @@ from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import local_disk
-from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import (
+    Caller,
+    Chunk,
+    Dropped,
+    Exit,
+    ImageRequest,
+    ImportedImage,
+    Ledger,
+    Progress,
+    Swept,
+)
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local_layout import IMAGE_MARK, TEMPORARY, Layout, write_mark
 from sandkeepd.providers.local_probe import Abilities, probe
@@ -161,14 +171,16 @@ class LocalProvider:
 
     # Images
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         self.layout.prepare()
         directory = self.layout.image(image_id)
         try:
             self._make_image(directory)
             return await import_tree(
-                source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
+                request.source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
                 hide=self.layout.state_dir, progress=progress,
             )  # fmt: skip
         except BaseException:
@@ -190,7 +202,14 @@ class LocalProvider:
     # Sandboxes
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
