@@ -17,6 +17,7 @@ from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
+from sandkeepd.image_sources import Source
 
 SANDBOX_MAY: Final[dict[str, frozenset[str]]] = {
     "sandbox.created": frozenset({"creating"}),
@@ -79,21 +80,21 @@ def require_running(sandbox: SandboxState) -> None:
         )
 
 
-def create_image(command: ImageCreate, owner: str, provider: str) -> events.ImageCreateRequested:
-    """The intent to make an image of a directory."""
-    if not command.source.startswith("/"):
-        raise CallerError(
-            "invalid", f"source: {command.source!r} is not an absolute path of a directory", field="source"
-        )
+def create_image(
+    command: ImageCreate, owner: str, provider: str, source: Source, default_base: str | None
+) -> events.ImageCreateRequested:
+    """The intent to make an image of a source. `default_base` is what the provider puts plain directories onto."""
     if _size(command.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels", "they are")
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
-        kind="directory",
-        source=command.source,
+        kind=source.kind,
+        source=source.source,
         labels=command.labels,
         clean=command.clean,
+        base=source.base or default_base if source.kind == "directory" else None,
+        dockerfile=source.dockerfile,
     )
 
 

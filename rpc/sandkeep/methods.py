@@ -64,12 +64,19 @@ class Hello(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`source` is the absolute path of a directory, read with the caller's own rights. `clean` makes a new image even
-    if one of the same content is there.
+    """`source` is an absolute path, read with the caller's own rights, or the reference of a container image.
+
+    Without a `provider` a plain directory is for ``local``; one that holds a Dockerfile, the path of a Dockerfile and a
+    reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not its usual
+    one. With `base`, a reference, the directory is put onto that image, as its ``/workspace``, whatever it holds.
+    `clean` makes a new image even if one of the same content is there, and builds without what is left of earlier
+    builds.
     """
 
     source: Path
     provider: Name | None = None
+    base: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    dockerfile: Path | None = None
     clean: bool = False
     labels: Labels = field(default_factory=dict)
 
@@ -431,7 +438,7 @@ METHODS: Final[dict[str, Method]] = {
         _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, Shutdown, **_ADMIN),
         _M(
             "image.create",
-            "Make an image of a directory.",
+            "Make an image of a directory, by a Dockerfile, or of a container image.",
             model.Image,
             ImageCreate,
             intent="image.create_requested",

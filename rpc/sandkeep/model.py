@@ -42,6 +42,7 @@ Secrets: TypeAlias = Annotated[
 ]
 Command: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=4096)] | Annotated[Text, Meta(min_length=1)]
 
+ImageKind: TypeAlias = Literal["directory", "dockerfile", "reference"]
 ImageStatus: TypeAlias = Literal["creating", "ready", "failed", "removing", "removed"]
 SandboxStatus: TypeAlias = Literal["creating", "running", "stopping", "stopped", "failed", "lost"]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
@@ -57,15 +58,24 @@ class SkippedFile(Struct, frozen=True, kw_only=True):
 
 
 class Image(Struct, frozen=True, kw_only=True):
-    """An immutable template that sandboxes start from."""
+    """An immutable template that sandboxes start from.
+
+    `source` is a directory's path, or the reference of a container image. `base` is the reference that a plain
+    directory was put onto, and `dockerfile` the path, below `source`, that it was built by. For Docker's,
+    `docker_image_id` names the content and `docker_image_tag` is what the engine calls it.
+    """
 
     image_id: str
     provider: str
-    kind: str
+    kind: ImageKind
     source: str
     status: ImageStatus
     owner: str
     created_at: Timestamp
+    base: str | None = None
+    dockerfile: str | None = None
+    docker_image_id: str | None = None
+    docker_image_tag: str | None = None
     digest: str | None = None
     size_bytes: int = 0
     file_count: int = 0
@@ -80,9 +90,7 @@ class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     administrators; or a volume of the owner's, by a name, which is made when it is not there and outlives sandboxes.
     """
 
-    source: Annotated[
-        str, Meta(max_length=4096, pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)")
-    ]
+    source: Annotated[str, Meta(max_length=4096, pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)")]
     target: Annotated[str, Meta(max_length=4096, pattern=r"^/[^\x00:]+$(?!\n)")]
     read_only: bool = False
 

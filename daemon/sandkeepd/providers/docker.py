@@ -9,18 +9,18 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
+from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_plan, docker_probe, docker_start
-from sandkeepd.providers.base import Caller, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ledger, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
@@ -28,9 +28,6 @@ from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_start import Handle, Job
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -89,6 +86,10 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     # Sandboxes
 
+    def default_network(self) -> Network:
+        """See `Provider.default_network`."""
+        return docker_plan.default_network()
+
     def plan(
         self,
         sandbox_id: str,
@@ -98,7 +99,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
         taken: Sequence[dict[str, Any]],
         *,
         details: Mapping[str, Any],
-        owner: str,
+        owner: str = "",
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
@@ -126,9 +127,8 @@ class DockerProvider(KeptProvider[DockerInstance]):
                     handle = await self.engine.call(lambda client: docker_start.start(client, job))
                 return await self._begin(job, handle, secrets)
         except BaseException:
-            with trio.CancelScope(shield=True):
-                with suppress(SandkeepError):  # then the next start of the daemon removes it
-                    await self.terminate(sandbox_id, plan, {})
+            with trio.CancelScope(shield=True), suppress(SandkeepError):  # else the daemon's next start removes it
+                await self.terminate(sandbox_id, plan, {})
             raise
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
@@ -274,7 +274,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
-        containers = await self.engine.call(lambda client: docker_start.marked(client))
+        containers = await self.engine.call(docker_start.marked)
         return sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id}), []
 
     async def clean_up(self, ledger: Ledger) -> Swept:

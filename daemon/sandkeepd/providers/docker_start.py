@@ -261,4 +261,3 @@ def _remove_container(client: "APIClient", container_id: str) -> None:
             time.sleep(_POLL_S)  # it is being removed already
         else:
             return
-

@@ -33,7 +33,7 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper import KEEPER_SOURCE
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
@@ -77,7 +77,9 @@ class FakeProvider(KeptProvider[FakeInstance]):
         """See `Provider.capabilities`."""
         return ProviderCapabilities(provider=self.name, works=True)
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         if self.faults.import_error:
             raise self.faults.import_error
@@ -85,7 +87,8 @@ class FakeProvider(KeptProvider[FakeInstance]):
             target = f"{self._image(image_id)}/root"
             os.makedirs(self._image(image_id), exist_ok=True)
             _mark(f"{self._image(image_id)}/log", self._log_id)
-            return await import_tree(source, caller, target, owner=None, hide=self._state_dir, progress=progress)
+            hide = self._state_dir
+            return await import_tree(request.source, caller, target, owner=None, hide=hide, progress=progress)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.remove_image(image_id)
@@ -97,7 +100,15 @@ class FakeProvider(KeptProvider[FakeInstance]):
         await trio.to_thread.run_sync(_remove, self._image(image_id))
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str = "",
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self._sandbox(sandbox_id)

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
+from sandkeep.model import Network
 from sandkeepd.hostprocess import Identity, keep_descriptors_private, open_process, reap, wait_ended
 from sandkeepd.keeper import dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
@@ -97,6 +98,10 @@ class KeptProvider(ABC, Generic[InstanceT]):
     @abstractmethod
     async def _why_ended(self, instance: InstanceT) -> str:
         """Why a sandbox ended that nobody here has ended."""
+
+    def default_network(self) -> Network:
+        """See `Provider.default_network`."""
+        return "none"
 
     # Holding
 

@@ -35,7 +35,7 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage
-from sandkeepd.providers.base import Caller, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
@@ -135,14 +135,16 @@ class LocalProvider(KeptProvider[LocalInstance]):
 
     # Images
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         self.layout.prepare()
         directory = self.layout.image(image_id)
         try:
             self._make_image(directory)
             return await import_tree(
-                source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
+                request.source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
                 hide=self.layout.state_dir, progress=progress,
             )  # fmt: skip
         except BaseException:
@@ -164,7 +166,15 @@ class LocalProvider(KeptProvider[LocalInstance]):
     # Sandboxes
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str = "",
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
@@ -172,6 +182,10 @@ class LocalProvider(KeptProvider[LocalInstance]):
         mechanism = self._mechanism(spec)
         if spec.network == "bridge":
             raise SetupError("not_supported", "the local provider has no bridge network: use network 'none' or 'host'")
+        if spec.volumes:
+            raise SetupError(
+                "not_supported", "the local provider has no volumes: make an image for docker", field="volumes"
+            )
         inner_uid, inner_gid = _inner_user(spec.user)
         limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit
