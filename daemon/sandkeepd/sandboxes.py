@@ -100,8 +100,10 @@ class Sandboxes:
         if not request.sees(image.owner):
             raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
         _check_volumes(request)
-        taken, of = self._plans(provider.name), {"details": image.details, "owner": request.owner}
-        plan = provider.plan(sandbox_id, image.image_id, spec, request.caller, taken, **of)
+        taken = self._plans(provider.name)
+        plan = provider.plan(
+            sandbox_id, image.image_id, spec, request.caller, taken, details=image.details, owner=request.owner
+        )
         event = events.SandboxCreateRequested(
             owner=request.owner,
             image_id=image.image_id,

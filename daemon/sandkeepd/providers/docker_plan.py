@@ -1,4 +1,4 @@
-"""What a Docker sandbox will be: a pure decision from the request, the image's details and the administrator's settings.
+"""What a Docker sandbox will be, decided from the request, the image's details and the administrator's settings.
 
 The settings are the most that callers get, and are read here: what was decided is on record before anything is made.
 """
@@ -103,9 +103,8 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     try:
         image = msgspec.convert(dict(details), Details)
     except msgspec.ValidationError:
-        raise SetupError(
-            "not_supported", "the image was not made for Docker: make it again with provider='docker'"
-        ) from None
+        words = "the image was not made for Docker: make it again with provider='docker'"
+        raise SetupError("not_supported", words) from None
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")

@@ -128,7 +128,7 @@ def start(client: "APIClient", job: Job) -> Handle:
     )
     container_id = _create(client, job, body)
     failpoints.reach("docker.created")
-    _start(client, container_id, job)
+    _start(client, container_id)
     failpoints.reach("docker.started")
     found = client.inspect_container(container_id)
     state = found["State"]
@@ -164,7 +164,7 @@ def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
     deadline = time.monotonic() + GONE_S
     while True:
         try:
-            made: str = client.create_container_from_config(body, job.plan.name)["Id"]
+            made: str = client.create_container_from_config(body, job.plan.name)["Id"]  # type: ignore[no-untyped-call]
         except ImageNotFound:
             words = "its image is gone from the Docker engine: make the image again, with clean"
             raise ProviderError("provider_unavailable", words) from None
@@ -192,7 +192,7 @@ def _make_way(client: "APIClient", job: Job) -> None:
     _remove_container(client, found["Id"])
 
 
-def _start(client: "APIClient", container_id: str, job: Job) -> None:
+def _start(client: "APIClient", container_id: str) -> None:
     from docker.errors import APIError
 
     try:
