@@ -99,7 +99,9 @@ class Sandboxes:
             raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
         provider = core.provider(image.requested.provider)
         taken = self._plans(provider.name)
-        plan = provider.plan(sandbox_id, image.image_id, spec, request.caller, taken, details=image.details)
+        plan = provider.plan(
+            sandbox_id, image.image_id, spec, request.caller, taken, details=image.details, owner=request.owner
+        )
         event = events.SandboxCreateRequested(
             owner=request.owner,
             image_id=image.image_id,

@@ -14,7 +14,7 @@ from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd import hostprocess
 from sandkeepd.keeper import client, files, journal, processes
-from sandkeepd.providers import local, local_disk, local_layout
+from sandkeepd.providers import disk_usage, disk_watch, kept, local_layout
 from sandkeepd.providers.base import Chunk, Launch, Terminal
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
@@ -103,7 +103,7 @@ async def test_that_all_was_killed_is_known_soon(world: World, tty: bool) -> Non
     process_id = await start(instance, "sh", "-c", "echo; exec sleep 1000", terminal=terminal)
     await instance.wait_output(process_id, 0, 0)
     await start(instance, "sh", "-c", "kill -9 -1")
-    with trio.fail_after(local.SWEEP_PERIOD_S / 2):
+    with trio.fail_after(kept.SWEEP_PERIOD_S / 2):
         how = await instance.wait(process_id)
     assert (how.exit_code, how.message) == (None, processes.LOST_WATCHER)
 
@@ -124,7 +124,7 @@ async def test_an_exit_is_known_although_what_told_of_it_was_spoilt(world: World
             await trio.lowlevel.checkpoint()
     exits.write_bytes(spoilt)
     instance._hear_again()
-    with trio.fail_after(local.SWEEP_PERIOD_S / 2):
+    with trio.fail_after(kept.SWEEP_PERIOD_S / 2):
         assert (await instance.wait(process_id)).exit_code == 7
 
 
@@ -311,7 +311,7 @@ async def test_removed_files_that_are_open_count(world: World) -> None:
     process_id = await start(instance, "sh", "-c", script)
     while instance.read(process_id, "stdout", 0, 10).data != b"\n\n\n":
         await instance.wait_output(process_id, instance.read(process_id, "stdout", 0, 0).size, 0)
-    await world.provider.check_disk(instance)
+    await world.provider.disks.check(instance)
     assert instance.reason is not None
     assert instance.reason.startswith("disk_limit")
 
@@ -329,7 +329,7 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
     instance = await world.sandbox(disk_bytes=1 << 20)
     assert isinstance(instance, LocalInstance)
     await sh(instance, script)
-    await world.provider.check_disk(instance)
+    await world.provider.disks.check(instance)
     assert instance.reason is not None
     assert instance.reason.startswith("disk_limit")
 
@@ -338,19 +338,19 @@ async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monk
     assert isinstance(world.provider, LocalProvider)
     large, small = await world.sandbox(), await world.sandbox(disk_bytes=1 << 20)
     looked, go_on = trio.Event(), threading.Event()
-    occupied, token = local_disk.occupied, trio.lowlevel.current_trio_token()
+    occupied, token = disk_usage.occupied, trio.lowlevel.current_trio_token()
 
-    def slow(directory: str, *rest: Any) -> int:
-        if large.sandbox_id in directory:
+    def slow(paths: list[str], *rest: Any, **more: Any) -> int:
+        if large.sandbox_id in paths[0]:
             token.run_sync_soon(looked.set)
             go_on.wait(60)
-        return occupied(directory, *rest)
+        return occupied(paths, *rest, **more)
 
-    monkeypatch.setattr(local, "DISK_PERIOD_S", 0.01)
-    monkeypatch.setattr(local_disk, "occupied", slow)
+    monkeypatch.setattr(disk_watch, "PERIOD_S", 0.01)
+    monkeypatch.setattr(disk_usage, "occupied", slow)
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.provider.watch_disks)
+            nursery.start_soon(world.provider.disks.run)
             await looked.wait()
             await run(small, "sh", "-c", "for n in 1 2 3; do head -c 500K /dev/zero >$n; done")
             with trio.fail_after(20):

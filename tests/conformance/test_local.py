@@ -221,10 +221,10 @@ async def test_many_files_over_the_disk_limit_end_the_sandbox(world: World) -> N
     assert isinstance(world.provider, LocalProvider)
     instance = await world.sandbox(disk_bytes=1 << 20)
     assert isinstance(instance, LocalInstance)
-    await world.provider.check_disk(instance)
+    await world.provider.disks.check(instance)
     await sh(instance, "for i in 1 2 3; do head -c 500K /dev/zero >$i; done")
     process_id = await start(instance, "sleep", "1000")
-    await world.provider.check_disk(instance)
+    await world.provider.disks.check(instance)
     assert (await instance.ended()).startswith("disk_limit")
     assert (await instance.wait(process_id)).exit_code is None
 
