@@ -121,9 +121,10 @@ class DockerProvider(KeptProvider[DockerInstance]):
         try:
             await self._in_thread(docker_start.make_directories, job)
             failpoints.reach("docker.directories")
-            with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-                handle = await self.engine.call(lambda client: docker_start.start(client, job))
-            return await self._begin(job, handle, secrets)
+            with docker_start.control_held_open(job):
+                with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
+                    handle = await self.engine.call(lambda client: docker_start.start(client, job))
+                return await self._begin(job, handle, secrets)
         except BaseException:
             with trio.CancelScope(shield=True):
                 with suppress(SandkeepError):  # then the next start of the daemon removes it

@@ -6,7 +6,8 @@ container that the engine is removing already, which is waited for; or by somebo
 
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct, field
@@ -86,6 +87,16 @@ def _make_control(job: Job) -> None:
         os.chown(path, *owner)
     else:
         os.chmod(path, 0o666)  # noqa: S103 - nobody but the container can reach it
+
+
+@contextmanager
+def control_held_open(job: Job) -> Iterator[None]:
+    """Keep what is sent to the keeper, for the length of a block: a FIFO that nobody has open forgets it."""
+    fd = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def close_control(job: Job) -> None:
