@@ -66,7 +66,7 @@ class World:
         taken: list[dict[str, Any]] = fields.pop("taken", [])
         image_id = image_id or self.image_id
         spec = self.spec(**fields)
-        return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=self.details)
+        return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=self.details, owner="uid:0")
 
     def spec(self, **fields: Any) -> SandboxSpec:
         return SandboxSpec(isolation="none" if self.kind == "none" else "default", **fields)
@@ -136,7 +136,15 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
     made = World(request.param, tmp_path / "state", source, engine)
     async with AsyncExitStack() as stack:
         await made.open(stack)
-        await made.import_image()
+        if made.kind == "docker":
+            made.details = {
+                "docker_image_id": made.engine.get("/images/" + made.engine.tools() + "/json")["Id"],
+                "docker_image_tag": "x", "user": [1234, 1234], "shell": "/bin/sh", "tmux": True,
+                "leader": ["/usr/bin/setsid", "/usr/bin/env", "--default-signal=INT,QUIT,USR1"],
+                "workdir": "/workspace", "writable": True,
+            }  # fmt: skip
+        else:
+            await made.import_image()
         try:
             yield made
         finally:

@@ -240,7 +240,7 @@ async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvid
     plant_directory(local, local.log_id, "box")
     for number in range(3000):
         Path(local.layout.sandbox("box"), "upper", str(number)).touch()
-    plan = local.plan("box", "img_1", SandboxSpec(), caller, [], details={})
+    plan = local.plan("box", "img_1", SandboxSpec(), caller, [], details={}, owner="uid:0")
     await local.abilities()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(local.clean_up, Nothing([], ["img_1"]))

@@ -378,10 +378,10 @@ class Provider(Protocol):
         taken: Sequence[dict[str, Any]],
         *,
         details: Mapping[str, Any],
-        owner: str = "",
+        owner: str,
     ) -> dict[str, Any]:
         """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended;
-        `details` are those that the import of the image answered, and `owner` whose it will be. No effect.
+        `details` are those that the import of the image answered, and `owner` is whose it will be. No effect.
         """
         ...
 

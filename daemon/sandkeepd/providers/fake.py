@@ -108,7 +108,7 @@ class FakeProvider(KeptProvider[FakeInstance]):
         taken: Sequence[dict[str, Any]],
         *,
         details: Mapping[str, Any],
-        owner: str = "",
+        owner: str,
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self._sandbox(sandbox_id)

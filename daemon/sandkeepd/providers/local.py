@@ -174,7 +174,7 @@ class LocalProvider(KeptProvider[LocalInstance]):
         taken: Sequence[dict[str, Any]],
         *,
         details: Mapping[str, Any],
-        owner: str = "",
+        owner: str,
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
