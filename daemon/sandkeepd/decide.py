@@ -12,7 +12,7 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
 from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec
-from sandkeep.model import SandboxSpec
+from sandkeep.model import Network, SandboxSpec
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -145,10 +145,11 @@ def create_sandbox(
     taken: Container[str],
     disk_bytes: int,
     *,
+    network: Network = "none",
     interrupted: SandboxState | None = None,
 ) -> tuple[ImageState, SandboxSpec]:
     """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used; the id of
-    the one that was `interrupted` is free.
+    the one that was `interrupted` is free. `network` is the one of who asks for none.
     """
     ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
     if sandbox_id in taken or state.sandboxes.get(sandbox_id) is not interrupted:
@@ -173,11 +174,12 @@ def create_sandbox(
         memory_bytes=command.memory_bytes,
         pids=command.pids,
         disk_bytes=command.disk_bytes or disk_bytes,
-        network=command.network,
+        network=command.network or network,
         user=command.user,
         read_only=command.read_only,
         working_dir=command.working_dir,
         isolation=command.isolation,
+        volumes=command.volumes,
         env=command.env,
         labels=command.labels,
         idle_timeout_s=command.idle_timeout_s,

@@ -95,7 +95,10 @@ class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the sandbox is to be. `secrets` are given to its processes' environment and stored nowhere."""
+    """What the sandbox is to be. `secrets` are given to its processes' environment and stored nowhere. Without a
+    `network` it gets the one that its provider gives, none unless an administrator said otherwise. `volumes` that are
+    directories of the host are for administrators.
+    """
 
     image_id: Name
     sandbox_id: Name | None = None
@@ -104,11 +107,12 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory_bytes: Annotated[int, Meta(ge=4 * 1024 * 1024, le=2**50)] | None = None
     pids: Annotated[int, Meta(ge=8, le=4_000_000)] | None = None
     disk_bytes: Annotated[int, Meta(ge=1024 * 1024, le=2**60)] | None = None
-    network: model.Network = "none"
+    network: model.Network | None = None
     user: Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)")] | None = None
     read_only: bool = False
     working_dir: Path | None = None
     isolation: model.IsolationMode = "default"
+    volumes: Annotated[list[model.Volume], Meta(max_length=32)] = field(default_factory=list)
     env: Environment = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
     labels: Labels = field(default_factory=dict)

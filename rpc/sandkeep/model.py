@@ -75,6 +75,18 @@ class Image(Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is seen at `target` in a sandbox besides its image: a directory of the host, by its absolute path, for
+    administrators; or a volume of the owner's, by a name, which is made when it is not there and outlives sandboxes.
+    """
+
+    source: Annotated[
+        str, Meta(max_length=4096, pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)")
+    ]
+    target: Annotated[str, Meta(max_length=4096, pattern=r"^/[^\x00:]+$(?!\n)")]
+    read_only: bool = False
+
+
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """What a sandbox was asked to be. Limits mean the same with every provider; None is the provider's default.
 
@@ -90,6 +102,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     read_only: bool = False
     working_dir: str | None = None
     isolation: IsolationMode = "default"
+    volumes: list[Volume] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     idle_timeout_s: float | None = None

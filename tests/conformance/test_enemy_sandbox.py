@@ -14,7 +14,7 @@ from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd import hostprocess
 from sandkeepd.keeper import client, files, helpers, journal, processes, talk
-from sandkeepd.providers import disk_watch, kept, local_disk, local_layout
+from sandkeepd.providers import disk_usage, disk_watch, kept, local_layout
 from sandkeepd.providers.base import Chunk, Launch, Terminal
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
@@ -338,16 +338,16 @@ async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monk
     assert isinstance(world.provider, LocalProvider)
     large, small = await world.sandbox(), await world.sandbox(disk_bytes=1 << 20)
     looked, go_on = trio.Event(), threading.Event()
-    occupied, token = local_disk.occupied, trio.lowlevel.current_trio_token()
+    occupied, token = disk_usage.occupied, trio.lowlevel.current_trio_token()
 
-    def slow(directory: str, *rest: Any) -> int:
-        if large.sandbox_id in directory:
+    def slow(paths: list[str], *rest: Any, **more: Any) -> int:
+        if large.sandbox_id in paths[0]:
             token.run_sync_soon(looked.set)
             go_on.wait(60)
-        return occupied(directory, *rest)
+        return occupied(paths, *rest, **more)
 
     monkeypatch.setattr(disk_watch, "PERIOD_S", 0.01)
-    monkeypatch.setattr(local_disk, "occupied", slow)
+    monkeypatch.setattr(disk_usage, "occupied", slow)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.provider.disks.run)

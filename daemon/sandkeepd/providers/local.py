@@ -34,7 +34,7 @@ from sandkeepd.hostprocess import (
     session_leader,
 )
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import local_disk
+from sandkeepd.providers import disk_usage
 from sandkeepd.providers.base import Caller, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
@@ -470,7 +470,9 @@ class LocalProvider(KeptProvider[LocalInstance]):
 
     def _occupied(self, instance: LocalInstance) -> int:
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
-        return local_disk.occupied(self._sandbox(instance.sandbox_id), first, groups, self.root)
+        directory = self._sandbox(instance.sandbox_id)
+        paths = [f"{directory}/upper", f"{directory}/out"]
+        return disk_usage.occupied(paths, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
     async def _end_instance(self, instance: LocalInstance) -> None:
         await self._in_thread(self._end, instance.sandbox_id, instance.plan, instance.handle)
