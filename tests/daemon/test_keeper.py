@@ -102,9 +102,9 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
     import signal
 
     from sandkeep.errors import ProviderError
-    from sandkeepd.keeper import client
+    from sandkeepd.keeper import talk
 
-    monkeypatch.setattr(client, "REQUEST_DEADLINE_S", 0.05)
+    monkeypatch.setattr(talk, "REQUEST_DEADLINE_S", 0.05)
     (tmp_path / "source").mkdir()
     async with fake.open_fake(str(tmp_path / "state")) as provider:
         await provider.import_image(
@@ -117,7 +117,7 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
             with pytest.raises(ProviderError, match="provider_unavailable"):
                 await instance.launch(Launch(process_id="p1", command=["true"], secrets={"S": "x" * 65_000}))
             os.kill(instance.identity.pid, signal.SIGCONT)
-            monkeypatch.setattr(client, "REQUEST_DEADLINE_S", 30)
+            monkeypatch.setattr(talk, "REQUEST_DEADLINE_S", 30)
             await instance.launch(Launch(process_id="p2", command=["true"]))
             assert (await instance.wait("p2")).exit_code == 0
         finally:

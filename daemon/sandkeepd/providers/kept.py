@@ -68,7 +68,7 @@ class KeptInstance(KeeperInstance):
 
     async def aclose(self) -> None:
         """See `Instance.aclose`."""
-        if not self._closed:
+        if not self.is_closed:
             self.scope.cancel()
             trio.lowlevel.notify_closing(self.pidfd)
             os.close(self.pidfd)
