@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import is_log_id, is_name
-from sandkeepd import placement
+from sandkeepd import placement, usage
 from sandkeepd.placement import CONTROLLERS, ROOT
 
 PERIOD_US: Final = 100_000
@@ -159,11 +159,7 @@ def members(groups: Mapping[str, str]) -> list[int]:
 
 def ran_out_of_memory(groups: Mapping[str, str]) -> bool:
     """Whether the kernel killed something in the group because it used too much memory."""
-    directory = groups.get("memory")
-    if directory is None:
-        return False
-    text = _read(f"{directory}/memory.oom_control") + "\n" + _read(f"{directory}/memory.events")
-    return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in text.splitlines())
+    return bool(usage.oom_kills(groups))
 
 
 def remove(groups: Mapping[str, str]) -> None:

@@ -79,6 +79,10 @@ class LocalInstance(KeeperInstance):
     look_after: float = 0.0
     scope: trio.CancelScope
 
+    def groups(self) -> Mapping[str, str]:
+        """See `Measuring.groups`."""
+        return self.plan.cgroups
+
     async def aclose(self) -> None:
         """See `Instance.aclose`."""
         if not self._closed:
