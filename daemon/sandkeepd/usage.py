@@ -7,11 +7,9 @@ a directory for each controller, version 2 one for all of them; `Mapping` of con
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct
-
-T = TypeVar("T")
 
 MOST_BYTES: Final = 65_536
 """Of no file is more read than that: the longest has a line for each disk."""
@@ -48,13 +46,20 @@ def measure(groups: Mapping[str, str]) -> Usage | None:
     """What the groups tell: controller -> directory. None when they have gone. Blocks, for a short time."""
     if groups and not any(map(os.path.isdir, set(groups.values()))):
         return None
-    found: dict[str, int | float | None] = {}
+    found: dict[str, int | float] = {}
+    for tell, directory in _tellers(groups):
+        found |= {name: value for name, value in tell(directory).items() if value is not None}
+    return Usage(**found)  # type: ignore[arg-type]  # what tells has values of these fields' types
+
+
+def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:
+    """What tells something of the groups, and in which directory."""
+    version_2 = {directory for directory in groups.values() if is_version_2(directory)}
+    asked = [(tell, directory) for directory in sorted(version_2) for tell in VERSION_2]
     for controller, directory in groups.items():
-        version = 2 if is_version_2(directory) else 1
-        teller = TELLERS.get((controller, version))
-        if teller is not None:
-            found |= teller(directory)
-    return Usage(**found)  # type: ignore[arg-type]  # each teller's keys have the types of these fields
+        if directory not in version_2 and controller in VERSION_1:
+            asked.append((VERSION_1[controller], directory))
+    return asked
 
 
 def oom_kills(groups: Mapping[str, str]) -> int | None:
@@ -156,18 +161,17 @@ def _pids(directory: str) -> dict[str, int | None]:
 
 Teller = Callable[[str], Mapping[str, int | float | None]]
 
-TELLERS: Final[dict[tuple[str, int], Teller]] = {
-    ("cpuacct", 1): _cpuacct_v1,
-    ("cpu", 1): _cpu_v1,
-    ("memory", 1): _memory_v1,
-    ("blkio", 1): _blkio_v1,
-    ("pids", 1): _pids,
-    ("cpu", 2): _cpu_v2,
-    ("memory", 2): _memory_v2,
-    ("io", 2): _io_v2,
-    ("pids", 2): _pids,
+VERSION_1: Final[dict[str, Teller]] = {
+    "cpuacct": _cpuacct_v1,
+    "cpu": _cpu_v1,
+    "memory": _memory_v1,
+    "blkio": _blkio_v1,
+    "pids": _pids,
 }
-"""What each controller tells, by the version of its hierarchy."""
+"""What each controller tells."""
+
+VERSION_2: Final[tuple[Teller, ...]] = (_cpu_v2, _memory_v2, _io_v2, _pids)
+"""What a group tells, as far as its controllers are there. The time of its processes is counted without one."""
 
 
 def _io(pairs: list[tuple[str, str]]) -> dict[str, int | None]:
