@@ -328,13 +328,14 @@ class ProcessTimedOut(Event, frozen=True, kw_only=True):
 
 class ProcessExited(Event, frozen=True, kw_only=True):
     """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that
-    moment.
+    moment. `oom_killed`: the kernel killed it, or what it waited for, for want of memory.
     """
 
     type = "process.exited"
     exit_code: int
     stdout_bytes: int
     stderr_bytes: int
+    oom_killed: bool = False
 
 
 class ProcessLost(Event, frozen=True, kw_only=True):

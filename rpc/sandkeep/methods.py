@@ -141,6 +141,14 @@ class SandboxQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
     limit: Limit = 1000
 
 
+class StatsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Without `sandbox_id`: all the caller's running sandboxes."""
+
+    sandbox_id: Name | None = None
+    after: Name | None = None
+    limit: Limit = 1000
+
+
 class SandboxExec(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command to run to its end: a list of words, or one text for ``sh -c``. `stdin` is all that it can read."""
 
@@ -467,6 +475,13 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef, **_OWNER_OF_SANDBOX),
         _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),
+        _M(
+            "sandbox.stats",
+            "What running sandboxes use: cpu time, memory, processes, input and output.",
+            model.SandboxStatsList,
+            StatsQuery,
+            deadline_s=30.0,
+        ),
         _M(
             "sandbox.exec",
             "Run a command to its end and answer its output.",

@@ -130,6 +130,15 @@ class TrioSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.SandboxList:
         """List sandboxes."""
+    async def stats(
+        self,
+        *,
+        sandbox_id: str | None = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SandboxStatsList:
+        """What running sandboxes use: cpu time, memory, processes, input and output."""
     async def exec(
         self,
         sandbox_id: str,
@@ -484,6 +493,15 @@ class BlockingSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.SandboxList:
         """List sandboxes."""
+    def stats(
+        self,
+        *,
+        sandbox_id: str | None = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SandboxStatsList:
+        """What running sandboxes use: cpu time, memory, processes, input and output."""
     def exec(
         self,
         sandbox_id: str,

@@ -280,6 +280,15 @@ class Terminals(Protocol):
         ...
 
 
+@runtime_checkable
+class Measuring(Protocol):
+    """What an instance can do beyond `Instance` when the kernel counts what the sandbox uses."""
+
+    def groups(self) -> Mapping[str, str]:
+        """The directories of the sandbox's control groups, by controller. No effect; does not block."""
+        ...
+
+
 class CommandFailedError(Exception):
     """A helper command failed: with its exit code, None when nobody saw it, and what it said on stderr."""
 

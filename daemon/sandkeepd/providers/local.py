@@ -63,6 +63,10 @@ class LocalInstance(KeptInstance):
         """How much it may have on the disk."""
         return self.plan.disk_bytes
 
+    def groups(self) -> Mapping[str, str]:
+        """See `Measuring.groups`."""
+        return self.plan.cgroups
+
 
 class LocalProvider(KeptProvider[LocalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
