@@ -13,8 +13,12 @@ from sandkeepd import decide, hostpath, image_sources
 from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.image_sources import Source
+from sandkeepd.insisting import insist
 from sandkeepd.providers.base import Building, Caller, ImageRequest, Progress
 from sandkeepd.query import page
+
+REMOVE_DEADLINE_S = 300.0
+"""How long a provider may take for removing an image before it is asked again, if it can be interrupted."""
 
 
 class Images:
@@ -117,8 +121,11 @@ class Images:
 
     async def finish_remove(self, image_id: str, intent: Recorded | None) -> None:
         """Remove the files of an image whose removal is on record."""
-        core = self._core
-        await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
+        core, name = self._core, self._core.state.images[image_id].requested.provider
+        then = f"the removal of image {image_id} is ordered, and will be carried out when that answers"
+        with core.stalling([image_id], then) as told:
+            work, what = lambda: core.provider(name).remove_image(image_id), f"removing {image_id}"
+            await insist(work, what, core.providers.get(name), deadline_s=REMOVE_DEADLINE_S, told=told)
         failpoints.reach("image.discarded")
         await core.record([NewEvent(image_id, events.ImageRemoved())], intent)
 

@@ -239,6 +239,57 @@ class SandboxLost(Event, frozen=True, kw_only=True):
     message: str
 
 
+class SandboxSuspendRequested(Event, frozen=True, kw_only=True):
+    """The sandbox is about to be suspended."""
+
+    type = "sandbox.suspend_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("sandbox.suspended", "sandbox.suspend_failed")
+
+
+class SandboxSuspended(Event, frozen=True, kw_only=True):
+    """Everything in the sandbox stands still. `outside`: nobody asked Sandkeep for that, but somebody did it."""
+
+    type = "sandbox.suspended"
+    outside: bool = False
+
+
+class SandboxSuspendFailed(Event, frozen=True, kw_only=True):
+    """The sandbox was not suspended, and runs. `interrupted`: as in `image.create_failed`."""
+
+    type = "sandbox.suspend_failed"
+    code: str
+    message: str
+    interrupted: bool = False
+
+
+class SandboxResumeRequested(Event, frozen=True, kw_only=True):
+    """The sandbox is about to go on; or, `anew`, one that was lost or failed is about to be started on its files."""
+
+    type = "sandbox.resume_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("sandbox.resumed", "sandbox.resume_failed")
+    anew: bool = False
+
+
+class SandboxResumed(Event, frozen=True, kw_only=True):
+    """The sandbox runs. One that was started anew has another `handle` and `isolation` than before. `outside`: as in
+    `sandbox.suspended`.
+    """
+
+    type = "sandbox.resumed"
+    isolation: Isolation | None = None
+    handle: dict[str, Any] | None = None
+    outside: bool = False
+
+
+class SandboxResumeFailed(Event, frozen=True, kw_only=True):
+    """The sandbox was not resumed, and is what it was before. `interrupted`: as in `image.create_failed`."""
+
+    type = "sandbox.resume_failed"
+    code: str
+    message: str
+    interrupted: bool = False
+
+
 class SandboxTerminateRequested(Event, frozen=True, kw_only=True):
     """The sandbox is about to be ended, for `reason`: ``requested``, ``idle_timeout``, ``max_lifetime``,
     ``disk_limit``.

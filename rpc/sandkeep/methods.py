@@ -169,6 +169,21 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
     sandbox_id: Name
 
 
+class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox to suspend: everything in it stands still, and stays as it is."""
+
+    sandbox_id: Name
+
+
+class SandboxResume(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox to resume. One that was lost or failed is started anew on its files, where its provider can; it
+    needs its `secrets` again then, as they are stored nowhere.
+    """
+
+    sandbox_id: Name
+    secrets: Secrets = field(default_factory=dict)
+
+
 class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`after` is a token from an earlier page."""
 
@@ -497,6 +512,24 @@ METHODS: Final[dict[str, Method]] = {
             SandboxTerminate,
             **_OWNER_OF_SANDBOX,
             intent="sandbox.terminate_requested",
+            deadline_s=120.0,
+        ),
+        _M(
+            "sandbox.suspend",
+            "Have everything in a sandbox stand still.",
+            model.Sandbox,
+            SandboxSuspend,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.suspend_requested",
+            deadline_s=60.0,
+        ),
+        _M(
+            "sandbox.resume",
+            "Have a suspended sandbox go on, or start one that was lost or failed anew on its files.",
+            model.Sandbox,
+            SandboxResume,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.resume_requested",
             deadline_s=120.0,
         ),
         _M(

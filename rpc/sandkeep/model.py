@@ -44,7 +44,9 @@ Command: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=4096)] 
 
 ImageKind: TypeAlias = Literal["directory", "dockerfile", "reference"]
 ImageStatus: TypeAlias = Literal["creating", "ready", "failed", "removing", "removed"]
-SandboxStatus: TypeAlias = Literal["creating", "running", "stopping", "stopped", "failed", "lost"]
+SandboxStatus: TypeAlias = Literal[
+    "creating", "running", "suspending", "suspended", "resuming", "stopping", "stopped", "failed", "lost"
+]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
 Network: TypeAlias = Literal["none", "host", "bridge"]
 IsolationMode: TypeAlias = Literal["default", "none"]

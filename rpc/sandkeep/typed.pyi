@@ -163,6 +163,23 @@ class TrioSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
         """End a sandbox and all that runs in it."""
+    async def suspend(
+        self,
+        sandbox_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Have everything in a sandbox stand still."""
+    async def resume(
+        self,
+        sandbox_id: str,
+        *,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Have a suspended sandbox go on, or start one that was lost or failed anew on its files."""
     async def read_file(
         self,
         sandbox_id: str,
@@ -526,6 +543,23 @@ class BlockingSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
         """End a sandbox and all that runs in it."""
+    def suspend(
+        self,
+        sandbox_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Have everything in a sandbox stand still."""
+    def resume(
+        self,
+        sandbox_id: str,
+        *,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Have a suspended sandbox go on, or start one that was lost or failed anew on its files."""
     def read_file(
         self,
         sandbox_id: str,

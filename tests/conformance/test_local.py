@@ -225,7 +225,7 @@ async def test_many_files_over_the_disk_limit_end_the_sandbox(world: World) -> N
     await sh(instance, "for i in 1 2 3; do head -c 500K /dev/zero >$i; done")
     process_id = await start(instance, "sleep", "1000")
     await world.provider.disks.check(instance)
-    assert (await instance.ended()).startswith("disk_limit")
+    assert (await instance.ended()).kind == "disk_limit"
     assert (await instance.wait(process_id)).exit_code is None
 
 

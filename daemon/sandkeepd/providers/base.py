@@ -19,7 +19,7 @@ Errors
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -101,6 +101,17 @@ class Exit(Struct, frozen=True, kw_only=True):
 
     exit_code: int | None
     message: str | None = None
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How a sandbox came to be gone, with a sentence why.
+
+    ``failed``: it ended by itself; ``lost``: its provider has it no more, as when somebody removed it from outside;
+    ``disk_limit``: it was ended, as it had written more than it may.
+    """
+
+    kind: Literal["failed", "lost", "disk_limit"]
+    message: str
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
@@ -219,8 +230,8 @@ class Instance(Protocol):
         """Let go of what is held for a process that has ended and whose end is on record. Its journal stays."""
         ...
 
-    async def ended(self) -> str:
-        """Wait until the sandbox itself is gone, and say why in a sentence, as far as that is known."""
+    async def ended(self) -> Ending:
+        """Wait until the sandbox itself is gone, and say why, as far as that is known."""
         ...
 
     async def run_command(
@@ -286,6 +297,31 @@ class Measuring(Protocol):
 
     def groups(self) -> Mapping[str, str]:
         """The directories of the sandbox's control groups, by controller. No effect; does not block."""
+        ...
+
+
+@runtime_checkable
+class Pausing(Protocol):
+    """What an instance can do beyond `Instance` when its sandbox can be suspended: nothing in it runs then, and all of
+    it stays as it is. Requests to it wait meanwhile, without a deadline.
+    """
+
+    async def suspend(self) -> None:
+        """Have everything in it stand still. Safe to repeat. Raises `provider_unavailable` at once when the engine does
+        not answer; when it is interrupted, `is_paused` tells what came of it.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Have everything in it go on. Safe to repeat. Raises as `suspend` does."""
+        ...
+
+    def is_paused(self) -> bool:
+        """Whether it stands still, whoever brought that about. An instance that was just adopted knows."""
+        ...
+
+    async def pause_changed(self, paused: bool) -> None:
+        """Wait until `is_paused` is not `paused` any more."""
         ...
 
 
@@ -455,4 +491,40 @@ class Provider(Protocol):
 
     async def aclose(self) -> None:
         """Let go of everything. Sandboxes go on."""
+        ...
+
+
+@runtime_checkable
+class Reviving(Protocol):
+    """What a provider can do beyond `Provider` when a sandbox that has ended by itself can be started anew on the files
+    that it left. Its journals and what they tell of processes that have ended stay.
+    """
+
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> Instance:
+        """Start a sandbox anew; whatever still runs of it is ended first. `handle` is that of the instance before.
+
+        On any error, cancellation included, nothing of it runs, and what files there were are there. Raises
+        `not_ready` with why when they are gone.
+        """
+        ...
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """End what runs of a sandbox whose revival was interrupted, and leave its files. Safe to repeat."""
+        ...
+
+
+@runtime_checkable
+class Recovering(Protocol):
+    """What a provider can do beyond `Provider` when it depends on an engine that may be down for a while."""
+
+    async def recovered(self) -> None:
+        """Wait until the engine answers again after it did not. What waits to be tried again is tried then."""
         ...

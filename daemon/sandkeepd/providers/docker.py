@@ -20,7 +20,7 @@ from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_plan, docker_probe, docker_start
-from sandkeepd.providers.base import Caller, Ledger, Swept
+from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
@@ -201,7 +201,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
         """See `Provider.terminate`. What runs ends at once, also when the engine is down; the rest waits for it."""
         instance = self._instances.get(sandbox_id)
         if instance is not None:
-            instance.reason = instance.reason or "it was terminated"
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
         with trio.CancelScope(shield=True):
             await self._in_thread(_kill, handle)
             failpoints.reach("docker.killed")
@@ -247,19 +247,21 @@ class DockerProvider(KeptProvider[DockerInstance]):
         state: dict[str, Any] = found["State"]
         return state
 
-    async def _why_ended(self, instance: DockerInstance) -> str:
+    async def _why_ended(self, instance: DockerInstance) -> Ending:
         try:
             with trio.fail_after(NEWS_S):
                 state = await self._state(msgspec.convert(instance.handle, Handle))
         except (SandkeepError, trio.TooSlowError):
-            return "the Docker engine went away, and took it along: it has no live-restore"
+            return _lost_with_engine()
         if state is None:
-            return "its container was removed outside Sandkeep"
+            return Ending(kind="lost", message="its container was removed outside Sandkeep")
         if state.get("OOMKilled"):
-            return "its first process ended after it had used up its memory"
+            return Ending(kind="failed", message="its first process ended after it had used up its memory")
         if trio.current_time() - self.engine.interrupted < INTERRUPTION_S:
-            return "the Docker engine was stopped, and took it along: it has no live-restore"
-        return f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')})"
+            return _lost_with_engine()
+        return Ending(
+            kind="failed", message=f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')})"
+        )
 
     # All that there is
 
@@ -303,6 +305,11 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
+
+
+def _lost_with_engine() -> Ending:
+    message = "the Docker engine stopped, and its containers with it, as it has no live-restore: resume the sandbox"
+    return Ending(kind="lost", message=message)
 
 
 def _kill(handle: dict[str, Any]) -> None:

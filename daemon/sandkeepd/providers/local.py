@@ -35,7 +35,7 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage
-from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
@@ -342,10 +342,8 @@ class LocalProvider(KeptProvider[LocalInstance]):
 
         return self._take_hold(handle.first, make)
 
-    async def _why_ended(self, instance: LocalInstance) -> str:
-        if cgroups.ran_out_of_memory(instance.plan.cgroups):
-            return "its first process ended after it had used up its memory"
-        return "its first process was ended from outside"
+    async def _why_ended(self, instance: LocalInstance) -> Ending:
+        return _why_ended(instance.plan)
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -377,7 +375,7 @@ class LocalProvider(KeptProvider[LocalInstance]):
         decided = msgspec.convert(plan, Plan) if plan else await self._in_thread(self._plan_of_stray, sandbox_id)
         instance = self._instances.get(sandbox_id)
         if instance is not None:
-            instance.reason = instance.reason or "it was terminated"
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
         with trio.CancelScope(shield=True):
             await self._in_thread(self._end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
@@ -517,6 +515,12 @@ async def open_local(
 
     async with running(make) as provider:
         yield provider
+
+
+def _why_ended(plan: Plan) -> Ending:
+    starved = cgroups.ran_out_of_memory(plan.cgroups)
+    how = "ended after it had used up its memory" if starved else "was ended from outside"
+    return Ending(kind="failed", message=f"its first process {how}")
 
 
 def _terminals() -> Capability:

@@ -59,6 +59,10 @@ def _failure(data: dict[str, Any]) -> str:
     return f"{data['message']} [{data['code']}]"
 
 
+def _by_whom(data: dict[str, Any]) -> str:
+    return "from outside" if data.get("outside") else ""
+
+
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "daemon.started": lambda data: f"sandkeep {data['software']}, pid {data['pid']}",
     "daemon.stopped": lambda data: str(data["reason"]),
@@ -77,6 +81,12 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.created": _isolation,
     "sandbox.create_failed": _failure,
     "sandbox.adopted": lambda _: "found running",
+    "sandbox.suspend_requested": lambda _: "",
+    "sandbox.suspended": _by_whom,
+    "sandbox.suspend_failed": _failure,
+    "sandbox.resume_requested": lambda data: "anew, on its files" if data.get("anew") else "",
+    "sandbox.resumed": lambda data: _by_whom(data) or (_isolation(data) if data.get("isolation") else ""),
+    "sandbox.resume_failed": _failure,
     "sandbox.failed": lambda data: str(data["message"]),
     "sandbox.lost": lambda data: str(data["message"]),
     "sandbox.terminate_requested": lambda data: str(data["reason"]).replace("_", " "),
@@ -93,7 +103,8 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
 
 COLOURS: Final = {
     "created": "green", "started": "green", "adopted": "green", "create_failed": "red", "launch_failed": "red",
-    "failed": "red", "lost": "red", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim", "removed": "dim",
+    "failed": "red", "lost": "red", "suspend_failed": "red", "resume_failed": "red", "resumed": "green",
+    "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim", "removed": "dim",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 
