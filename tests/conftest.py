@@ -217,3 +217,19 @@ def new_service(places: str) -> Iterator[Callable[[], Any]]:
     yield make
     for service in made:
         service.close()
+
+
+# -- a Docker engine --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def dockerd() -> Iterator[Any]:
+    """A Docker engine of the tests' own, with `live-restore`. Tests mark themselves with ``needs("docker")``."""
+    from tests.engine import PrivateEngine
+
+    engine = PrivateEngine(tempfile.mkdtemp(prefix="skt-engine-"))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.clear()

@@ -12,11 +12,12 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
 from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec
-from sandkeep.model import SandboxSpec
+from sandkeep.model import Network, SandboxSpec
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
+from sandkeepd.image_sources import Source
 
 STANDING: Final = ("running", "suspending", "suspended", "resuming")
 """The states of a sandbox that its provider has."""
@@ -112,21 +113,21 @@ def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) 
         raise StateError("secret_missing", message, sandbox_id=sandbox.sandbox_id, secrets=missing)
 
 
-def create_image(command: ImageCreate, owner: str, provider: str) -> events.ImageCreateRequested:
-    """The intent to make an image of a directory."""
-    if not command.source.startswith("/"):
-        raise CallerError(
-            "invalid", f"source: {command.source!r} is not an absolute path of a directory", field="source"
-        )
+def create_image(
+    command: ImageCreate, owner: str, provider: str, source: Source, default_base: str | None
+) -> events.ImageCreateRequested:
+    """The intent to make an image of a source. `default_base` is what the provider puts plain directories onto."""
     if _size(command.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels", "they are")
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
-        kind="directory",
-        source=command.source,
+        kind=source.kind,
+        source=source.source,
         labels=command.labels,
         clean=command.clean,
+        base=source.base or default_base if source.kind == "directory" else None,
+        dockerfile=source.dockerfile,
     )
 
 
@@ -178,10 +179,11 @@ def create_sandbox(
     taken: Container[str],
     disk_bytes: int,
     *,
+    network: Network = "none",
     interrupted: SandboxState | None = None,
 ) -> tuple[ImageState, SandboxSpec]:
     """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used; the id of
-    the one that was `interrupted` is free.
+    the one that was `interrupted` is free. `network` is the one of who asks for none.
     """
     ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
     if sandbox_id in taken or state.sandboxes.get(sandbox_id) is not interrupted:
@@ -206,11 +208,12 @@ def create_sandbox(
         memory_bytes=command.memory_bytes,
         pids=command.pids,
         disk_bytes=command.disk_bytes or disk_bytes,
-        network=command.network,
+        network=command.network or network,
         user=command.user,
         read_only=command.read_only,
         working_dir=command.working_dir,
         isolation=command.isolation,
+        volumes=command.volumes,
         env=command.env,
         labels=command.labels,
         idle_timeout_s=command.idle_timeout_s,

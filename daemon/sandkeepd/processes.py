@@ -159,6 +159,7 @@ class Processes:
             stderr_truncated=err.size > len(err.data),
             duration_s=max(0.0, ((process.ended_us or process.requested_us) - process.requested_us) / 1e6),
             error=process.error[1] if process.error else None,
+            oom_killed=process.oom_killed,
         )
 
     def _beginning(self, process: ProcessState, stream: str, max_bytes: int) -> Chunk:

@@ -94,13 +94,18 @@ class Sandboxes:
         core, command = self._core, request.params
         sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
         before = decide.interrupted_sandbox(core.state, sandbox_id, request.owner)
+        provider = core.provider(decide.image(core.state, command.image_id).requested.provider)
+        network = provider.default_network()
         image, spec = decide.create_sandbox(
-            core.state, command, sandbox_id, self._planned, DISK_LIMIT(), interrupted=before
+            core.state, command, sandbox_id, self._planned, DISK_LIMIT(), network=network, interrupted=before
         )
         if not request.sees(image.owner):
             raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
-        provider = core.provider(image.requested.provider)
-        plan = provider.plan(sandbox_id, image.image_id, spec, request.caller, self._plans(provider.name))
+        _check_volumes(request)
+        taken = self._plans(provider.name)
+        plan = provider.plan(
+            sandbox_id, image.image_id, spec, request.caller, taken, details=image.details, owner=request.owner
+        )
         event = events.SandboxCreateRequested(
             owner=request.owner,
             image_id=image.image_id,
@@ -476,6 +481,14 @@ class Sandboxes:
         )
         found, following = page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
         return SandboxList(sandboxes=[self._view(sandbox) for sandbox in found], next=following)
+
+
+def _check_volumes(request: Request[SandboxCreate]) -> None:
+    """Only administrators give sandboxes parts of the host."""
+    for volume in request.params.volumes:
+        if volume.source.startswith("/") and not request.admin:
+            words = f"volumes: {volume.source!r} is a directory of the host, for administrators: give a name instead"
+            raise CallerError("permission_denied", words, field="volumes")
 
 
 def _told_of(why: Ending, sandbox: SandboxState) -> events.Event:

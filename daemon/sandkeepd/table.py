@@ -13,6 +13,7 @@ from sandkeepd.journals import Journals
 from sandkeepd.processes import Processes
 from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.stats import Stats
 from sandkeepd.status import Software
 from sandkeepd.stream.access import Access
 from sandkeepd.suspending import Suspensions
@@ -45,6 +46,7 @@ def dispatch(
         "image.create": images.create,
         "image.remove": images.remove,
         "sandbox.create": sandboxes.create,
+        "sandbox.stats": Stats(core, sandboxes).stats,
         "sandbox.exec": processes.exec,
         "sandbox.terminate": sandboxes.terminate,
         "sandbox.suspend": suspensions.suspend,

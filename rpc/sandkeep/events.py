@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from msgspec import Struct, field
 
-from sandkeep.model import Isolation, SandboxSpec, SkippedFile
+from sandkeep.model import ImageKind, Isolation, SandboxSpec, SkippedFile
 
 MAX_EVENT_BYTES: Final = 64 * 1024
 DAEMON_STREAM: Final = "daemon"
@@ -122,20 +122,26 @@ class LogEventLost(Event, frozen=True, kw_only=True):
 
 
 class ImageCreateRequested(Event, frozen=True, kw_only=True):
-    """An image is about to be made from `source`, a directory's absolute path."""
+    """An image is about to be made from `source`: the absolute path of a directory, which is copied, put onto the image
+    `base`, or built by its `dockerfile`; or the reference of a container image.
+    """
 
     type = "image.create_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("image.created", "image.reused", "image.create_failed")
     owner: str
     provider: str
-    kind: Literal["directory"]
+    kind: ImageKind
     source: str
     labels: dict[str, str] = field(default_factory=dict)
     clean: bool = False
+    base: str | None = None
+    dockerfile: str | None = None
 
 
 class ImageCreated(Event, frozen=True, kw_only=True):
-    """The image is complete. `digest` is that of its content; `skipped` the first of the files that were left out."""
+    """The image is complete. `digest` is that of its content; `skipped` the first of the files that were left out.
+    `details` are what its provider found out about it, and goes by when it makes sandboxes.
+    """
 
     type = "image.created"
     digest: str
@@ -143,6 +149,7 @@ class ImageCreated(Event, frozen=True, kw_only=True):
     file_count: int
     skipped_count: int = 0
     skipped: list[SkippedFile] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class ImageReused(Event, frozen=True, kw_only=True):
@@ -372,13 +379,14 @@ class ProcessTimedOut(Event, frozen=True, kw_only=True):
 
 class ProcessExited(Event, frozen=True, kw_only=True):
     """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that
-    moment.
+    moment. `oom_killed`: the kernel killed it, or what it waited for, for want of memory.
     """
 
     type = "process.exited"
     exit_code: int
     stdout_bytes: int
     stderr_bytes: int
+    oom_killed: bool = False
 
 
 class ProcessLost(Event, frozen=True, kw_only=True):

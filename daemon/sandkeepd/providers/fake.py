@@ -7,8 +7,9 @@ be tested where nothing can be isolated. And it can be told to misbehave: see `F
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +23,6 @@ from sandkeepd.hostprocess import (
     TOOL_ENV,
     Identity,
     identify,
-    keep_descriptors_private,
     kill_all,
     kill_and_wait,
     listen,
@@ -31,13 +31,11 @@ from sandkeepd.hostprocess import (
     reap,
     session_leader,
     spawn,
-    wait_ended,
 )
-from sandkeepd.keeper import KEEPER_SOURCE, dropping, journal
-from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.keeper.processes import last_exits
+from sandkeepd.keeper import KEEPER_SOURCE
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, Chunk, Dropped, Ending, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
 
@@ -72,12 +70,10 @@ class Faults:
             raise self.down
 
 
-class FakeInstance(KeeperInstance):
-    """A fake sandbox. `child` is the keeper, when this process started it."""
+class FakeInstance(KeptInstance):
+    """A fake sandbox. `identity` is its keeper's."""
 
     identity: Identity
-    pidfd: int
-    child: int | None = None
     faults: Faults
 
     async def suspend(self) -> None:
@@ -93,24 +89,24 @@ class FakeInstance(KeeperInstance):
         self.pause.set(False)
 
 
-class FakeProvider:
+class FakeProvider(KeptProvider[FakeInstance]):
     """See `Provider`. `open_fake` makes it; `faults` tells it to fail."""
 
     name = "fake"
 
     def __init__(self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery) -> None:
+        super().__init__(watcher, nursery)
         self.faults = Faults()
         self._log_id = log_id
         self._state_dir = state_dir
-        self._watcher = watcher
-        self._nursery = nursery
-        self._instances: dict[str, FakeInstance] = {}
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
         return ProviderCapabilities(provider=self.name, works=True)
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         if self.faults.import_error:
             raise self.faults.import_error
@@ -118,7 +114,8 @@ class FakeProvider:
             target = f"{self._image(image_id)}/root"
             os.makedirs(self._image(image_id), exist_ok=True)
             _mark(f"{self._image(image_id)}/log", self._log_id)
-            return await import_tree(source, caller, target, owner=None, hide=self._state_dir, progress=progress)
+            hide = self._state_dir
+            return await import_tree(request.source, caller, target, owner=None, hide=hide, progress=progress)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.remove_image(image_id)
@@ -130,7 +127,15 @@ class FakeProvider:
         await trio.to_thread.run_sync(_remove, self._image(image_id))
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str,
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self._sandbox(sandbox_id)
@@ -191,30 +196,23 @@ class FakeProvider:
         self, sandbox_id: str, spec: SandboxSpec, isolation: Isolation, handle: dict[str, Any]
     ) -> FakeInstance | None:
         identity = msgspec.convert(handle["first"], Identity)
-        pidfd = open_process(identity)
-        if pidfd is None:
-            return None
         env = {"PATH": TOOL_ENV["PATH"], "HOME": isolation.workspace, _MARK: sandbox_id, **spec.env}
-        instance = FakeInstance(
-            sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
-            leader=session_leader(),
-            env={name: value for name, value in env.items() if name not in handle["secrets"]},
-            working_dir=spec.working_dir or isolation.workspace,
-        )  # fmt: skip
-        instance.identity, instance.pidfd, instance.faults = identity, pidfd, self.faults
-        instance.pause.set(_is_stopped(identity.pid))
-        self._instances[sandbox_id] = instance
-        self._nursery.start_soon(self._await_end, instance)
-        return instance
 
-    async def _await_end(self, instance: FakeInstance) -> None:
-        try:
-            await wait_ended(instance.pidfd)
-        finally:
-            os.close(instance.pidfd)
-        if instance.child is not None:
-            await trio.to_thread.run_sync(reap, instance.child)
-        await instance.went(self.faults.ending)
+        def make() -> FakeInstance:
+            instance = FakeInstance(
+                sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
+                leader=session_leader(),
+                env={name: value for name, value in env.items() if name not in handle["secrets"]},
+                working_dir=spec.working_dir or isolation.workspace,
+            )  # fmt: skip
+            instance.identity, instance.faults = identity, self.faults
+            instance.pause.set(_is_stopped(identity.pid))
+            return instance
+
+        return self._take_hold(identity, make)
+
+    async def _why_ended(self, instance: FakeInstance) -> Ending:
+        return self.faults.ending
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -274,10 +272,9 @@ class FakeProvider:
 
     async def _halt(self, sandbox_id: str, handle: dict[str, Any]) -> None:
         await self.lose(sandbox_id, handle)
-        instance = self._instances.pop(sandbox_id, None)
+        instance = self._instances.get(sandbox_id)
         if instance is not None:
-            await instance.ended()
-            await instance.aclose()
+            await self._see_end(instance)
 
     async def lose(self, sandbox_id: str, handle: dict[str, Any]) -> None:
         """End a sandbox as if it had died by itself. Its files stay."""
@@ -315,32 +312,6 @@ class FakeProvider:
                 await self.remove_image(image_id)
         return Swept(removed=removed, foreign=foreign)
 
-    def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
-        """See `Provider.last_exits`."""
-        return last_exits(f"{self._sandbox(sandbox_id)}/out", process_ids)
-
-    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-        """See `Provider.read_ended`."""
-        return journal.read_journal(f"{self._sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
-
-    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        """See `Provider.trim_output`."""
-        return dropping.trim(f"{self._sandbox(sandbox_id)}/out", running, most_bytes)
-
-    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
-        """See `Provider.drop_output`."""
-        dropping.drop(f"{self._sandbox(sandbox_id)}/out", process_ids)
-
-    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
-        """See `Provider.open_journal`."""
-        return journal.open_for_caller(f"{self._sandbox(sandbox_id)}/out", process_id, stream)
-
-    async def aclose(self) -> None:
-        """See `Provider.aclose`."""
-        for instance in self._instances.values():
-            await instance.aclose()
-        self._instances.clear()
-
     def _image(self, image_id: str) -> str:
         return f"{self._state_dir}/images/{check_name(image_id, 'image_id')}"
 
@@ -351,17 +322,8 @@ class FakeProvider:
 @asynccontextmanager
 async def open_fake(state_dir: str, log_id: str = "") -> AsyncIterator[FakeProvider]:
     """Open a fake provider for the length of a block. Its sandboxes outlive it, as real ones do."""
-    keep_descriptors_private()
-    with Watcher() as watcher:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watcher.run)
-            provider = FakeProvider(state_dir, log_id, watcher, nursery)
-            try:
-                yield provider
-            finally:
-                with trio.CancelScope(shield=True):
-                    await provider.aclose()
-                nursery.cancel_scope.cancel()
+    async with running(partial(FakeProvider, state_dir, log_id)) as provider:
+        yield provider
 
 
 def _start_keeper(sandbox_id: str, directory: str) -> Identity:

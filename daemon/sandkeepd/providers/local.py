@@ -5,11 +5,10 @@ makes them, `local_bubblewrap` says what they see, `local_layout` where they are
 """
 
 import functools
-import math
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
@@ -25,7 +24,6 @@ from sandkeepd.hostpath import import_tree
 from sandkeepd.hostprocess import (
     identify,
     in_fresh_thread,
-    keep_descriptors_private,
     kill_all,
     kill_and_wait,
     marked,
@@ -34,20 +32,17 @@ from sandkeepd.hostprocess import (
     pids_where,
     reap,
     session_leader,
-    wait_ended,
 )
-from sandkeepd.keeper import dropping, journal
-from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import local_disk
-from sandkeepd.providers.base import Caller, Chunk, Dropped, Ending, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers import disk_usage
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.disk_watch import DiskWatch
+from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local_layout import IMAGE_MARK, TEMPORARY, Layout, write_mark
 from sandkeepd.providers.local_probe import Abilities, probe
 from sandkeepd.providers.local_start import Handle, Job, Plan, Started, start, translate
 from sandkeepd.providers.local_strays import Strays
-from sandkeepd.turns import my_turn
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -56,39 +51,24 @@ DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
 """The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
 
-END_TOLD_S: Final = 5.0
-"""How long the end of a sandbox that was killed may take to be noticed."""
 
-DISK_PERIOD_S: Final = 10.0
-"""How often it is looked at what the sandboxes have written."""
+class LocalInstance(KeptInstance):
+    """A local sandbox."""
 
-DISK_REST: Final = 3
-"""How many times as long as such a look took, the sandbox is not looked at again, if that is more."""
-
-SWEEP_PERIOD_S: Final = 20.0
-"""How often the keepers are asked after watchers that were killed."""
-
-
-class LocalInstance(KeeperInstance):
-    """A local sandbox. `pidfd` is its first process, by which its end is seen and brought about."""
-
-    pidfd: int
     plan: Plan
-    child: int | None = None
-    ending: Ending | None = None
     look_after: float = 0.0
-    scope: trio.CancelScope
 
-    async def aclose(self) -> None:
-        """See `Instance.aclose`."""
-        if not self._closed:
-            self.scope.cancel()
-            trio.lowlevel.notify_closing(self.pidfd)
-            os.close(self.pidfd)
-        await super().aclose()
+    @property
+    def disk_bytes(self) -> int:
+        """How much it may have on the disk."""
+        return self.plan.disk_bytes
+
+    def groups(self) -> Mapping[str, str]:
+        """See `Measuring.groups`."""
+        return self.plan.cgroups
 
 
-class LocalProvider:
+class LocalProvider(KeptProvider[LocalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
 
     name = "local"
@@ -96,17 +76,15 @@ class LocalProvider:
     def __init__(
         self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
     ) -> None:
+        super().__init__(watcher, nursery)
         self.layout = Layout(state_dir)
         self.log_id = log_id
         self.root = os.geteuid() == 0
         self._uid_base = uid_base
         self._disk_limit = disk_limit
-        self._watcher = watcher
-        self._nursery = nursery
-        self._instances: dict[str, LocalInstance] = {}
         self._clearing: dict[str, trio.Event] = {}
         self._limiter = trio.CapacityLimiter(16)
-        self._disk_limiter = trio.CapacityLimiter(4)
+        self.disks = DiskWatch(self._instances, self._occupied, self._end_instance)
         self._clear_limiter = trio.CapacityLimiter(64)  # what has a million files keeps no other from being made
         self._starts = trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0))))
         """More at once end no sooner, and keep the daemon from its other work."""
@@ -161,14 +139,16 @@ class LocalProvider:
 
     # Images
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         self.layout.prepare()
         directory = self.layout.image(image_id)
         try:
             self._make_image(directory)
             return await import_tree(
-                source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
+                request.source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
                 hide=self.layout.state_dir, progress=progress,
             )  # fmt: skip
         except BaseException:
@@ -190,7 +170,15 @@ class LocalProvider:
     # Sandboxes
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str,
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
@@ -198,6 +186,10 @@ class LocalProvider:
         mechanism = self._mechanism(spec)
         if spec.network == "bridge":
             raise SetupError("not_supported", "the local provider has no bridge network: use network 'none' or 'host'")
+        if spec.volumes:
+            raise SetupError(
+                "not_supported", "the local provider has no volumes: make an image for docker", field="volumes"
+            )
         inner_uid, inner_gid = _inner_user(spec.user)
         limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit
@@ -330,9 +322,6 @@ class LocalProvider:
     def _hold(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle
     ) -> LocalInstance | None:
-        pidfd = open_process(handle.first)
-        if pidfd is None:
-            return None
         env = (
             environment(sandbox_id)
             if plan.mechanism == "bubblewrap"
@@ -340,32 +329,21 @@ class LocalProvider:
         )
         env |= {name: value for name, value in spec.env.items() if name not in handle.secrets}
         owner = (plan.uid, plan.gid) if plan.uid is not None and plan.gid is not None else None
-        try:
+
+        def make() -> LocalInstance:
             instance = LocalInstance(
-                sandbox_id, self.layout.sandbox(sandbox_id), self._watcher, isolation=isolation,
+                sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), leader=self._leader, env=env,
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
-        except (FileNotFoundError, PermissionError, NotADirectoryError, journal.NotAFileError):
-            os.close(pidfd)
-            return None
-        except BaseException:
-            os.close(pidfd)
-            raise
-        instance.pidfd, instance.plan, instance.scope = pidfd, plan, trio.CancelScope()
-        self._instances[sandbox_id] = instance
-        self._nursery.start_soon(self._await_end, instance)
-        return instance
+            instance.plan = plan
+            return instance
 
-    async def _await_end(self, instance: LocalInstance) -> None:
-        with instance.scope:
-            await trio.lowlevel.checkpoint()  # it may have been closed already
-            await wait_ended(instance.pidfd)
-            await my_turn()
-            if instance.child is not None:
-                await self._in_thread(reap, instance.child)
-            await instance.went(instance.ending or _why_ended(instance.plan))
+        return self._take_hold(handle.first, make)
+
+    async def _why_ended(self, instance: LocalInstance) -> Ending:
+        return _why_ended(instance.plan)
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -392,12 +370,6 @@ class LocalProvider:
             await self._in_thread(self._end, sandbox_id, decided, handle)
         return None
 
-    async def _let_go(self, instance: LocalInstance) -> None:
-        with trio.CancelScope(shield=True):
-            await instance.aclose()
-        if self._instances.get(instance.sandbox_id) is instance:
-            del self._instances[instance.sandbox_id]
-
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
         decided = msgspec.convert(plan, Plan) if plan else await self._in_thread(self._plan_of_stray, sandbox_id)
@@ -408,10 +380,7 @@ class LocalProvider:
             await self._in_thread(self._end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
             if instance is not None:
-                with trio.move_on_after(END_TOLD_S):  # whoever closed it already hears no more
-                    await instance.ended()
-                await instance.aclose()
-                self._instances.pop(sandbox_id, None)
+                await self._see_end(instance)
             await trio.to_thread.run_sync(self._clear, sandbox_id, limiter=self._clear_limiter)
 
     def _clear(self, sandbox_id: str) -> None:
@@ -512,75 +481,17 @@ class LocalProvider:
         else:
             self._clear(sandbox_id)
 
-    def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
-        """See `Provider.last_exits`."""
-        return last_exits(f"{self.layout.sandbox(sandbox_id)}/out", process_ids)
+    def _sandbox(self, sandbox_id: str) -> str:
+        return self.layout.sandbox(sandbox_id)
 
-    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-        """See `Provider.read_ended`."""
-        return journal.read_journal(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
-
-    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        """See `Provider.trim_output`."""
-        return dropping.trim(f"{self.layout.sandbox(sandbox_id)}/out", running, most_bytes)
-
-    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
-        """See `Provider.drop_output`."""
-        dropping.drop(f"{self.layout.sandbox(sandbox_id)}/out", process_ids)
-
-    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
-        """See `Provider.open_journal`."""
-        return journal.open_for_caller(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream)
-
-    async def aclose(self) -> None:
-        """See `Provider.aclose`."""
-        for instance in list(self._instances.values()):
-            await instance.aclose()
-        self._instances.clear()
-
-    # What goes on beside
-
-    async def watch_disks(self) -> None:
-        """End sandboxes that have written more than they may. Runs until cancelled.
-
-        One with so many files that it takes long does not keep the others from their turn, and is looked at less often.
-        """
-        async with trio.open_nursery() as nursery:
-            while True:
-                await trio.sleep(DISK_PERIOD_S)
-                for instance in list(self._instances.values()):
-                    if instance.look_after <= trio.current_time():
-                        instance.look_after = math.inf
-                        nursery.start_soon(self._try_disk, instance)
-
-    async def _try_disk(self, instance: LocalInstance) -> None:
-        began = trio.current_time()
-        try:
-            with suppress(SandkeepError):  # the next round tries again
-                await self.check_disk(instance)
-        finally:
-            now = trio.current_time()
-            instance.look_after = now + DISK_REST * (now - began)
-
-    async def check_disk(self, instance: LocalInstance) -> None:
-        """Look once at what a sandbox has written."""
-        directory = self.layout.sandbox(instance.sandbox_id)
+    def _occupied(self, instance: LocalInstance) -> int:
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
-        written = await trio.to_thread.run_sync(
-            local_disk.occupied, directory, first, groups, self.root, limiter=self._disk_limiter
-        )
-        if written > instance.plan.disk_bytes and instance.ending is None:
-            message = f"it had written {written} bytes, and its limit is {instance.plan.disk_bytes}"
-            instance.ending = Ending(kind="disk_limit", message=message)
-            await self._in_thread(self._end, instance.sandbox_id, instance.plan, instance.handle)
+        directory = self._sandbox(instance.sandbox_id)
+        paths = [f"{directory}/upper", f"{directory}/out"]
+        return disk_usage.occupied(paths, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
-    async def sweep(self) -> None:
-        """Ask all keepers after lost watchers, now and then. Runs until cancelled."""
-        while True:
-            await trio.sleep(SWEEP_PERIOD_S)
-            for instance in list(self._instances.values()):
-                instance.sweep()
-                await trio.lowlevel.checkpoint()
+    async def _end_instance(self, instance: LocalInstance) -> None:
+        await self._in_thread(self._end, instance.sandbox_id, instance.plan, instance.handle)
 
     async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
@@ -594,21 +505,16 @@ async def open_local(
 
     What it makes carries `log_id`, by which it is known again when nothing else is left of it.
     """
-    keep_descriptors_private()
-    with Watcher() as watcher:
-        async with trio.open_nursery() as nursery:
-            provider = LocalProvider(
-                state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
-            )
-            nursery.start_soon(watcher.run)
-            nursery.start_soon(provider.watch_disks)
-            nursery.start_soon(provider.sweep)
-            try:
-                yield provider
-            finally:
-                with trio.CancelScope(shield=True):
-                    await provider.aclose()
-                nursery.cancel_scope.cancel()
+
+    def make(watcher: Watcher, nursery: trio.Nursery) -> LocalProvider:
+        provider = LocalProvider(
+            state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
+        )
+        nursery.start_soon(provider.disks.run)
+        return provider
+
+    async with running(make) as provider:
+        yield provider
 
 
 def _why_ended(plan: Plan) -> Ending:

@@ -41,8 +41,13 @@ def _exit(data: dict[str, Any]) -> str:
     return "  ".join([f"exit {data['exit_code']}", *written])
 
 
+def _image(data: dict[str, Any]) -> str:
+    return str(data["source"]) + (f" on {data['base']}" if data.get("base") else "")
+
+
 def _content(data: dict[str, Any]) -> str:
-    return f"{data['file_count']} files, {size(data['size_bytes'])}"
+    count = f"{data['file_count']} files, " if data["file_count"] else ""
+    return count + size(data["size_bytes"])
 
 
 def _written(data: dict[str, Any]) -> str:
@@ -66,7 +71,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "log.redact_requested": lambda data: f"event {data['position']}",
     "log.redacted": lambda data: f"event {data['position']} {data['what']}".rstrip(),
     "log.event_lost": lambda _: "damaged, and lost in a repair",
-    "image.create_requested": lambda data: str(data["source"]),
+    "image.create_requested": _image,
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
     "image.create_failed": _failure,
