@@ -312,8 +312,8 @@ async def test_removed_files_that_are_open_count(world: World) -> None:
     while instance.read(process_id, "stdout", 0, 10).data != b"\n\n\n":
         await instance.wait_output(process_id, instance.read(process_id, "stdout", 0, 0).size, 0)
     await world.provider.disks.check(instance)
-    assert instance.reason is not None
-    assert instance.reason.startswith("disk_limit")
+    assert instance.ending is not None
+    assert instance.ending.kind == "disk_limit"
 
 
 @pytest.mark.parametrize(
@@ -330,8 +330,8 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
     assert isinstance(instance, LocalInstance)
     await sh(instance, script)
     await world.provider.disks.check(instance)
-    assert instance.reason is not None
-    assert instance.reason.startswith("disk_limit")
+    assert instance.ending is not None
+    assert instance.ending.kind == "disk_limit"
 
 
 async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
