@@ -30,6 +30,12 @@ async def until_stopped(daemon: Inside, sandbox_id: str) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _only_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is tried again before the engine says that it is there."""
+    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 1000.0)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_stays() -> Any:
     yield
     for sandbox_id in ("box", "other"):

@@ -21,6 +21,7 @@ from sandkeep_store.views.metadata import document
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.providers import fake as fake_module
 from sandkeepd.providers.base import Ending
+from sandkeepd.providers.fake import FakeInstance
 from sandkeepd.reaper import reason_to_end
 
 DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")
@@ -61,7 +62,7 @@ async def until(daemon: Inside, status: str) -> None:
 
 
 async def adopted(daemon: Inside) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(10):  # less than a sandbox that does not answer would be waited for
         await daemon.reconciler.run()
 
 
@@ -243,6 +244,9 @@ async def test_a_command_given_again_is_carried_out_once(state_dir: str, source:
         types = await daemon.types("box")
         assert (types.count("sandbox.suspended"), types.count("sandbox.resumed")) == (1, 1)
         await refused("conflict", resume(daemon, command_id="still"))
+        daemon.fake.faults.down = DOWN
+        await refused("provider_unavailable", suspend(daemon))
+        assert await resume(daemon, command_id="on") == "running"  # what failed was another command
 
 
 async def test_orders_that_cross_are_carried_out_one_after_the_other(state_dir: str, source: str) -> None:
@@ -278,17 +282,47 @@ async def test_what_failed_before_says_nothing_of_now(state_dir: str, source: st
         assert await suspend(daemon) == "suspended"
 
 
-async def test_an_end_interrupts_it(state_dir: str, source: str) -> None:
+async def test_an_end_interrupts_it(state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[str]()
+
+    async def hang(self: FakeInstance) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(self.sandbox_id)
+
+    monkeypatch.setattr(FakeInstance, "suspend", hang)
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         await box_in(daemon, source)
-        daemon.fake.faults.silent = trio.Event()
         nursery.start_soon(refused, "not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
         await until(daemon, "suspending")
-        nursery.start_soon(lambda: daemon.call("sandbox.terminate", sandbox_id="box"))
-        await until(daemon, "stopping")
-        daemon.fake.faults.silent.set()
-        await until(daemon, "stopped")
-        assert "sandbox.suspended" not in await daemon.types("box")
+        assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+        assert ended == ["box"]
+        assert (await daemon.types("box"))[-2:] == ["sandbox.terminate_requested", "sandbox.terminated"]
+
+
+async def test_what_was_under_way_goes_on_afterwards(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start and a kill that the keeper has not heard of are waited for longer than it takes at most, awake."""
+    monkeypatch.setattr("sandkeepd.keeper.talk.REQUEST_DEADLINE_S", 0.2)
+    monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", 0.2)
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
+        await trio.to_thread.run_sync(fake_module._stop, "box")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL"))
+            nursery.start_soon(lambda: daemon.call("process.launch", sandbox_id="box", name="new", command="exit 3"))
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            daemon.fake._instances["box"].pause.set(True)
+            await until(daemon, "suspended")
+            await trio.sleep(0.5)
+            assert await resume(daemon) == "running"
+        codes = {
+            name: (await daemon.call("process.wait", sandbox_id="box", name=name)).exit_code for name in ("web", "new")
+        }
+        assert codes == {"web": 137, "new": 3}
 
 
 # -- from outside -----------------------------------------------------------------------------------------------------
