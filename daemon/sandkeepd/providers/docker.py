@@ -271,7 +271,8 @@ class DockerProvider(KeptProvider[DockerInstance]):
             with trio.fail_after(ASKED_S):
                 found = await self.engine.call(docker_probe.look)
         except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
-            return ProviderCapabilities(provider=self.name, works=False, why=str(error) or "the engine is too slow")
+            why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
+            return ProviderCapabilities(provider=self.name, works=False, why=why)
         return docker_probe.report(self.name, found, root=os.geteuid() == 0)
 
     async def found(self) -> tuple[list[str], list[str]]:
