@@ -15,6 +15,8 @@ Words
 
 Errors
     Everything raised is a `SandkeepError`. A provider translates what its tools say; nothing of theirs goes through.
+    When the engine that it depends on does not answer, it raises `provider_unavailable` at once, with `engine` in the
+    error's data: what is on record then waits for that engine, and nobody waits with it.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
