@@ -25,6 +25,7 @@ _COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow"
 _STATUS: Final = {
     "running": "green", "ready": "green", "creating": "yellow", "starting": "yellow", "stopping": "yellow",
     "removing": "yellow", "failed": "red", "lost": "red", "stopped": "dim", "removed": "dim", "exited 0": "dim",
+    "out of memory": "red",
 }  # fmt: skip
 
 colour = "auto"
