@@ -176,10 +176,12 @@ class Processes:
         self, runtime: Runtime, process: ProcessState, launch: Launch, intent: Recorded, *, eager: bool
     ) -> None:
         """Start the process and follow it to its end."""
+        runtime.kills.begin(process.process_id)
         try:
             pid = await runtime.instance.launch(launch)
             failpoints.reach("launch.answered")
         except SandkeepError as error:
+            runtime.kills.forget(process.process_id)
             await self._record(
                 process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent
             )
@@ -223,6 +225,8 @@ class Processes:
         if pid is None:
             await self._record(process, _never_seen(process))
             return
+        if runtime.instance.exit_of(process.process_id) is None:
+            runtime.kills.begin(process.process_id)
         if process.status == "starting":
             await self._record(process, events.ProcessStarted(pid=pid))
         await self.follow(runtime, process, None)
@@ -247,12 +251,18 @@ class Processes:
         instance, process_id = runtime.instance, process.process_id
         if process.requested.durable:
             await self._sync(instance, process_id)
+        oom_killed = runtime.kills.took(process, exited.exit_code)
         outcome: events.Event
         if exited.exit_code is None:
             outcome = events.ProcessLost(message=exited.message or "nobody saw how the process ended")
         else:
             sizes = [instance.read(process_id, stream, 0, 0).size for stream in ("stdout", "stderr")]
-            outcome = events.ProcessExited(exit_code=exited.exit_code, stdout_bytes=sizes[0], stderr_bytes=sizes[1])
+            outcome = events.ProcessExited(
+                exit_code=exited.exit_code,
+                stdout_bytes=sizes[0],
+                stderr_bytes=sizes[1],
+                oom_killed=oom_killed,
+            )
         await self._record(process, *before, outcome, cause=intent)
         instance.forget(process_id)
 
