@@ -1,4 +1,5 @@
-"""Control groups: what holds the limits of a sandbox, for both versions of the kernel's interface.
+"""Control groups: what holds the limits of a sandbox and counts what it uses, for both versions of the kernel's
+interface.
 
 A sandbox has one group in each hierarchy that is needed, called by the log that owns it and by its id, so that the
 sandboxes of two daemons never share one; `placement` says below which directory.
@@ -18,13 +19,19 @@ from msgspec import Struct
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import is_log_id, is_name
-from sandkeepd import placement
+from sandkeepd import placement, usage
 from sandkeepd.placement import CONTROLLERS, ROOT
 
 PERIOD_US: Final = 100_000
 """The kernel's period of cpu bandwidth; a quota of half of it is half a cpu."""
 
 REMOVE_DEADLINE_S: Final = 10.0
+
+
+COUNTING: Final = frozenset({"pids", "memory", "cpuacct", "blkio", "io"})
+"""What every sandbox has a group of, so that it is known what it uses. Not so ``cpu``, in which all sandboxes together
+would get no more of a busy machine than one process outside; version 2 counts the time of every group anyway.
+"""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -54,7 +61,7 @@ class Hierarchies:
         groups = placement.parse(placement.membership() if membership is None else membership)
         for name in CONTROLLERS:
             if name in groups:
-                self._note_v1(name, f"{root}/{name}{groups[name]}")
+                self._note_v1(name, os.path.realpath(f"{root}/{name}") + groups[name])
         if "" in groups:
             self._note_v2(root + groups[""])
 
@@ -72,31 +79,40 @@ class Hierarchies:
                     self._version.setdefault(name, 2)
 
     def has(self, controller: str) -> bool:
-        """Whether limits of ``pids``, ``memory`` or ``cpu`` can be held."""
+        """Whether ``pids``, ``memory``, … can be limited or counted."""
         return controller in self._base
 
     def plan(self, sandbox_id: str, limits: Limits) -> dict[str, str]:
-        """The group of a sandbox in each hierarchy that its limits need: controller -> directory. No effect."""
-        group = self._prefix + sandbox_id
-        return {name: f"{self._base[name]}/{group}" for name in limits.controllers() if self.has(name)}
+        """The group of a sandbox in each hierarchy that its limits need, or that counts what it uses: controller ->
+        directory. No effect.
+        """
+        group, wanted = self._prefix + sandbox_id, COUNTING.union(limits.controllers())
+        return {name: f"{base}/{group}" for name, base in self._base.items() if name in wanted}
 
     def found(self) -> list[str]:
         """The directories of all groups that are where those of sandboxes are made, whosever."""
         bases = sorted(set(self._base.values()))
         return [entry.path for base in bases for entry in _entries(base) if entry.is_dir(follow_symlinks=False)]
 
-    def create(self, groups: Mapping[str, str], limits: Limits) -> None:
-        """Make the groups of a plan and set their limits. Raises `provider_unavailable`; nothing is left then."""
-        try:
-            for name, directory in groups.items():
+    def create(self, groups: Mapping[str, str], limits: Limits) -> dict[str, str]:
+        """Make the groups of a plan and set their limits; answer those that were made: all that limit, and mostly
+        those that only count. Raises `provider_unavailable`; nothing is left then.
+        """
+        made: dict[str, str] = {}
+        needed = limits.controllers()
+        for name, directory in groups.items():
+            try:
                 self._make(name, directory)
-                for file, value in _settings(name, self._version[name], limits):
-                    _write(f"{directory}/{file}", value)
-        except OSError as error:
-            remove(groups)
-            what = f"a control group could not be made: {error.strerror}"
-            remedy = f"restart the daemon, or look at its rights to {ROOT}"
-            raise ProviderError("provider_unavailable", f"{what}: {remedy}") from None
+                if name in needed:
+                    _set(directory, _settings(name, self._version[name], limits))
+                made[name] = directory
+            except OSError as error:
+                if name in needed:
+                    remove(groups)
+                    what = f"a control group could not be made: {error.strerror}"
+                    remedy = f"restart the daemon, or look at its rights to {ROOT}"
+                    raise ProviderError("provider_unavailable", f"{what}: {remedy}") from None
+        return made
 
     def _make(self, name: str, directory: str) -> None:
         parent = os.path.dirname(directory)
@@ -134,10 +150,45 @@ def _settings(name: str, version: int, limits: Limits) -> Sequence[tuple[str, st
     return [("cpu.max", f"{quota} {PERIOD_US}")]
 
 
+def _set(directory: str, settings: Sequence[tuple[str, str]]) -> None:
+    for file, value in settings:
+        _write(f"{directory}/{file}", value)
+
+
 def log_and_sandbox(directory: str) -> tuple[str, str] | None:
     """Whose group it is, as its name tells: the log's id and the sandbox's."""
     log_id, _, sandbox_id = os.path.basename(directory).partition(".")
     return (log_id, sandbox_id) if is_log_id(log_id) and is_name(sandbox_id) else None
+
+
+def groups_of_pid(pid: int, root: str = ROOT, member_of: str | None = None) -> dict[str, str]:
+    """The groups that a process is in, by controller, as directories; none that others may be in as well: those of this
+    daemon, and the root of a hierarchy. Empty for a process that has gone.
+
+    For sandboxes that somebody else, such as a container engine, put into groups. `member_of` is the text of
+    ``/proc/PID/cgroup``.
+    """
+    text = _read(f"/proc/{pid}/cgroup") if member_of is None else member_of
+    own = placement.parse(placement.membership())
+    groups = {name: path for name, path in placement.parse(text).items() if _is_private(path, own.get(name))}
+    places = {name: f"{root}/{name}{groups[name]}" for name in map(str, CONTROLLERS) if name in groups}
+    found = {name: os.path.realpath(directory) for name, directory in places.items() if os.path.isdir(directory)}
+    if "" in groups:
+        for top in (root, f"{root}/unified"):
+            for name in _counted_v2(top + groups[""]):
+                found.setdefault(name, top + groups[""])
+    return found
+
+
+def _is_private(path: str, own: str | None) -> bool:
+    """Not so a path that leads out of the part of the tree that is mounted here."""
+    return path not in ("", own) and ".." not in path.split("/")
+
+
+def _counted_v2(directory: str) -> list[str]:
+    """What a group of version 2 limits or counts: nothing, if the directory is none."""
+    enabled = _read(f"{directory}/cgroup.controllers").split()
+    return [name for name in CONTROLLERS if name in enabled]
 
 
 def _entries(directory: str) -> list["os.DirEntry[str]"]:
@@ -159,11 +210,7 @@ def members(groups: Mapping[str, str]) -> list[int]:
 
 def ran_out_of_memory(groups: Mapping[str, str]) -> bool:
     """Whether the kernel killed something in the group because it used too much memory."""
-    directory = groups.get("memory")
-    if directory is None:
-        return False
-    text = _read(f"{directory}/memory.oom_control") + "\n" + _read(f"{directory}/memory.events")
-    return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in text.splitlines())
+    return bool(usage.oom_kills(groups))
 
 
 def remove(groups: Mapping[str, str]) -> None:

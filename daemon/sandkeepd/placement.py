@@ -25,7 +25,10 @@ from typing import Final, TypeVarTuple
 Ts = TypeVarTuple("Ts")
 
 ROOT: Final = "/sys/fs/cgroup"
-CONTROLLERS: Final = ("pids", "memory", "cpu")
+CONTROLLERS: Final = ("pids", "memory", "cpu", "cpuacct", "blkio", "io")
+"""Those that limit what sandboxes use, and those that count it: version 2 has no ``cpuacct``, and ``io`` for
+``blkio``.
+"""
 
 LEAF: Final = "daemon"
 SANDBOXES: Final = "sandboxes"

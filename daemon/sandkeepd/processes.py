@@ -16,7 +16,7 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.clock import now_us
-from sandkeep.errors import CallerError, DataError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError
 from sandkeep.methods import (
     ProcessLaunch,
     ProcessQuery,
@@ -38,16 +38,14 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import ANEW, RETRY_S, Core
+from sandkeepd.core import ANEW, Core
+from sandkeepd.insisting import insist
 from sandkeepd.providers.base import Chunk, Exit, Instance, Launch, Terminal, Terminals
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
 from sandkeepd.turns import my_turn
 
 logger = logging.getLogger("sandkeepd")
-
-MOST_RETRY_S = 60.0
-"""How long at most until a sandbox that did not answer is asked again after its processes."""
 
 GRACE_S = 0.1
 """How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
@@ -161,6 +159,7 @@ class Processes:
             stderr_truncated=err.size > len(err.data),
             duration_s=max(0.0, ((process.ended_us or process.requested_us) - process.requested_us) / 1e6),
             error=process.error[1] if process.error else None,
+            oom_killed=process.oom_killed,
         )
 
     def _beginning(self, process: ProcessState, stream: str, max_bytes: int) -> Chunk:
@@ -201,12 +200,16 @@ class Processes:
         instance = runtime.instance
         exited = await _wait(instance, process.process_id, _time_left(process))
         if exited is None:
-            assert process.requested.timeout_s is not None
-            if not process.timed_out:
-                await self._record(process, events.ProcessTimedOut(timeout_s=process.requested.timeout_s), cause=intent)
-            await instance.signal(process.process_id, Signals.SIGKILL)
-            exited = await instance.wait(process.process_id)
+            await self._sandboxes.awake(process.sandbox_id)  # what stands still cannot be killed, nor tell its end
+            exited = instance.exit_of(process.process_id) or await self._time_out(instance, process, intent)
         await self._end(runtime, process, exited, intent)
+
+    async def _time_out(self, instance: Instance, process: ProcessState, intent: Recorded | None) -> Exit:
+        assert process.requested.timeout_s is not None
+        if not process.timed_out:
+            await self._record(process, events.ProcessTimedOut(timeout_s=process.requested.timeout_s), cause=intent)
+        await instance.signal(process.process_id, Signals.SIGKILL)
+        return await instance.wait(process.process_id)
 
     async def adopt(self, runtime: Runtime, process: ProcessState, found: trio.Event) -> None:
         """Take over a process of an earlier daemon: one that was started, or that nobody knows whether it was.
@@ -229,16 +232,14 @@ class Processes:
 
         Raises `not_ready` when the sandbox has ended, of which another task tells.
         """
-        delay = RETRY_S
-        while True:
+
+        async def find() -> int | None:
             try:
                 return await runtime.instance.find(process.process_id)
-            except ProviderError as error:
-                logger.warning("no answer yet", extra={"process_id": process.process_id, "why": error.message})
             finally:
                 asked.set()
-            await trio.sleep(delay)
-            delay = min(2 * delay, MOST_RETRY_S)
+
+        return await insist(find, f"adopting {process.process_id}", passing=(StateError,))
 
     async def _end(
         self, runtime: Runtime, process: ProcessState, exited: Exit, intent: Recorded | None, *before: events.Event

@@ -64,12 +64,19 @@ class Hello(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`source` is the absolute path of a directory, read with the caller's own rights. `clean` makes a new image even
-    if one of the same content is there.
+    """`source` is an absolute path, read with the caller's own rights, or the reference of a container image.
+
+    Without a `provider` a plain directory is for ``local``; one that holds a Dockerfile, the path of a Dockerfile and a
+    reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not its usual
+    one. With `base`, a reference, the directory is put onto that image, as its ``/workspace``, whatever it holds.
+    `clean` makes a new image even if one of the same content is there, and builds without what is left of earlier
+    builds.
     """
 
     source: Path
     provider: Name | None = None
+    base: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    dockerfile: Path | None = None
     clean: bool = False
     labels: Labels = field(default_factory=dict)
 
@@ -134,6 +141,14 @@ class SandboxQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
     limit: Limit = 1000
 
 
+class StatsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Without `sandbox_id`: all the caller's running sandboxes."""
+
+    sandbox_id: Name | None = None
+    after: Name | None = None
+    limit: Limit = 1000
+
+
 class SandboxExec(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command to run to its end: a list of words, or one text for ``sh -c``. `stdin` is all that it can read."""
 
@@ -152,6 +167,21 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
     """The sandbox to end, with all that runs in it. Its journals stay readable."""
 
     sandbox_id: Name
+
+
+class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox to suspend: everything in it stands still, and stays as it is."""
+
+    sandbox_id: Name
+
+
+class SandboxResume(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox to resume. One that was lost or failed is started anew on its files, where its provider can; it
+    needs its `secrets` again then, as they are stored nowhere.
+    """
+
+    sandbox_id: Name
+    secrets: Secrets = field(default_factory=dict)
 
 
 class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -431,7 +461,7 @@ METHODS: Final[dict[str, Method]] = {
         _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, Shutdown, **_ADMIN),
         _M(
             "image.create",
-            "Make an image of a directory.",
+            "Make an image of a directory, by a Dockerfile, or of a container image.",
             model.Image,
             ImageCreate,
             intent="image.create_requested",
@@ -461,6 +491,13 @@ METHODS: Final[dict[str, Method]] = {
         _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef, **_OWNER_OF_SANDBOX),
         _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),
         _M(
+            "sandbox.stats",
+            "What running sandboxes use: cpu time, memory, processes, input and output.",
+            model.SandboxStatsList,
+            StatsQuery,
+            deadline_s=30.0,
+        ),
+        _M(
             "sandbox.exec",
             "Run a command to its end and answer its output.",
             model.ExecResult,
@@ -475,6 +512,24 @@ METHODS: Final[dict[str, Method]] = {
             SandboxTerminate,
             **_OWNER_OF_SANDBOX,
             intent="sandbox.terminate_requested",
+            deadline_s=120.0,
+        ),
+        _M(
+            "sandbox.suspend",
+            "Have everything in a sandbox stand still.",
+            model.Sandbox,
+            SandboxSuspend,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.suspend_requested",
+            deadline_s=60.0,
+        ),
+        _M(
+            "sandbox.resume",
+            "Have a suspended sandbox go on, or start one that was lost or failed anew on its files.",
+            model.Sandbox,
+            SandboxResume,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.resume_requested",
             deadline_s=120.0,
         ),
         _M(

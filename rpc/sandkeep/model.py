@@ -42,8 +42,11 @@ Secrets: TypeAlias = Annotated[
 ]
 Command: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=4096)] | Annotated[Text, Meta(min_length=1)]
 
+ImageKind: TypeAlias = Literal["directory", "dockerfile", "reference"]
 ImageStatus: TypeAlias = Literal["creating", "ready", "failed", "removing", "removed"]
-SandboxStatus: TypeAlias = Literal["creating", "running", "stopping", "stopped", "failed", "lost"]
+SandboxStatus: TypeAlias = Literal[
+    "creating", "running", "suspending", "suspended", "resuming", "stopping", "stopped", "failed", "lost"
+]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
 Network: TypeAlias = Literal["none", "host", "bridge"]
 IsolationMode: TypeAlias = Literal["default", "none"]
@@ -57,15 +60,24 @@ class SkippedFile(Struct, frozen=True, kw_only=True):
 
 
 class Image(Struct, frozen=True, kw_only=True):
-    """An immutable template that sandboxes start from."""
+    """An immutable template that sandboxes start from.
+
+    `source` is a directory's path, or the reference of a container image. `base` is the reference that a plain
+    directory was put onto, and `dockerfile` the path, below `source`, that it was built by. For Docker's,
+    `docker_image_id` names the content and `docker_image_tag` is what the engine calls it.
+    """
 
     image_id: str
     provider: str
-    kind: str
+    kind: ImageKind
     source: str
     status: ImageStatus
     owner: str
     created_at: Timestamp
+    base: str | None = None
+    dockerfile: str | None = None
+    docker_image_id: str | None = None
+    docker_image_tag: str | None = None
     digest: str | None = None
     size_bytes: int = 0
     file_count: int = 0
@@ -80,9 +92,7 @@ class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     administrators; or a volume of the owner's, by a name, which is made when it is not there and outlives sandboxes.
     """
 
-    source: Annotated[
-        str, Meta(max_length=4096, pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)")
-    ]
+    source: Annotated[str, Meta(max_length=4096, pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)")]
     target: Annotated[str, Meta(max_length=4096, pattern=r"^/[^\x00:]+$(?!\n)")]
     read_only: bool = False
 
@@ -156,7 +166,8 @@ class Process(Struct, frozen=True, kw_only=True):
     """A command in a sandbox. `name` is its process_id when it was not given one (`named` is False then).
 
     With `tty` it runs in a terminal: a tmux session inside the sandbox, which `tmux_session` names. `exit_code` is the
-    shell's: 128+n when signal n ended it. `kill_scope` says what a kill reaches: the process ``group``.
+    shell's: 128+n when signal n ended it. `oom_killed` says that the kernel killed it, or what it waited for, for want
+    of memory. `kill_scope` says what a kill reaches: the process ``group``.
     """
 
     process_id: str
@@ -179,6 +190,7 @@ class Process(Struct, frozen=True, kw_only=True):
     ended_at: Timestamp | None = None
     exit_code: int | None = None
     timed_out: bool = False
+    oom_killed: bool = False
     last_signal: str | None = None
     stdout_bytes: int | None = None
     stderr_bytes: int | None = None
@@ -188,7 +200,7 @@ class Process(Struct, frozen=True, kw_only=True):
 
 class ExecResult(Struct, frozen=True, kw_only=True):
     """How an ``exec`` ended, with up to `MAX_INLINE_BYTES` of each stream; the whole is in the journal of
-    `process_id`.
+    `process_id`. `oom_killed` is as in `Process`; `error` says then what the sandbox's limit is.
     """
 
     process_id: str
@@ -204,6 +216,7 @@ class ExecResult(Struct, frozen=True, kw_only=True):
     stderr_truncated: bool
     duration_s: float
     error: str | None = None
+    oom_killed: bool = False
 
 
 class ProcessOutput(Struct, frozen=True, kw_only=True):
@@ -340,6 +353,42 @@ class SandboxList(Struct, frozen=True, kw_only=True):
     """Sandboxes, oldest first; `next` is what to give as `after` for more."""
 
     sandboxes: list[Sandbox]
+    next: str | None = None
+
+
+class SandboxStats(Struct, frozen=True, kw_only=True):
+    """What a running sandbox uses, and may use at most, as the kernel counted it at `sampled_at`.
+
+    None is what this machine does not tell, and a limit that there is not. `cpu_s` is the time of all its processes,
+    those that ended included; `cpu_user_s` and `cpu_system_s` are its parts, more coarsely counted. `memory_bytes` is
+    without files that only lie in the cache, `memory_peak_bytes` with them. `io_read_bytes` and `io_written_bytes` went
+    to disks, not to the cache. `oom_kills` counts the processes that the kernel killed for want of memory; `pids` all
+    that run, `running_processes` those that callers started.
+    """
+
+    sandbox_id: str
+    provider: str
+    owner: str
+    sampled_at: Timestamp
+    cpu_s: float | None = None
+    cpu_user_s: float | None = None
+    cpu_system_s: float | None = None
+    cpus_limit: float | None = None
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    pids: int | None = None
+    pids_limit: int | None = None
+    io_read_bytes: int | None = None
+    io_written_bytes: int | None = None
+    oom_kills: int | None = None
+    running_processes: int = 0
+
+
+class SandboxStatsList(Struct, frozen=True, kw_only=True):
+    """What running sandboxes use, oldest sandbox first; `next` is what to give as `after` for more."""
+
+    sandboxes: list[SandboxStats]
     next: str | None = None
 
 

@@ -15,6 +15,7 @@ from sandkeep.events import Meta
 from sandkeep_store.log import NewEvent
 from sandkeepd import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.providers.base import ImageRequest
 
 
 async def refused(code: str, call: Any) -> SandkeepError:
@@ -237,7 +238,8 @@ async def test_intents_without_an_outcome_are_undone_or_finished(state_dir: str,
 async def test_what_no_event_owns_is_removed(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
-        await daemon.fake.import_image("img_stray", source, daemon_caller(), _no_progress)
+        stray = ImageRequest(kind="directory", source=source)
+        await daemon.fake.import_image("img_stray", stray, daemon_caller(), _no_progress)
         instance = await daemon.fake.create("stray", image_id, model.SandboxSpec(), {}, {})
         await instance.aclose()
         assert (await daemon.fake.found())[0] == ["stray"]

@@ -15,10 +15,11 @@ LIMITS = Limits(pids=10, memory_bytes=1 << 20, cpus=0.5)
 
 
 def version_1(root: Path) -> Hierarchies:
-    for name in ("pids", "memory", "cpu"):
+    for name in ("pids", "memory", "cpu", "cpuacct", "blkio"):
         (root / name / "own").mkdir(parents=True)
         (root / name / "own" / "tasks").touch()
-    return Hierarchies(str(root), "4:memory:/own\n3:pids:/own\n2:cpu,cpuacct:/own\n1:name=systemd:/own\n0::/\n")
+    membership = "5:blkio:/own\n4:memory:/own\n3:pids:/own\n2:cpuacct:/own\n1:cpu:/own\n0::/\n"
+    return Hierarchies(str(root), membership)
 
 
 def version_2(root: Path, enabled: str = "cpu memory pids") -> Hierarchies:
@@ -30,8 +31,10 @@ def version_2(root: Path, enabled: str = "cpu memory pids") -> Hierarchies:
 def test_a_plan_changes_nothing_and_names_only_what_is_needed(tmp_path: Path) -> None:
     hierarchies = version_1(tmp_path)
     plan = hierarchies.plan("sbx_1", Limits(pids=10))
-    assert plan == {"pids": f"{tmp_path}/pids/own/sandkeep/sbx_1"}
+    counting = ("pids", "memory", "cpuacct", "blkio")
+    assert plan == {name: f"{tmp_path}/{name}/own/sandkeep/sbx_1" for name in counting}
     assert not os.path.exists(f"{tmp_path}/pids/own/sandkeep")
+    assert hierarchies.plan("sbx_1", LIMITS)["cpu"] == f"{tmp_path}/cpu/own/sandkeep/sbx_1"
     assert version_2(tmp_path / "2").plan("sbx_1", LIMITS) == dict.fromkeys(
         ("pids", "memory", "cpu"), f"{tmp_path}/2/own/sandkeep/sbx_1"
     )
@@ -73,6 +76,87 @@ def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "cpu" / "own" / "sandkeep").write_text("in the way")
     with pytest.raises(ProviderError, match="provider_unavailable"):
         hierarchies.create(plan, Limits(pids=10, memory_bytes=1 << 20, cpus=0.5))
+
+
+def test_a_group_that_would_only_count_is_done_without(tmp_path: Path) -> None:
+    hierarchies = version_1(tmp_path)
+    plan = hierarchies.plan("sbx_1", LIMITS)
+    (tmp_path / "blkio" / "own" / "sandkeep").write_text("in the way")
+    made = hierarchies.create(plan, LIMITS)
+    assert plan.keys() - made.keys() == {"blkio"}
+    in_fresh_thread(lambda: hierarchies.join_thread(made))
+    assert Path(made["cpuacct"], "tasks").read_text().isdigit()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_controllers_that_share_a_hierarchy_have_one_group(tmp_path: Path, joined: bool) -> None:
+    """As systemd mounts them: under one name of both, with a link for each."""
+    name = "cpu,cpuacct" if joined else "cpuacct"
+    (tmp_path / name / "own").mkdir(parents=True)
+    (tmp_path / name / "own" / "tasks").touch()
+    if joined:
+        for link in ("cpu", "cpuacct"):
+            (tmp_path / link).symlink_to(name)
+    hierarchies = Hierarchies(str(tmp_path), f"1:{name}:/own\n")
+    plan = hierarchies.plan("sbx_1", LIMITS)
+    assert set(plan.values()) == {f"{tmp_path}/{name}/own/sandkeep/sbx_1"}
+    hierarchies.create(plan, LIMITS)
+    assert [os.path.basename(path) for path in hierarchies.found()] == ["sbx_1"]
+    assert Path(plan["cpuacct"], "cpu.cfs_quota_us").exists() is joined
+
+
+# -- groups that somebody else made -----------------------------------------------------------------------------------
+
+
+def made_tree(root: Path, *directories: str, controllers: str = "") -> None:
+    for directory in directories:
+        (root / directory).mkdir(parents=True)
+        if controllers:
+            (root / directory / "cgroup.controllers").write_text(controllers)
+
+
+def test_where_a_containers_first_process_is_in_version_1(tmp_path: Path) -> None:
+    made_tree(tmp_path, "cpu,cpuacct/docker/c1", "memory/docker/c1", "pids/docker/c1", "blkio")
+    for link in ("cpu", "cpuacct"):
+        (tmp_path / link).symlink_to("cpu,cpuacct")
+    text = "5:blkio:/\n4:memory:/docker/c1\n3:pids:/docker/c1\n2:cpu,cpuacct:/docker/c1\n1:name=systemd:/docker/c1\n"
+    assert cgroups.groups_of_pid(1, str(tmp_path), text) == {
+        "pids": f"{tmp_path}/pids/docker/c1",
+        "memory": f"{tmp_path}/memory/docker/c1",
+        "cpu": f"{tmp_path}/cpu,cpuacct/docker/c1",
+        "cpuacct": f"{tmp_path}/cpu,cpuacct/docker/c1",
+    }
+
+
+def test_where_it_is_in_version_2(tmp_path: Path) -> None:
+    made_tree(tmp_path, "system.slice/docker-c1.scope", controllers="cpuset cpu io memory pids")
+    found = cgroups.groups_of_pid(1, str(tmp_path), "0::/system.slice/docker-c1.scope\n")
+    assert found == dict.fromkeys(("pids", "memory", "cpu", "io"), f"{tmp_path}/system.slice/docker-c1.scope")
+
+
+def test_where_it_is_when_both_are_mounted(tmp_path: Path) -> None:
+    made_tree(tmp_path, "memory/docker/c1")
+    made_tree(tmp_path, "unified/docker/c1", controllers="pids memory")
+    assert cgroups.groups_of_pid(1, str(tmp_path), "4:memory:/docker/c1\n0::/docker/c1\n") == {
+        "memory": f"{tmp_path}/memory/docker/c1",
+        "pids": f"{tmp_path}/unified/docker/c1",
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/../..", "/docker/../..", "/none", "/docker/c1 (deleted)"],
+    ids=["root", "out", "up", "gone", "ended"],
+)
+def test_groups_that_are_not_the_containers_own_are_not_taken_for_such(tmp_path: Path, path: str) -> None:
+    made_tree(tmp_path, "root/memory/docker")
+    (tmp_path / "root" / "cgroup.controllers").write_text("memory")
+    assert cgroups.groups_of_pid(1, f"{tmp_path}/root", f"4:memory:{path}\n0::{path}\n") == {}
+
+
+def test_of_a_process_that_has_gone_or_is_in_our_own_groups() -> None:
+    assert cgroups.groups_of_pid(2**22 + 1) == {}
+    assert cgroups.groups_of_pid(os.getpid()) == {}
 
 
 def test_removing_what_is_not_there(tmp_path: Path) -> None:

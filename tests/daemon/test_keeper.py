@@ -17,9 +17,13 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.keeper import KEEPER_SOURCE, journal, requests
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import fake
-from sandkeepd.providers.base import Caller, Launch, Terminal
+from sandkeepd.providers.base import Caller, ImageRequest, Launch, Terminal
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
+
+
+def plain(source: Path) -> ImageRequest:
+    return ImageRequest(kind="directory", source=str(source))
 
 
 async def quiet(sentence: str) -> None:
@@ -39,7 +43,7 @@ async def test_the_keeper_in_this_shell(shell: str, tmp_path: Path, monkeypatch:
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(fake.open_fake(str(tmp_path / "state")))
         await provider.import_image(
-            "img_1", str(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
+            "img_1", plain(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
         )
         nasty = " é\n\\'\"$(id)`id` \t" + "Á" * 3000 + "\n"
         instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {"SHARED": nasty}, {})
@@ -104,7 +108,7 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "source").mkdir()
     async with fake.open_fake(str(tmp_path / "state")) as provider:
         await provider.import_image(
-            "img_1", str(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
+            "img_1", plain(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
         )
         instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {}, {})
         try:

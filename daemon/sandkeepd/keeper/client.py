@@ -23,7 +23,7 @@ from sandkeepd.keeper.processes import LOST_END, Known
 from sandkeepd.keeper.talk import Talk
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Chunk, Exit, InputNote, Launch, unnoted
+from sandkeepd.providers.base import Chunk, Ending, Exit, InputNote, Launch, unnoted
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
@@ -57,10 +57,11 @@ class KeeperInstance:
         self.sandbox_id = sandbox_id
         self.isolation = isolation
         self.handle = handle
-        self._reason = ""
+        self._ending = Ending(kind="failed", message="it is gone")
         self._place = Place(directory, inside, input_owner)
         self._journals = Journals(self._place.out_dir, watcher)
         self._talk = Talk(sandbox_id, self._place, watcher, self._heard)
+        self.pause = self._talk.pause
         self._launcher = Launcher(
             self._talk, self._place, self._journals, leader=leader, env=env, working_dir=working_dir
         )
@@ -133,8 +134,8 @@ class KeeperInstance:
 
     async def _killed(self, process_id: str, process: Known) -> None:
         """The code inside can stop or end whoever would tell. That must not keep those waiting who had it killed."""
-        with trio.move_on_after(KILL_DEADLINE_S):
-            with trio.move_on_after(STUCK_S):
+        with self.pause.patience(KILL_DEADLINE_S):
+            with self.pause.patience(STUCK_S):
                 await process.ended.wait()
             if process.exit is None:
                 self._viewers.end_stuck(process_id)
@@ -224,6 +225,14 @@ class KeeperInstance:
         """See `Piping.run_piped`."""
         return self._helpers.piped(command, incoming=incoming, working_dir=working_dir)
 
+    def is_paused(self) -> bool:
+        """See `Pausing.is_paused`. The provider says it, by `pause`."""
+        return self.pause.is_on
+
+    async def pause_changed(self, paused: bool) -> None:
+        """See `Pausing.pause_changed`."""
+        await self.pause.changed(paused)
+
     async def read_file(self, path: str) -> bytes:
         """See `Instance.read_file`."""
         return await files.read_file(self, path)
@@ -236,6 +245,8 @@ class KeeperInstance:
 
     async def is_alive(self) -> bool:
         """See `Instance.is_alive`."""
+        if self.pause.is_on:
+            return False
         token = new_id(PROCESS)
         process = self._talk.processes[token] = Known()
         try:
@@ -261,17 +272,17 @@ class KeeperInstance:
         """Ask after ends that were not told. Nothing is waited for."""
         self._talk.sweep()
 
-    async def ended(self) -> str:
+    async def ended(self) -> Ending:
         """See `Instance.ended`."""
         await self._talk.gone.wait()
-        return self._reason
+        return self._ending
 
-    async def went(self, reason: str) -> None:
+    async def went(self, ending: Ending) -> None:
         """The sandbox is gone, for the provider to say: what still ran in it has ended with it."""
         if self._talk.gone.is_set():
             return
         await self._talk.catch_up()
-        self._reason = reason
+        self._ending = ending
         self._viewers.remove_all()
         self._talk.break_off()
 

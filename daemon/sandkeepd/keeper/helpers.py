@@ -77,7 +77,7 @@ class Helpers:
                 await self._drop_in_time(process_id)
 
     async def _hear_ready(self, piped: pipes.Piped) -> None:
-        with trio.move_on_after(REQUEST_DEADLINE_S) as patience:
+        with self._talk.pause.patience(REQUEST_DEADLINE_S) as patience:
             await piped.expect("ready")
         if patience.cancelled_caught:
             raise self._talk.silent()

@@ -14,6 +14,7 @@ from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateErro
 from sandkeepd.keeper import fifo, journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
+from sandkeepd.keeper.pausing import Pause
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.watcher import Watcher
@@ -45,6 +46,7 @@ class Talk:
         self.gone = trio.Event()
         """Set when the sandbox is gone, and there is nobody to talk to."""
         self.closed = False
+        self.pause = Pause()
         self._sandbox_id = sandbox_id
         self._watcher = watcher
         self._heard = heard
@@ -72,13 +74,12 @@ class Talk:
 
         Raises `provider_unavailable`, or `not_ready` when it is gone.
         """
-        try:
-            with trio.fail_after(REQUEST_DEADLINE_S):
-                while not enough():
-                    self.check_present()
-                    await process.news.wait()
-        except trio.TooSlowError:
-            raise self.silent() from None
+        with self.pause.patience(REQUEST_DEADLINE_S) as patience:
+            while not enough():
+                self.check_present()
+                await process.news.wait()
+        if patience.cancelled_caught:
+            raise self.silent()
 
     def silent(self) -> SandkeepError:
         """The error for a keeper that has not answered in time."""
@@ -123,7 +124,7 @@ class Talk:
 
     def _ask_after(self, process_ids: Sequence[str]) -> bool:
         """Whether all could be asked."""
-        fd = None if self.closed or self.gone.is_set() else fifo.open_fifo(self._control)
+        fd = None if self.closed or self.gone.is_set() or self.pause.is_on else fifo.open_fifo(self._control)
         if fd is None:
             return False
         try:

@@ -14,9 +14,7 @@ _REMOVED: Final = 'find -L "$@" -maxdepth 1 -type f -links 0 -printf "%D %i %b\\
 """What prints device, number and blocks of each file that has no name any more, but is open in one of the processes."""
 
 
-def occupied(
-    paths: Sequence[str], first: int, groups: Mapping[str, str], inside: Sequence[str], *, root: bool
-) -> int:
+def occupied(paths: Sequence[str], first: int, groups: Mapping[str, str], inside: Sequence[str], *, root: bool) -> int:
     """How many bytes a sandbox with the first process `first` has on the disk: in the directories `paths`, and in files
     that have no name any more. `inside` is what the code inside calls the places that lie on the disk.
     """

@@ -8,6 +8,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import trio
 
 from sandkeep.errors import SandkeepError
+from sandkeepd.providers.base import Ending
 
 PERIOD_S: Final = 10.0
 """How often it is looked at what the sandboxes have written."""
@@ -19,14 +20,14 @@ _AT_ONCE: Final = 4
 
 
 class Limited(Protocol):
-    """A sandbox that may write so much. `reason` is why it is ended."""
+    """A sandbox that may write so much. `ending` is how it ended, once that is decided."""
 
     @property
     def disk_bytes(self) -> int:
         """How much it may have on the disk."""
         ...
 
-    reason: str | None
+    ending: Ending | None
     look_after: float
     """Before this time, by Trio's clock, it is not looked at again."""
 
@@ -73,6 +74,7 @@ class DiskWatch(Generic[L]):
         """Look once at what a sandbox has written, and end it when that is too much."""
         written = await trio.to_thread.run_sync(self._occupied, instance, limiter=self._limiter)
         limit = instance.disk_bytes
-        if written > limit and instance.reason is None:
-            instance.reason = f"disk_limit: it had written {written} bytes, and its limit is {limit}"
+        if written > limit and instance.ending is None:
+            message = f"it had written {written} bytes, and its limit is {limit}"
+            instance.ending = Ending(kind="disk_limit", message=message)
             await self._end(instance)

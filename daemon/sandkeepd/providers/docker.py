@@ -9,18 +9,18 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
+from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_plan, docker_probe, docker_start
-from sandkeepd.providers.base import Caller, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
@@ -28,9 +28,6 @@ from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_start import Handle, Job
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -89,6 +86,10 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     # Sandboxes
 
+    def default_network(self) -> Network:
+        """See `Provider.default_network`."""
+        return docker_plan.default_network()
+
     def plan(
         self,
         sandbox_id: str,
@@ -98,7 +99,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
         taken: Sequence[dict[str, Any]],
         *,
         details: Mapping[str, Any],
-        owner: str,
+        owner: str = "",
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
@@ -121,13 +122,13 @@ class DockerProvider(KeptProvider[DockerInstance]):
         try:
             await self._in_thread(docker_start.make_directories, job)
             failpoints.reach("docker.directories")
-            with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-                handle = await self.engine.call(lambda client: docker_start.start(client, job))
-            return await self._begin(job, handle, secrets)
+            with docker_start.control_held_open(job):
+                with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
+                    handle = await self.engine.call(lambda client: docker_start.start(client, job))
+                return await self._begin(job, handle, secrets)
         except BaseException:
-            with trio.CancelScope(shield=True):
-                with suppress(SandkeepError):  # then the next start of the daemon removes it
-                    await self.terminate(sandbox_id, plan, {})
+            with trio.CancelScope(shield=True), suppress(SandkeepError):  # else the daemon's next start removes it
+                await self.terminate(sandbox_id, plan, {})
             raise
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
@@ -200,7 +201,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
         """See `Provider.terminate`. What runs ends at once, also when the engine is down; the rest waits for it."""
         instance = self._instances.get(sandbox_id)
         if instance is not None:
-            instance.reason = instance.reason or "it was terminated"
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
         with trio.CancelScope(shield=True):
             await self._in_thread(_kill, handle)
             failpoints.reach("docker.killed")
@@ -246,19 +247,21 @@ class DockerProvider(KeptProvider[DockerInstance]):
         state: dict[str, Any] = found["State"]
         return state
 
-    async def _why_ended(self, instance: DockerInstance) -> str:
+    async def _why_ended(self, instance: DockerInstance) -> Ending:
         try:
             with trio.fail_after(NEWS_S):
                 state = await self._state(msgspec.convert(instance.handle, Handle))
         except (SandkeepError, trio.TooSlowError):
-            return "the Docker engine went away, and took it along: it has no live-restore"
+            return _lost_with_engine()
         if state is None:
-            return "its container was removed outside Sandkeep"
+            return Ending(kind="lost", message="its container was removed outside Sandkeep")
         if state.get("OOMKilled"):
-            return "its first process ended after it had used up its memory"
+            return Ending(kind="failed", message="its first process ended after it had used up its memory")
         if trio.current_time() - self.engine.interrupted < INTERRUPTION_S:
-            return "the Docker engine was stopped, and took it along: it has no live-restore"
-        return f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')})"
+            return _lost_with_engine()
+        return Ending(
+            kind="failed", message=f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')})"
+        )
 
     # All that there is
 
@@ -273,7 +276,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
-        containers = await self.engine.call(lambda client: docker_start.marked(client))
+        containers = await self.engine.call(docker_start.marked)
         return sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id}), []
 
     async def clean_up(self, ledger: Ledger) -> Swept:
@@ -302,6 +305,11 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
+
+
+def _lost_with_engine() -> Ending:
+    message = "the Docker engine stopped, and its containers with it, as it has no live-restore: resume the sandbox"
+    return Ending(kind="lost", message=message)
 
 
 def _kill(handle: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a Docker sandbox will be: a pure decision from the request, the image's details and the administrator's settings.
+"""What a Docker sandbox will be, decided from the request, the image's details and the administrator's settings.
 
 The settings are the most that callers get, and are read here: what was decided is on record before anything is made.
 """
@@ -94,9 +94,7 @@ def default_network() -> Network:
     return "none" if named in ("", "none") else "host" if named == "host" else "bridge"
 
 
-def decide(
-    sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str, Any], disk_bytes: int
-) -> Plan:
+def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str, Any], disk_bytes: int) -> Plan:
     """The plan of a sandbox. Raises `not_supported`, `invalid`, `not_configured`, and `permission_denied` for what goes
     beyond the administrator's settings.
     """
@@ -105,7 +103,8 @@ def decide(
     try:
         image = msgspec.convert(dict(details), Details)
     except msgspec.ValidationError:
-        raise SetupError("not_supported", "the image was not made for Docker: make it again with provider='docker'") from None
+        words = "the image was not made for Docker: make it again with provider='docker'"
+        raise SetupError("not_supported", words) from None
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
@@ -200,4 +199,6 @@ def _slug(owner: str) -> str:
 def _check_labels(spec: SandboxSpec) -> None:
     for name in spec.labels:
         if name.startswith(RESERVED):
-            raise CallerError("invalid", f"labels: names with {RESERVED!r} are Sandkeep's: choose others", field="labels")
+            raise CallerError(
+                "invalid", f"labels: names with {RESERVED!r} are Sandkeep's: choose others", field="labels"
+            )

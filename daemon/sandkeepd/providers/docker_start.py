@@ -6,7 +6,8 @@ container that the engine is removing already, which is waited for; or by somebo
 
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct, field
@@ -88,6 +89,16 @@ def _make_control(job: Job) -> None:
         os.chmod(path, 0o666)  # noqa: S103 - nobody but the container can reach it
 
 
+@contextmanager
+def control_held_open(job: Job) -> Iterator[None]:
+    """Keep what is sent to the keeper, for the length of a block: a FIFO that nobody has open forgets it."""
+    fd = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
 def close_control(job: Job) -> None:
     """The keeper has opened its way: nobody else inside shall."""
     path = f"{job.directory}/in/.control"
@@ -117,7 +128,7 @@ def start(client: "APIClient", job: Job) -> Handle:
     )
     container_id = _create(client, job, body)
     failpoints.reach("docker.created")
-    _start(client, container_id, job)
+    _start(client, container_id)
     failpoints.reach("docker.started")
     found = client.inspect_container(container_id)
     state = found["State"]
@@ -153,7 +164,7 @@ def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
     deadline = time.monotonic() + GONE_S
     while True:
         try:
-            made: str = client.create_container_from_config(body, job.plan.name)["Id"]
+            made: str = client.create_container_from_config(body, job.plan.name)["Id"]  # type: ignore[no-untyped-call]
         except ImageNotFound:
             words = "its image is gone from the Docker engine: make the image again, with clean"
             raise ProviderError("provider_unavailable", words) from None
@@ -181,7 +192,7 @@ def _make_way(client: "APIClient", job: Job) -> None:
     _remove_container(client, found["Id"])
 
 
-def _start(client: "APIClient", container_id: str, job: Job) -> None:
+def _start(client: "APIClient", container_id: str) -> None:
     from docker.errors import APIError
 
     try:
@@ -250,4 +261,3 @@ def _remove_container(client: "APIClient", container_id: str) -> None:
             time.sleep(_POLL_S)  # it is being removed already
         else:
             return
-

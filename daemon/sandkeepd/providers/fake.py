@@ -6,15 +6,16 @@ be tested where nothing can be isolated. And it can be told to misbehave: see `F
 
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
 import trio
 
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import check_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeepd.hostpath import import_tree
@@ -33,7 +34,7 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper import KEEPER_SOURCE
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
@@ -47,19 +48,45 @@ class Faults:
         self.create_error: SandkeepError | None = None
         self.terminate_error: SandkeepError | None = None
         self.import_error: SandkeepError | None = None
+        self.ending = Ending(kind="failed", message="the fake sandbox was ended")
+        """What sandboxes that end by themselves say."""
+        self.down: SandkeepError | None = None
+        """What is raised at once, as by a provider whose engine is down."""
+        self.mended = trio.Event()
         self.silent: trio.Event | None = None
         """Until it is set, the provider answers nobody who adopts, ends, or asks what there is."""
 
+    def mend(self) -> None:
+        """Have the engine answer again, and say so."""
+        self.down = None
+        self.mended.set()
+        self.mended = trio.Event()
+
     async def answer(self) -> None:
-        """Wait while the provider is to be silent."""
+        """Wait while the provider is to be silent, and fail while it is to be down."""
         if self.silent is not None:
             await self.silent.wait()
+        if self.down is not None:
+            raise self.down
 
 
 class FakeInstance(KeptInstance):
     """A fake sandbox. `identity` is its keeper's."""
 
     identity: Identity
+    faults: Faults
+
+    async def suspend(self) -> None:
+        """See `Pausing.suspend`."""
+        await self.faults.answer()
+        await trio.to_thread.run_sync(_stop, self.sandbox_id)
+        self.pause.set(True)
+
+    async def resume(self) -> None:
+        """See `Pausing.resume`."""
+        await self.faults.answer()
+        await trio.to_thread.run_sync(_continue, self.sandbox_id)
+        self.pause.set(False)
 
 
 class FakeProvider(KeptProvider[FakeInstance]):
@@ -77,7 +104,9 @@ class FakeProvider(KeptProvider[FakeInstance]):
         """See `Provider.capabilities`."""
         return ProviderCapabilities(provider=self.name, works=True)
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         if self.faults.import_error:
             raise self.faults.import_error
@@ -85,7 +114,8 @@ class FakeProvider(KeptProvider[FakeInstance]):
             target = f"{self._image(image_id)}/root"
             os.makedirs(self._image(image_id), exist_ok=True)
             _mark(f"{self._image(image_id)}/log", self._log_id)
-            return await import_tree(source, caller, target, owner=None, hide=self._state_dir, progress=progress)
+            hide = self._state_dir
+            return await import_tree(request.source, caller, target, owner=None, hide=hide, progress=progress)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.remove_image(image_id)
@@ -97,7 +127,15 @@ class FakeProvider(KeptProvider[FakeInstance]):
         await trio.to_thread.run_sync(_remove, self._image(image_id))
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str,
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self._sandbox(sandbox_id)
@@ -116,21 +154,26 @@ class FakeProvider(KeptProvider[FakeInstance]):
                 raise self.faults.create_error
             with trio.CancelScope(shield=True):
                 identity = await trio.to_thread.run_sync(self._start, sandbox_id, image_id)
-            workspace = f"{self._sandbox(sandbox_id)}/upper"
-            isolation = Isolation(
-                mechanism="fake", files="copy", host_uid=os.geteuid(), workspace=workspace, notes=["nothing isolates"]
-            )
-            handle = {"first": msgspec.to_builtins(identity), "secrets": list(secrets)}
-            instance = self._hold(sandbox_id, spec, isolation, handle)
-            if instance is None:
-                reap(identity.pid)
-                raise ProviderError("provider_unavailable", "the fake sandbox ended while it started")
-            instance.child = identity.pid
-            await instance.share_secrets(secrets)
+            return await self._begin(sandbox_id, spec, secrets, identity)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._undo(sandbox_id, {})
             raise
+
+    async def _begin(
+        self, sandbox_id: str, spec: SandboxSpec, secrets: Mapping[str, str], identity: Identity
+    ) -> FakeInstance:
+        workspace = f"{self._sandbox(sandbox_id)}/upper"
+        isolation = Isolation(
+            mechanism="fake", files="copy", host_uid=os.geteuid(), workspace=workspace, notes=["nothing isolates"]
+        )
+        handle = {"first": msgspec.to_builtins(identity), "secrets": list(secrets)}
+        instance = self._hold(sandbox_id, spec, isolation, handle)
+        if instance is None:
+            reap(identity.pid)
+            raise ProviderError("provider_unavailable", "the fake sandbox ended while it started")
+        instance.child = identity.pid
+        await instance.share_secrets(secrets)
         return instance
 
     def _start(self, sandbox_id: str, image_id: str) -> Identity:
@@ -162,13 +205,14 @@ class FakeProvider(KeptProvider[FakeInstance]):
                 env={name: value for name, value in env.items() if name not in handle["secrets"]},
                 working_dir=spec.working_dir or isolation.workspace,
             )  # fmt: skip
-            instance.identity = identity
+            instance.identity, instance.faults = identity, self.faults
+            instance.pause.set(_is_stopped(identity.pid))
             return instance
 
         return self._take_hold(identity, make)
 
-    async def _why_ended(self, instance: FakeInstance) -> str:
-        return "the fake sandbox was ended"
+    async def _why_ended(self, instance: FakeInstance) -> Ending:
+        return self.faults.ending
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -180,6 +224,35 @@ class FakeProvider(KeptProvider[FakeInstance]):
             await instance.remember_earlier()
         return instance
 
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> FakeInstance:
+        """See `Reviving.revive`."""
+        await self.halt(sandbox_id, plan, handle)
+        directory = self._sandbox(sandbox_id)
+        if not await trio.Path(f"{directory}/upper").is_dir():
+            raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
+        try:
+            with trio.CancelScope(shield=True):
+                identity = await trio.to_thread.run_sync(_start_keeper, sandbox_id, directory)
+            return await self._begin(sandbox_id, spec, secrets, identity)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._halt(sandbox_id, {})
+            raise
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Reviving.halt`."""
+        await self.faults.answer()
+        with trio.CancelScope(shield=True):
+            await self._halt(sandbox_id, handle)
+
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
         await self.faults.answer()
@@ -188,13 +261,20 @@ class FakeProvider(KeptProvider[FakeInstance]):
         with trio.CancelScope(shield=True):
             await self._undo(sandbox_id, handle)
 
+    async def recovered(self) -> None:
+        """See `Recovering.recovered`."""
+        await self.faults.mended.wait()
+
     async def _undo(self, sandbox_id: str, handle: dict[str, Any]) -> None:
+        await self._halt(sandbox_id, handle)
+        for name in ("upper", "in"):
+            await trio.to_thread.run_sync(_remove, f"{self._sandbox(sandbox_id)}/{name}")
+
+    async def _halt(self, sandbox_id: str, handle: dict[str, Any]) -> None:
         await self.lose(sandbox_id, handle)
         instance = self._instances.get(sandbox_id)
         if instance is not None:
             await self._see_end(instance)
-        for name in ("upper", "in"):
-            await trio.to_thread.run_sync(_remove, f"{self._sandbox(sandbox_id)}/{name}")
 
     async def lose(self, sandbox_id: str, handle: dict[str, Any]) -> None:
         """End a sandbox as if it had died by itself. Its files stay."""
@@ -268,7 +348,36 @@ def _kill(sandbox_id: str, handle: dict[str, Any]) -> None:
             kill_and_wait(pidfd)
         finally:
             os.close(pidfd)
-    kill_all(lambda: marked({_MARK: sandbox_id}, {os.geteuid()}))
+    kill_all(lambda: _processes(sandbox_id))
+
+
+def _processes(sandbox_id: str) -> list[int]:
+    return marked({_MARK: sandbox_id}, {os.geteuid()})
+
+
+def _stop(sandbox_id: str) -> None:
+    """Stop all its processes, again and again until none was started meanwhile. Blocks."""
+    while running := [pid for pid in _processes(sandbox_id) if not _is_stopped(pid)]:
+        _signal(running, signal.SIGSTOP)
+
+
+def _continue(sandbox_id: str) -> None:
+    _signal(_processes(sandbox_id), signal.SIGCONT)
+
+
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, or has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in b"TtZX"
+    except FileNotFoundError:
+        return True
 
 
 def _remove(path: str) -> None:

@@ -12,12 +12,13 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
+from sandkeep.model import Network
 from sandkeepd.hostprocess import Identity, keep_descriptors_private, open_process, reap, wait_ended
 from sandkeepd.keeper import dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Chunk, Dropped, Exit
+from sandkeepd.providers.base import Chunk, Dropped, Ending, Exit
 from sandkeepd.turns import my_turn
 
 SWEEP_PERIOD_S: Final = 20.0
@@ -35,17 +36,17 @@ class Held(Protocol):
     """The sandbox's first process."""
     child: int | None
     """The process to be reaped when the sandbox has ended, if this daemon started it."""
-    reason: str | None
-    """Why it ended, if whoever ended it has said so."""
+    ending: Ending | None
+    """How it ended, if whoever ended it has said so."""
     scope: trio.CancelScope
     """What waits for its end."""
 
-    async def ended(self) -> str:
+    async def ended(self) -> Ending:
         """See `Instance.ended`."""
         ...
 
-    async def went(self, reason: str) -> None:
-        """The sandbox is gone, and that is why."""
+    async def went(self, ending: Ending) -> None:
+        """The sandbox is gone, and that is how."""
         ...
 
     def sweep(self) -> None:
@@ -62,7 +63,7 @@ class KeptInstance(KeeperInstance):
 
     pidfd: int
     child: int | None = None
-    reason: str | None = None
+    ending: Ending | None = None
     scope: trio.CancelScope
 
     async def aclose(self) -> None:
@@ -95,8 +96,12 @@ class KeptProvider(ABC, Generic[InstanceT]):
         """The directory of a sandbox on the host. Raises `invalid` for what cannot be an id."""
 
     @abstractmethod
-    async def _why_ended(self, instance: InstanceT) -> str:
-        """Why a sandbox ended that nobody here has ended."""
+    async def _why_ended(self, instance: InstanceT) -> Ending:
+        """How a sandbox ended that nobody here has ended."""
+
+    def default_network(self) -> Network:
+        """See `Provider.default_network`."""
+        return "none"
 
     # Holding
 
@@ -128,7 +133,7 @@ class KeptProvider(ABC, Generic[InstanceT]):
             await my_turn()
             if instance.child is not None:
                 await trio.to_thread.run_sync(reap, instance.child)
-            await instance.went(instance.reason or await self._why_ended(instance))
+            await instance.went(instance.ending or await self._why_ended(instance))
 
     async def _let_go(self, instance: InstanceT) -> None:
         """Hold it no more. The sandbox goes on, if it was not ended."""

@@ -28,7 +28,7 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, local_plan
-from sandkeepd.providers.base import Caller, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
@@ -53,6 +53,10 @@ class LocalInstance(KeptInstance):
     def disk_bytes(self) -> int:
         """How much it may have on the disk."""
         return self.plan.disk_bytes
+
+    def groups(self) -> Mapping[str, str]:
+        """See `Measuring.groups`."""
+        return self.plan.cgroups
 
 
 class LocalProvider(KeptProvider[LocalInstance]):
@@ -133,14 +137,16 @@ class LocalProvider(KeptProvider[LocalInstance]):
 
     # Images
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         self.layout.prepare()
         directory = self.layout.image(image_id)
         try:
             self._make_image(directory)
             return await import_tree(
-                source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
+                request.source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
                 hide=self.layout.state_dir, progress=progress,
             )  # fmt: skip
         except BaseException:
@@ -162,7 +168,15 @@ class LocalProvider(KeptProvider[LocalInstance]):
     # Sandboxes
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str,
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
@@ -250,10 +264,10 @@ class LocalProvider(KeptProvider[LocalInstance]):
 
         return self._take_hold(handle.first, make)
 
-    async def _why_ended(self, instance: LocalInstance) -> str:
-        if cgroups.ran_out_of_memory(instance.plan.cgroups):
-            return "its first process ended after it had used up its memory"
-        return "its first process was ended from outside"
+    async def _why_ended(self, instance: LocalInstance) -> Ending:
+        starved = cgroups.ran_out_of_memory(instance.plan.cgroups)
+        how = "ended after it had used up its memory" if starved else "was ended from outside"
+        return Ending(kind="failed", message=f"its first process {how}")
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -285,7 +299,7 @@ class LocalProvider(KeptProvider[LocalInstance]):
         decided = await self._decided(sandbox_id, plan)
         instance = self._instances.get(sandbox_id)
         if instance is not None:
-            instance.reason = instance.reason or "it was terminated"
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
         with trio.CancelScope(shield=True):
             await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")

@@ -49,6 +49,10 @@ class Planner:
         mechanism = self._mechanism(spec)
         if spec.network == "bridge":
             raise SetupError("not_supported", "the local provider has no bridge network: use network 'none' or 'host'")
+        if spec.volumes:
+            raise SetupError(
+                "not_supported", "the local provider has no volumes: make an image for docker", field="volumes"
+            )
         inner_uid, inner_gid = _inner_user(spec.user)
         limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit

@@ -89,9 +89,9 @@ def start(job: Job) -> Started:
             argv, workspace = _as_root(job)
         else:
             argv, workspace = _as_user(job)
-        job.hierarchies.create(job.plan.cgroups, job.plan.limits)
-        job.hierarchies.join_thread(job.plan.cgroups)
-        return _run(job, [*job.hierarchies.wrapper(job.plan.cgroups), *argv], control, workspace)
+        groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
+        job.hierarchies.join_thread(groups)
+        return _run(job, [*job.hierarchies.wrapper(groups), *argv], control, workspace)
     except OSError as error:
         raise translate(error) from None
     finally:

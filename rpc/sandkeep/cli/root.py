@@ -20,6 +20,8 @@ COMMANDS: Final = {
     "create": ("sandboxes:create", "Make a sandbox from an image and start it."),
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
+    "suspend": ("sandboxes:suspend", "Have everything in sandboxes stand still."),
+    "resume": ("sandboxes:resume", "Have sandboxes go on, or start lost ones anew on their files."),
     "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
     "sandbox": ("root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
     "exec": ("exec:exec_", "Run a command in a sandbox to its end."),
@@ -42,7 +44,7 @@ COMMANDS: Final = {
 
 SUBJECTS: Final = {
     "Images": ("image",),
-    "Sandboxes": ("create", "ls", "get", "rm", "sandbox"),
+    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp",),
     "What happened": ("events", "history"),
@@ -57,7 +59,9 @@ IMAGE_COMMANDS: Final = {
     "rm": ("images:rm", "Remove images."),
 }
 
-SANDBOX_COMMANDS: Final = {name: COMMANDS[name] for name in ("create", "ls", "get", "rm", "exec", "run", "history")}
+SANDBOX_COMMANDS: Final = {
+    name: COMMANDS[name] for name in ("create", "ls", "get", "suspend", "resume", "rm", "exec", "run", "history")
+}
 
 STORE_COMMANDS: Final = {
     "verify": ("store:verify", "Check the event log and every metadata.json."),

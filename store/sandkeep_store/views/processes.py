@@ -40,6 +40,7 @@ class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
     stderr_bytes: int | None = None
     error: tuple[str, str] | None = None
     interrupted: bool = False
+    oom_killed: bool = False
 
     @property
     def ended(self) -> bool:
@@ -75,6 +76,7 @@ class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
             pid=self.pid,
             exit_code=self.exit_code,
             timed_out=self.timed_out,
+            oom_killed=self.oom_killed,
             last_signal=self.last_signal,
             stdout_bytes=self.stdout_bytes,
             stderr_bytes=self.stderr_bytes,
@@ -139,7 +141,17 @@ def _exited(state: "State", event: events.ProcessExited, fact: Fact) -> None:
         event.stdout_bytes,
         event.stderr_bytes,
     )
+    if event.oom_killed:
+        process.oom_killed, process.error = True, ("provider_unavailable", _want_of_memory(state, process))
     _end(state, process, "exited", fact)
+
+
+def _want_of_memory(state: "State", process: ProcessState) -> str:
+    sandbox = state.sandboxes.get(process.sandbox_id)
+    limit = sandbox.requested.spec.memory_bytes if sandbox is not None else None
+    if limit is None:
+        return "the kernel killed it, as the machine had no memory left: give the sandbox a limit"
+    return f"the kernel killed it for want of memory: the sandbox's limit is {limit / 2**20:.6g} MiB"
 
 
 @folds(events.ProcessLaunchFailed)

@@ -1,0 +1,79 @@
+"""What running sandboxes use: `sandbox.stats`."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import trio
+
+from sandkeep.clock import now_us, rfc3339
+from sandkeep.methods import StatsQuery
+from sandkeep.model import SandboxStats, SandboxStatsList
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd import decide, usage
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+from sandkeepd.providers.base import Measuring
+from sandkeepd.query import page
+from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.usage import Usage
+
+AT_ONCE = 32
+"""So many sandboxes are measured by one thread before it is somebody else's turn."""
+
+Sample = tuple[Usage, int]
+"""What was found, and when, in microseconds since 1970."""
+
+
+class Stats:
+    """The handler."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+
+    async def stats(self, request: Request[StatsQuery]) -> SandboxStatsList:
+        """Measure one sandbox, or all that the caller has running. One that ends meanwhile is left out."""
+        asked, following = self._asked(request)
+        found: list[SandboxStats] = []
+        for start in range(0, len(asked), AT_ONCE):
+            part = asked[start : start + AT_ONCE]
+            samples = await trio.to_thread.run_sync(_measure, [self._groups(sandbox) for sandbox in part])
+            found += [
+                _told(sandbox, *sample)
+                for sandbox, sample in zip(part, samples, strict=True)
+                if sample is not None and sandbox.status == "running"
+            ]
+        return SandboxStatsList(sandboxes=found, next=following)
+
+    def _asked(self, request: Request[StatsQuery]) -> tuple[list[SandboxState], str | None]:
+        query, state = request.params, self._core.state
+        if query.sandbox_id is not None:
+            request.require_sandbox(state, query.sandbox_id)
+            sandbox = decide.sandbox(state, query.sandbox_id)
+            decide.require_running(sandbox)
+            return [sandbox], None
+        shown = (s for s in state.sandboxes.values() if s.status == "running" and request.sees(s.owner))
+        return page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
+
+    def _groups(self, sandbox: SandboxState) -> Mapping[str, str]:
+        """Where its control groups are: nowhere that is known, while a starting daemon has not adopted it."""
+        runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
+        if runtime is None or not isinstance(runtime.instance, Measuring):
+            return {}
+        return runtime.instance.groups()
+
+
+def _measure(groups: Sequence[Mapping[str, str]]) -> list[Sample | None]:
+    """Measure one after the other; None for one that has gone. Blocks."""
+    return [None if found is None else (found, now_us()) for found in map(usage.measure, groups)]
+
+
+def _told(sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
+    return SandboxStats(
+        sandbox_id=sandbox.sandbox_id,
+        provider=sandbox.requested.provider,
+        owner=sandbox.owner,
+        sampled_at=rfc3339(at_us),
+        running_processes=len(sandbox.active),
+        **msgspec.structs.asdict(found),
+    )

@@ -1,0 +1,235 @@
+"""What a sandbox uses, from the files of its control groups, in both versions of the kernel's interface.
+
+A group is asked by reading a dozen small files, which takes a fraction of a millisecond; no engine is asked. What is
+read is a number or it is not believed: then, as for what this kernel does not count, the answer is None. Version 1 has
+a directory for each controller, version 2 one for all of them; `Mapping` of controller to directory stands for both.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+MOST_BYTES: Final = 65_536
+"""Of no file is more read than that: the longest has a line for each disk."""
+
+MOST: Final = 2**63 - 1
+UNLIMITED: Final = 2**60
+"""From here on a limit in bytes is none: version 1 says "no limit" by the greatest number of whole pages."""
+
+NANO: Final = 1e-9
+MICRO: Final = 1e-6
+_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+
+_READS: Final = frozenset({"Read", "rbytes"})
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """What the processes of a group have used and use, and its limits. See `sandkeep.model.SandboxStats`."""
+
+    cpu_s: float | None = None
+    cpu_user_s: float | None = None
+    cpu_system_s: float | None = None
+    cpus_limit: float | None = None
+    memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    pids: int | None = None
+    pids_limit: int | None = None
+    io_read_bytes: int | None = None
+    io_written_bytes: int | None = None
+    oom_kills: int | None = None
+
+
+def measure(groups: Mapping[str, str]) -> Usage | None:
+    """What the groups tell: controller -> directory. None when they have gone. Blocks, for a short time."""
+    if groups and not any(map(os.path.isdir, set(groups.values()))):
+        return None
+    found: dict[str, int | float] = {}
+    for tell, directory in _tellers(groups):
+        found |= {name: value for name, value in tell(directory).items() if value is not None}
+    return Usage(**found)  # type: ignore[arg-type]  # what tells has values of these fields' types
+
+
+def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:
+    """What tells something of the groups, and in which directory."""
+    version_2 = {directory for directory in groups.values() if is_version_2(directory)}
+    asked = [(tell, directory) for directory in sorted(version_2) for tell in VERSION_2]
+    for controller, directory in groups.items():
+        if directory not in version_2 and controller in VERSION_1:
+            asked.append((VERSION_1[controller], directory))
+    return asked
+
+
+def oom_kills(groups: Mapping[str, str]) -> int | None:
+    """How many processes of the group the kernel has killed for want of memory; None where it does not tell."""
+    directory = groups.get("memory")
+    if directory is None:
+        return None
+    for file in ("memory.oom_control", "memory.events"):
+        count = _number(_table(f"{directory}/{file}").get("oom_kill"))
+        if count is not None:
+            return count
+    return None
+
+
+def is_version_2(directory: str) -> bool:
+    """Whether a group is one of version 2."""
+    return os.path.exists(f"{directory}/cgroup.controllers")
+
+
+# -- version 1 --------------------------------------------------------------------------------------------------------
+
+
+def _cpuacct_v1(directory: str) -> dict[str, float | None]:
+    split = _table(f"{directory}/cpuacct.stat")
+    return {
+        "cpu_s": _scaled(_read(f"{directory}/cpuacct.usage"), NANO),
+        "cpu_user_s": _scaled(split.get("user"), _TICK_S),
+        "cpu_system_s": _scaled(split.get("system"), _TICK_S),
+    }
+
+
+def _cpu_v1(directory: str) -> dict[str, float | None]:
+    return {"cpus_limit": _share(_read(f"{directory}/cpu.cfs_quota_us"), _read(f"{directory}/cpu.cfs_period_us"))}
+
+
+def _memory_v1(directory: str) -> dict[str, int | None]:
+    cached = _table(f"{directory}/memory.stat").get("total_inactive_file")
+    return {
+        "memory_bytes": _without(_number(_read(f"{directory}/memory.usage_in_bytes")), _number(cached)),
+        "memory_peak_bytes": _number(_read(f"{directory}/memory.max_usage_in_bytes")),
+        "memory_limit_bytes": _limit(_read(f"{directory}/memory.limit_in_bytes")),
+        "oom_kills": oom_kills({"memory": directory}),
+    }
+
+
+def _blkio_v1(directory: str) -> dict[str, int | None]:
+    """Lines such as ``8:0 Read 4096``, and others; none at all as long as nothing was read or written."""
+    for file in ("blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"):
+        text = _read(f"{directory}/{file}")
+        if text is not None:
+            lines = [line.split() for line in text.splitlines()]
+            pairs = [(words[1], words[2]) for words in lines if len(words) == 3]
+            return _io([pair for pair in pairs if pair[0] in ("Read", "Write")])
+    return {}
+
+
+# -- version 2 --------------------------------------------------------------------------------------------------------
+
+
+def _cpu_v2(directory: str) -> dict[str, float | None]:
+    times = _table(f"{directory}/cpu.stat")
+    quota, _, period = (_read(f"{directory}/cpu.max") or "").strip().partition(" ")
+    return {
+        "cpu_s": _scaled(times.get("usage_usec"), MICRO),
+        "cpu_user_s": _scaled(times.get("user_usec"), MICRO),
+        "cpu_system_s": _scaled(times.get("system_usec"), MICRO),
+        "cpus_limit": _share(quota, period),
+    }
+
+
+def _memory_v2(directory: str) -> dict[str, int | None]:
+    cached = _table(f"{directory}/memory.stat").get("inactive_file")
+    return {
+        "memory_bytes": _without(_number(_read(f"{directory}/memory.current")), _number(cached)),
+        "memory_peak_bytes": _number(_read(f"{directory}/memory.peak")),
+        "memory_limit_bytes": _limit(_read(f"{directory}/memory.max")),
+        "oom_kills": oom_kills({"memory": directory}),
+    }
+
+
+def _io_v2(directory: str) -> dict[str, int | None]:
+    """Lines such as ``8:0 rbytes=4096 wbytes=0 rios=1 …``; none at all as long as nothing was read or written."""
+    text = _read(f"{directory}/io.stat")
+    if text is None:
+        return {}
+    pairs = [word.partition("=") for word in text.split()]
+    return _io([(name, value) for name, _, value in pairs if name in ("rbytes", "wbytes")])
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def _pids(directory: str) -> dict[str, int | None]:
+    return {
+        "pids": _number(_read(f"{directory}/pids.current")),
+        "pids_limit": _number(_read(f"{directory}/pids.max")),
+    }
+
+
+Teller = Callable[[str], Mapping[str, int | float | None]]
+
+VERSION_1: Final[dict[str, Teller]] = {
+    "cpuacct": _cpuacct_v1,
+    "cpu": _cpu_v1,
+    "memory": _memory_v1,
+    "blkio": _blkio_v1,
+    "pids": _pids,
+}
+"""What each controller tells."""
+
+VERSION_2: Final[tuple[Teller, ...]] = (_cpu_v2, _memory_v2, _io_v2, _pids)
+"""What a group tells, as far as its controllers are there. The time of its processes is counted without one."""
+
+
+def _io(pairs: list[tuple[str, str]]) -> dict[str, int | None]:
+    """Sums over all disks, of what is read and what is written."""
+    read = [_number(value) for name, value in pairs if name in _READS]
+    written = [_number(value) for name, value in pairs if name not in _READS]
+    return {"io_read_bytes": _sum(read), "io_written_bytes": _sum(written)}
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _without(used: int | None, cached: int | None) -> int | None:
+    """What is in use without what only lies in the cache. The two were not read in the same instant."""
+    return None if used is None else max(0, used - (cached or 0))
+
+
+def _limit(text: str | None) -> int | None:
+    limit = _number(text)
+    return limit if limit is not None and limit < UNLIMITED else None
+
+
+def _share(quota: str | None, period: str | None) -> float | None:
+    """A limit in cpus. Without one the quota is -1 or ``max``."""
+    used, of = _number(quota), _number(period)
+    return used / of if used is not None and of else None
+
+
+def _scaled(text: str | None, unit: float) -> float | None:
+    count = _number(text)
+    return None if count is None else round(count * unit, 9)
+
+
+def _number(text: str | None) -> int | None:
+    """A count that the kernel wrote; None for anything else."""
+    digits = (text or "").strip()
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+        return None
+    return min(int(digits), MOST)
+
+
+def _table(path: str) -> dict[str, str]:
+    """A file of lines with a name and a value each."""
+    lines = (line.split() for line in (_read(path) or "").splitlines())
+    return {words[0]: words[1] for words in lines if len(words) == 2}
+
+
+def _read(path: str) -> str | None:
+    """The beginning of a file; None when it cannot be had."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        return os.read(descriptor, MOST_BYTES).decode("ascii", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
