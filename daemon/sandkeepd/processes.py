@@ -318,6 +318,8 @@ def _unknown_input(process: ProcessState, past: Past) -> StateError:
 def terminals_of(instance: Instance) -> Terminals:
     """The terminals of an instance. Raises `not_supported` where there are none."""
     if isinstance(instance, Terminals):
+        if instance.no_terminals is not None:
+            raise SetupError("not_supported", instance.no_terminals)
         return instance
     raise SetupError("not_supported", "this provider gives no terminals: launch the process without tty")
 
