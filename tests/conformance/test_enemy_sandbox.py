@@ -152,7 +152,8 @@ async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch
     instance = await world.sandbox()
     monkeypatch.setattr(files, "DEADLINE_S", 1.0)
     monkeypatch.setattr(helpers, "TIDY_UP_S", 1.0)
-    await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
+    holder = await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
+    await instance.wait_output(holder, 0, 0)
     for attempt in (instance.read_file("file"), instance.write_file("new", b"data")):
         with trio.fail_after(30), pytest.raises(ProviderError, match="the sandbox did not do it"):
             await attempt

@@ -271,7 +271,11 @@ class Instance(Protocol):
 
 @runtime_checkable
 class Terminals(Protocol):
-    """What an instance can do beyond `Instance` when its processes can have terminals."""
+    """What an instance can do beyond `Instance` when its processes can have terminals; `no_terminals` says why they
+    cannot after all, as in an image without what that takes.
+    """
+
+    no_terminals: str | None
 
     async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
         """Attach a new viewer to the process's terminal; answer the controlling side of the viewer's own terminal.
