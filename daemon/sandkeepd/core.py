@@ -120,11 +120,12 @@ class Core:
     @contextmanager
     def stalling(self, streams: Sequence[str], then: str) -> Iterator[Callable[[SandkeepError], None]]:
         """For the length of a block that insists on what is on record already: whoever waits for these streams is told
-        `provider_unavailable` as soon as what the block was given hears of that, and what comes of it `then`.
+        `provider_unavailable` as soon as what the block was given hears that an `engine` is down, and what comes of it
+        `then`.
         """
 
         def told(error: SandkeepError) -> None:
-            if error.code == "provider_unavailable":
+            if error.code == "provider_unavailable" and "engine" in error.data:
                 self._stall(streams, ProviderError(error.code, f"{error.message}; {then}", **error.data))
 
         try:

@@ -42,9 +42,7 @@ async def insist(
         except passing:
             raise
         except trio.TooSlowError:
-            error: SandkeepError = ProviderError(
-                "provider_unavailable", f"its provider did not answer within {deadline_s:g} s"
-            )
+            error: SandkeepError = _silent(provider, deadline_s)
         except Exception as unforeseen:  # noqa: BLE001  # whatever it was, it is not done
             error = as_sandkeep_error(unforeseen)
         if told is not None:
@@ -53,6 +51,11 @@ async def insist(
         with trio.move_on_after(delay):
             await _recovered(provider)
         delay = min(2 * delay, MOST_RETRY_S)
+
+
+def _silent(provider: Provider | None, seconds: float) -> ProviderError:
+    message = f"its provider did not answer within {seconds:g} s"
+    return ProviderError("provider_unavailable", message, engine=provider.name if provider is not None else None)
 
 
 async def _recovered(provider: object) -> None:

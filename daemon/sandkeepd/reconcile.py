@@ -264,7 +264,7 @@ class Reconciler:
             await trio.lowlevel.checkpoint()
         for process_id, found in active.items():
             process = self._core.state.processes[process_id]
-            carrier = partial(self._processes.adopt, runtime, process, found)
+            carrier = partial(self._processes.carriers.adopt, runtime, process, found)
             if not start_in(runtime, carrier, self._core, f"process {process_id}"):
                 return
         if not (isinstance(instance, Pausing) and instance.is_paused()):  # one that stands still knows nothing new

@@ -27,6 +27,7 @@ from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.insisting import insist
+from sandkeepd.kills import KILLED, Kills
 from sandkeepd.providers.base import Ending, Exit, Instance, Pausing
 from sandkeepd.query import page
 
@@ -37,14 +38,19 @@ END_DEADLINE_S = 60.0
 """How long a provider may take for ending a sandbox before it is asked again, if it can be interrupted."""
 
 OPENING_PATIENCE_S = 1.0
-KILLED = 128 + 9
 
 
 class Runtime:
-    """A running sandbox as the daemon holds it: its instance, and the nursery of its processes' carriers."""
+    """A running sandbox as the daemon holds it: its instance, and the nursery of its processes' carriers.
+
+    `kills` tells which of them the kernel killed; `io_seen` is the most that they were ever seen to have read and
+    written.
+    """
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
+        self.kills = Kills(instance)
+        self.io_seen = (0, 0)
         self.scope = trio.CancelScope()
         self.nursery: trio.Nursery | None = None
         self.finished = trio.Event()
@@ -460,7 +466,9 @@ class Sandboxes:
             provider.read_ended(process.sandbox_id, process.process_id, stream, 0, 0).size
             for stream in ("stdout", "stderr")
         ]
-        return events.ProcessExited(exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1])
+        runtime = self.runtimes.get(process.sandbox_id)
+        told = runtime is not None and seen is not None and runtime.kills.took(process, seen.exit_code)
+        return events.ProcessExited(exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1], oom_killed=told)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

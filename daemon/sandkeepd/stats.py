@@ -14,7 +14,7 @@ from sandkeepd.access import Request
 from sandkeepd.core import Core
 from sandkeepd.providers.base import Measuring
 from sandkeepd.query import page
-from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.sandboxes import Runtime, Sandboxes
 from sandkeepd.usage import Usage
 
 AT_ONCE = 32
@@ -38,11 +38,9 @@ class Stats:
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
             samples = await trio.to_thread.run_sync(_measure, [self._groups(sandbox) for sandbox in part])
-            found += [
-                _told(sandbox, *sample)
-                for sandbox, sample in zip(part, samples, strict=True)
-                if sample is not None and sandbox.status == "running"
-            ]
+            for sandbox, sample in zip(part, samples, strict=True):
+                if sample is not None and sandbox.status == "running":
+                    found.append(self._told(sandbox, *sample))
         return SandboxStatsList(sandboxes=found, next=following)
 
     def _asked(self, request: Request[StatsQuery]) -> tuple[list[SandboxState], str | None]:
@@ -62,18 +60,31 @@ class Stats:
             return {}
         return runtime.instance.groups()
 
+    def _told(self, sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
+        runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
+        if runtime is not None:
+            found = _not_less(found, runtime)
+        return SandboxStats(
+            sandbox_id=sandbox.sandbox_id,
+            provider=sandbox.requested.provider,
+            owner=sandbox.owner,
+            sampled_at=rfc3339(at_us),
+            running_processes=len(sandbox.active),
+            **msgspec.structs.asdict(found),
+        )
+
+
+def _not_less(found: Usage, runtime: Runtime) -> Usage:
+    """The sample, with no less input and output than before: what is summed up from processes may miss one that was
+    just ending, and whoever computes rates would take that for a new beginning.
+    """
+    if found.io_read_bytes is None or found.io_written_bytes is None:
+        return found
+    before = runtime.io_seen
+    runtime.io_seen = max(before[0], found.io_read_bytes), max(before[1], found.io_written_bytes)
+    return msgspec.structs.replace(found, io_read_bytes=runtime.io_seen[0], io_written_bytes=runtime.io_seen[1])
+
 
 def _measure(groups: Sequence[Mapping[str, str]]) -> list[Sample | None]:
     """Measure one after the other; None for one that has gone. Blocks."""
     return [None if found is None else (found, now_us()) for found in map(usage.measure, groups)]
-
-
-def _told(sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
-    return SandboxStats(
-        sandbox_id=sandbox.sandbox_id,
-        provider=sandbox.requested.provider,
-        owner=sandbox.owner,
-        sampled_at=rfc3339(at_us),
-        running_processes=len(sandbox.active),
-        **msgspec.structs.asdict(found),
-    )

@@ -2,7 +2,10 @@
 
 A group is asked by reading a dozen small files, which takes a fraction of a millisecond; no engine is asked. What is
 read is a number or it is not believed: then, as for what this kernel does not count, the answer is None. Version 1 has
-a directory for each controller, version 2 one for all of them; `Mapping` of controller to directory stands for both.
+a directory for each controller, version 2 one for all of them; a mapping of controllers to directories stands for both.
+
+Version 1 counts input and output only of disks that somebody has limited, and leaves the lines of others out. What it
+does not tell is summed up from the processes themselves: each has in its count what it waited for.
 """
 
 import os
@@ -15,6 +18,9 @@ MOST_BYTES: Final = 65_536
 """Of no file is more read than that: the longest has a line for each disk."""
 
 MOST: Final = 2**63 - 1
+MOST_PROCESSES: Final = 256
+"""The input and output of more processes than that is not summed up."""
+
 UNLIMITED: Final = 2**60
 """From here on a limit in bytes is none: version 1 says "no limit" by the greatest number of whole pages."""
 
@@ -23,6 +29,7 @@ MICRO: Final = 1e-6
 _TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 _READS: Final = frozenset({"Read", "rbytes"})
+_OF_A_PROCESS: Final = {"read_bytes": "rbytes", "write_bytes": "wbytes"}
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -48,7 +55,9 @@ def measure(groups: Mapping[str, str]) -> Usage | None:
         return None
     found: dict[str, int | float] = {}
     for tell, directory in _tellers(groups):
-        found |= {name: value for name, value in tell(directory).items() if value is not None}
+        found |= _known(tell(directory))
+    if "io_read_bytes" not in found and "pids" in groups:
+        found |= _known(_io_of_processes(groups["pids"]))
     return Usage(**found)  # type: ignore[arg-type]  # what tells has values of these fields' types
 
 
@@ -106,13 +115,14 @@ def _memory_v1(directory: str) -> dict[str, int | None]:
 
 
 def _blkio_v1(directory: str) -> dict[str, int | None]:
-    """Lines such as ``8:0 Read 4096``, and others; none at all as long as nothing was read or written."""
+    """Lines such as ``8:0 Read 4096``, and others; none of a disk that is not counted, or from which nothing came."""
     for file in ("blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"):
         text = _read(f"{directory}/{file}")
         if text is not None:
             lines = [line.split() for line in text.splitlines()]
             pairs = [(words[1], words[2]) for words in lines if len(words) == 3]
-            return _io([pair for pair in pairs if pair[0] in ("Read", "Write")])
+            counted = [pair for pair in pairs if pair[0] in ("Read", "Write")]
+            return _io(counted) if counted else {}
     return {}
 
 
@@ -179,6 +189,25 @@ def _io(pairs: list[tuple[str, str]]) -> dict[str, int | None]:
     read = [_number(value) for name, value in pairs if name in _READS]
     written = [_number(value) for name, value in pairs if name not in _READS]
     return {"io_read_bytes": _sum(read), "io_written_bytes": _sum(written)}
+
+
+def _io_of_processes(group: str) -> dict[str, int | None]:
+    """The sums of what the processes of a group have had read and written, with those that ended before them."""
+    pids = [pid for pid in (_read(f"{group}/cgroup.procs") or "").split() if pid.isdigit()]
+    if not 0 < len(pids) <= MOST_PROCESSES:
+        return {}
+    pairs: list[tuple[str, str]] = []
+    for pid in pids:
+        text = _read(f"/proc/{pid}/io")
+        if text is None and os.path.exists(f"/proc/{pid}"):
+            return {}  # there is something that we may not see
+        words = dict(line.split(": ", 1) for line in (text or "").splitlines() if ": " in line)
+        pairs += [(name, words[file]) for file, name in _OF_A_PROCESS.items() if file in words]
+    return _io(pairs) if pairs else {}
+
+
+def _known(told: Mapping[str, int | float | None]) -> dict[str, int | float]:
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _sum(counts: list[int | None]) -> int | None:

@@ -361,9 +361,9 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
 
     None is what this machine does not tell, and a limit that there is not. `cpu_s` is the time of all its processes,
     those that ended included; `cpu_user_s` and `cpu_system_s` are its parts, more coarsely counted. `memory_bytes` is
-    without files that only lie in the cache, `memory_peak_bytes` with them. `io_read_bytes` and `io_written_bytes` went
-    to disks, not to the cache. `oom_kills` counts the processes that the kernel killed for want of memory; `pids` all
-    that run, `running_processes` those that callers started.
+    without files that only lie in the cache, `memory_peak_bytes` with them. `io_read_bytes` came from disks, and
+    `io_written_bytes` went there or will. `oom_kills` counts the processes that the kernel killed for want of memory;
+    `pids` all that run, `running_processes` those that callers started.
     """
 
     sandbox_id: str

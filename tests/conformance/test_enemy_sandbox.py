@@ -152,7 +152,8 @@ async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch
     instance = await world.sandbox()
     monkeypatch.setattr(files, "DEADLINE_S", 1.0)
     monkeypatch.setattr(helpers, "TIDY_UP_S", 1.0)
-    await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
+    holder = await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
+    await instance.wait_output(holder, 0, 0)
     for attempt in (instance.read_file("file"), instance.write_file("new", b"data")):
         with trio.fail_after(30), pytest.raises(ProviderError, match="the sandbox did not do it"):
             await attempt
@@ -312,8 +313,8 @@ async def test_removed_files_that_are_open_count(world: World) -> None:
     while instance.read(process_id, "stdout", 0, 10).data != b"\n\n\n":
         await instance.wait_output(process_id, instance.read(process_id, "stdout", 0, 0).size, 0)
     await world.provider.disks.check(instance)
-    assert instance.reason is not None
-    assert instance.reason.startswith("disk_limit")
+    assert instance.ending is not None
+    assert instance.ending.kind == "disk_limit"
 
 
 @pytest.mark.parametrize(
@@ -330,8 +331,8 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
     assert isinstance(instance, LocalInstance)
     await sh(instance, script)
     await world.provider.disks.check(instance)
-    assert instance.reason is not None
-    assert instance.reason.startswith("disk_limit")
+    assert instance.ending is not None
+    assert instance.ending.kind == "disk_limit"
 
 
 async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,7 @@ async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvid
     await local.abilities()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(local.clean_up, Nothing([], ["img_1"]))
-        while not local._clearing:
+        while not local._being_cleared:
             await trio.sleep(0)
         instance = await local.create("box", "img_1", SandboxSpec(), {}, plan)
     assert await instance.is_alive()

@@ -40,6 +40,8 @@ class KeeperInstance:
     inside calls `directory`, when that is not the same.
     """
 
+    no_terminals: str | None = None
+
     def __init__(
         self,
         sandbox_id: str,

@@ -15,6 +15,8 @@ Words
 
 Errors
     Everything raised is a `SandkeepError`. A provider translates what its tools say; nothing of theirs goes through.
+    When the engine that it depends on does not answer, it raises `provider_unavailable` at once, with `engine` in the
+    error's data: what is on record then waits for that engine, and nobody waits with it.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -269,7 +271,11 @@ class Instance(Protocol):
 
 @runtime_checkable
 class Terminals(Protocol):
-    """What an instance can do beyond `Instance` when its processes can have terminals."""
+    """What an instance can do beyond `Instance` when its processes can have terminals; `no_terminals` says why they
+    cannot after all, as in an image without what that takes.
+    """
+
+    no_terminals: str | None
 
     async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
         """Attach a new viewer to the process's terminal; answer the controlling side of the viewer's own terminal.

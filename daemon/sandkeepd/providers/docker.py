@@ -7,9 +7,9 @@ will be, `docker_container` says it in the engine's words, `docker_start` makes 
 
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
@@ -17,12 +17,13 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_plan, docker_probe, docker_start
 from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
-from sandkeepd.providers.docker_container import LOG_LABEL
+from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_start import Handle, Job
@@ -31,6 +32,9 @@ from sandkeepd.providers.local_layout import TEMPORARY, Layout
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+if TYPE_CHECKING:
+    from docker import APIClient
 
 ASKED_S: Final = 20.0
 """How long it may take to find out what works."""
@@ -49,7 +53,23 @@ class DockerInstance(KeptInstance):
     """A container with a keeper."""
 
     plan: Plan
+    engine: Engine
     look_after: float = 0.0
+    control_groups: Mapping[str, str]
+
+    def groups(self) -> Mapping[str, str]:
+        """See `Measuring.groups`."""
+        return self.control_groups
+
+    async def suspend(self) -> None:
+        """See `Pausing.suspend`."""
+        await self.engine.call(lambda client: docker_start.pause(client, self.container_id))
+        self.pause.set(True)
+
+    async def resume(self) -> None:
+        """See `Pausing.resume`."""
+        await self.engine.call(lambda client: docker_start.pause(client, self.container_id, paused=False))
+        self.pause.set(False)
 
     @property
     def disk_bytes(self) -> int:
@@ -112,24 +132,70 @@ class DockerProvider(KeptProvider[DockerInstance]):
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> DockerInstance:
         """See `Provider.create`."""
-        decided = msgspec.convert(plan, Plan)
         await self._follow_engine()
         self.layout.prepare()
-        job = Job(
-            sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), plan=decided, spec=spec, log_id=self.log_id,
-            secrets=sorted(secrets),
-        )  # fmt: skip
+        job = self._job(sandbox_id, spec, secrets, plan)
         try:
-            await self._in_thread(docker_start.make_directories, job)
-            failpoints.reach("docker.directories")
-            with docker_start.control_held_open(job):
-                with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-                    handle = await self.engine.call(lambda client: docker_start.start(client, job))
-                return await self._begin(job, handle, secrets)
+            return await self._start(job, secrets, docker_start.start)
         except BaseException:
             with trio.CancelScope(shield=True), suppress(SandkeepError):  # else the daemon's next start removes it
                 await self.terminate(sandbox_id, plan, {})
             raise
+
+    def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
+        return Job(
+            sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), plan=msgspec.convert(plan, Plan), spec=spec,
+            log_id=self.log_id, secrets=sorted(secrets),
+        )  # fmt: skip
+
+    async def _start(
+        self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
+    ) -> DockerInstance:
+        """Prepare the directories, `start` the container, and hold it once its keeper answers."""
+        await self._in_thread(docker_start.make_directories, job)
+        failpoints.reach("docker.directories")
+        with docker_start.control_held_open(job):
+            with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
+                handle = await self.engine.call(lambda client: start(client, job))
+            return await self._begin(job, handle, secrets)
+
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> DockerInstance:
+        """See `Reviving.revive`."""
+        await self._follow_engine()
+        await self.halt(sandbox_id, plan, handle)
+        container_id = msgspec.convert(handle, Handle).container_id
+        try:
+            return await self._start(
+                self._job(sandbox_id, spec, secrets, plan),
+                secrets,
+                lambda client, job: docker_start.start_again(client, container_id, job),
+            )
+        except BaseException:
+            with trio.CancelScope(shield=True), suppress(SandkeepError):
+                await self.halt(sandbox_id, plan, {})
+            raise
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Reviving.halt`."""
+        with trio.CancelScope(shield=True):
+            await self._in_thread(_kill, handle)
+            await self.engine.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
+            instance = self._instances.get(sandbox_id)
+            if instance is not None:
+                await self._see_end(instance)
+
+    async def recovered(self) -> None:
+        """See `Recovering.recovered`."""
+        self._begin_to_follow()
+        await self.engine.recovered()
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
         """Hold a container that was just started, once its keeper answers."""
@@ -158,7 +224,11 @@ class DockerProvider(KeptProvider[DockerInstance]):
                 working_dir=spec.working_dir or plan.workspace, input_owner=docker_start.owner_of_files(plan),
                 inside=docker_plan.INSIDE,
             )  # fmt: skip
-            made.plan = plan
+            made.plan, made.engine = plan, self.engine
+            made.control_groups = cgroups.groups_of_pid(handle.first.pid)
+            made.pause.set(cgroups.is_frozen(handle.first.pid))
+            if not plan.tmux:
+                made.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
             return made
 
         return self._take_hold(handle.first, make)
@@ -231,10 +301,18 @@ class DockerProvider(KeptProvider[DockerInstance]):
         if not self._following:
             self._following = True
             filters = {"type": ["container"], "label": [f"{LOG_LABEL}={self.log_id}"]}
-            self._nursery.start_soon(self.engine.follow, filters, self._hear, lambda: None)
+            self._nursery.start_soon(self.engine.follow, filters, self._hear, self._look_soon)
 
     def _hear(self, event: Event) -> None:
-        """Something happened to one of our containers."""
+        """Something happened to one of our containers, perhaps from outside."""
+        instance = self._instances.get(event.get("Actor", {}).get("Attributes", {}).get(SANDBOX_LABEL, ""))
+        if instance is not None and event.get("Action") in ("pause", "unpause"):
+            instance.pause.set(event["Action"] == "pause")
+
+    def _look_soon(self) -> None:
+        """Whatever happened while nothing was heard is looked at: the end of a container is seen without the engine."""
+        for instance in self._instances.values():
+            instance.pause.set(cgroups.is_frozen(instance.handle["first"]["pid"]))
 
     async def _state(self, handle: Handle) -> dict[str, Any] | None:
         """What the engine says of a container's state; None when there is no such container."""
@@ -255,13 +333,11 @@ class DockerProvider(KeptProvider[DockerInstance]):
             return _lost_with_engine()
         if state is None:
             return Ending(kind="lost", message="its container was removed outside Sandkeep")
-        if state.get("OOMKilled"):
-            return Ending(kind="failed", message="its first process ended after it had used up its memory")
         if trio.current_time() - self.engine.interrupted < INTERRUPTION_S:
             return _lost_with_engine()
-        return Ending(
-            kind="failed", message=f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')})"
-        )
+        starved = ", after the kernel had killed in it for want of memory" if state.get("OOMKilled") else ""
+        message = f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')}){starved}"
+        return Ending(kind="failed", message=message)
 
     # All that there is
 
@@ -271,7 +347,8 @@ class DockerProvider(KeptProvider[DockerInstance]):
             with trio.fail_after(ASKED_S):
                 found = await self.engine.call(docker_probe.look)
         except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
-            return ProviderCapabilities(provider=self.name, works=False, why=str(error) or "the engine is too slow")
+            why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
+            return ProviderCapabilities(provider=self.name, works=False, why=why)
         return docker_probe.report(self.name, found, root=os.geteuid() == 0)
 
     async def found(self) -> tuple[list[str], list[str]]:
@@ -298,7 +375,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
         handle = msgspec.convert(instance.handle, Handle)
         paths = [*handle.written, self._out(instance.sandbox_id)]
         inside = [instance.plan.workspace, f"{docker_plan.INSIDE}/out", "/"]
-        return disk_usage.occupied(paths, handle.first.pid, {}, inside, root=os.geteuid() == 0)
+        return disk_usage.occupied(paths, handle.first.pid, instance.groups(), inside, root=os.geteuid() == 0)
 
     async def _end_for_disk(self, instance: DockerInstance) -> None:
         await self._in_thread(_kill, instance.handle)

@@ -57,6 +57,7 @@ class Engine:
         self._client: APIClient | None = None
         self._asking: APIClient | None = None
         self._heard = -BELIEVED_S
+        self._back = trio.Event()
         self.interrupted = -float("inf")
         """When its stream of events last ended, by `trio.current_time`: it may have been stopped then."""
 
@@ -136,6 +137,15 @@ class Engine:
             self.interrupted = trio.current_time()
             await trio.sleep(AGAIN_S)
 
+    async def recovered(self) -> None:
+        """Wait until the stream of events begins anew: the engine answers again, if it did not. Needs `follow`."""
+        await self._back.wait()
+
+    def _begun(self, begun: Callable[[], None]) -> None:
+        self._back.set()
+        self._back = trio.Event()
+        begun()
+
     async def _follow_once(
         self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]
     ) -> None:
@@ -144,7 +154,7 @@ class Engine:
         def read(client: "APIClient") -> None:
             stream = client.events(decode=True, filters=filters)
             opened.append(stream)
-            trio.from_thread.run_sync(begun)
+            trio.from_thread.run_sync(self._begun, begun)
             for event in stream:
                 trio.from_thread.run_sync(hear, event)
 

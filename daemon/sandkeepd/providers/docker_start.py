@@ -128,6 +128,21 @@ def start(client: "APIClient", job: Job) -> Handle:
     )
     container_id = _create(client, job, body)
     failpoints.reach("docker.created")
+    return _begin(client, container_id, job)
+
+
+def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
+    """Start a container that has ended. Raises `not_ready` when it is not there any more."""
+    from docker.errors import NotFound
+
+    try:
+        return _begin(client, container_id, job)
+    except NotFound:
+        words = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
+        raise StateError("not_ready", words, sandbox_id=job.sandbox_id) from None
+
+
+def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
     _start(client, container_id)
     failpoints.reach("docker.started")
     found = client.inspect_container(container_id)
@@ -193,10 +208,12 @@ def _make_way(client: "APIClient", job: Job) -> None:
 
 
 def _start(client: "APIClient", container_id: str) -> None:
-    from docker.errors import APIError
+    from docker.errors import APIError, NotFound
 
     try:
         client.start(container_id)
+    except NotFound:
+        raise
     except APIError as refused:
         words = " ".join(str(refused.explanation).split())
         raise ProviderError("provider_unavailable", f"the container did not start: {words[:500]}") from None
@@ -221,12 +238,47 @@ def remove(client: "APIClient", sandbox_id: str, log_id: str) -> None:
     """
     from docker.errors import NotFound
 
-    marks = {"label": [f"{LOG_LABEL}={log_id}", f"{SANDBOX_LABEL}={sandbox_id}"]}
+    marks = {"label": _labels(sandbox_id, log_id)}
     for container in client.containers(all=True, filters=marks):
         _remove_container(client, container["Id"])
     for volume in client.volumes(filters=marks)["Volumes"] or ():
         with suppress(NotFound):
             client.remove_volume(volume["Name"], force=True)
+
+
+def halt(client: "APIClient", sandbox_id: str, log_id: str) -> None:
+    """End what runs of a sandbox's containers, and leave them. Safe to repeat."""
+    for container in client.containers(filters={"label": _labels(sandbox_id, log_id)}):
+        with _allowed(404, 409):  # it has ended this moment
+            client.kill(container["Id"])
+        with _allowed(404):
+            client.wait(container["Id"], timeout=int(GONE_S))
+
+
+def pause(client: "APIClient", container_id: str, *, paused: bool = True) -> None:
+    """Have a container stand still, or go on. Safe to repeat."""
+    from docker.errors import APIError
+
+    try:
+        (client.pause if paused else client.unpause)(container_id)
+    except APIError:  # as it is so already, for which engines have several answers
+        if client.inspect_container(container_id)["State"]["Paused"] != paused:
+            raise
+
+
+@contextmanager
+def _allowed(*statuses: int) -> Iterator[None]:
+    from docker.errors import APIError
+
+    try:
+        yield
+    except APIError as refused:
+        if refused.status_code not in statuses:
+            raise
+
+
+def _labels(sandbox_id: str, log_id: str) -> list[str]:
+    return [f"{LOG_LABEL}={log_id}", f"{SANDBOX_LABEL}={sandbox_id}"]
 
 
 class Mark(NamedTuple):

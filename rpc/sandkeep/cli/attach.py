@@ -18,6 +18,7 @@ from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 
 T = TypeVar("T")
 
+KILLED: Final = 128 + 9
 AT_ONCE_S: Final = 0.01
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
@@ -197,7 +198,7 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
 def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     sink: Any = Collector() if front.as_json else Descriptors()
     last = reader.follow(sink, *at)
-    ended = reader.process() if front.as_json or last.exit_code is None else None
+    ended = reader.process() if front.as_json or last.exit_code in (None, KILLED) else None
     if front.as_json and ended is not None:
         from sandkeep.cli.output import json_line
 
@@ -210,8 +211,16 @@ def exit_code(last: ProcessOutput, process: Process | None) -> int:
     if last.timed_out:
         note("sandkeep: its time was up")
         return TIMED_OUT
+    if process is not None:
+        tell_of_memory(process)
     if last.exit_code is not None:
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"
     note(f"sandkeep: {plain(why)}")
     return OWN_FAILURE
+
+
+def tell_of_memory(process: Process) -> None:
+    """Say so when the kernel killed a process for want of memory: its exit code alone does not."""
+    if process.oom_killed and process.error:
+        note(f"sandkeep: {plain(process.error)}")

@@ -26,6 +26,7 @@ _STATUS: Final = {
     "running": "green", "ready": "green", "creating": "yellow", "starting": "yellow", "stopping": "yellow",
     "suspending": "yellow", "suspended": "yellow", "resuming": "yellow",
     "removing": "yellow", "failed": "red", "lost": "red", "stopped": "dim", "removed": "dim", "exited 0": "dim",
+    "out of memory": "red",
 }  # fmt: skip
 
 colour = "auto"

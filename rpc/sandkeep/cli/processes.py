@@ -6,7 +6,7 @@ import click
 from msgspec.structs import replace
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.attach import Descriptors, Reader, Sink
+from sandkeep.cli.attach import Descriptors, Reader, Sink, tell_of_memory
 from sandkeep.cli.journals import STREAMS
 from sandkeep.cli.options import PROCESS, RUNNING, SANDBOX, SIGNAL, Frontend, command, common
 from sandkeep.cli.output import age, json_line, note, plain, status, table
@@ -36,6 +36,8 @@ def _row(process: Process) -> tuple[object, ...]:
 
 
 def _status(process: Process) -> str:
+    if process.oom_killed:
+        return "out of memory"
     return f"exited {process.exit_code}" if process.status == "exited" else process.status
 
 
@@ -150,4 +152,5 @@ def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int
     if process.exit_code is None:
         note(f"sandkeep: {plain(process.error or f'the process is {process.status}')}")
         return OWN_FAILURE
+    tell_of_memory(process)
     return process.exit_code

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.attach import AT_ONCE_S, Collector, Descriptors, Reader, visit
+from sandkeep.cli.attach import AT_ONCE_S, Collector, Descriptors, Reader, tell_of_memory, visit
 from sandkeep.cli.options import (
     RUNNING,
     SANDBOX,
@@ -97,6 +97,7 @@ def _how_it_ended(front: Frontend, process: Process, patience_s: float) -> int:
     if ended.exit_code is None:
         note(f"sandkeep: {plain(ended.error or f'the process is {ended.status}')}")
         return OWN_FAILURE
+    tell_of_memory(ended)
     return ended.exit_code
 
 

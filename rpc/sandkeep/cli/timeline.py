@@ -38,7 +38,8 @@ def _exit(data: dict[str, Any]) -> str:
     written = [
         f"{size(data[key])} {name}" for key, name in (("stdout_bytes", "out"), ("stderr_bytes", "err")) if data[key]
     ]
-    return "  ".join([f"exit {data['exit_code']}", *written])
+    why = ["out of memory"] if data.get("oom_killed") else []
+    return "  ".join([f"exit {data['exit_code']}", *why, *written])
 
 
 def _image(data: dict[str, Any]) -> str:

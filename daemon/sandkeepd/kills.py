@@ -1,0 +1,60 @@
+"""Which processes the kernel killed for want of memory.
+
+The kernel tells how many it has killed in a sandbox's group, and not which. So a process counts as one of them when all
+that is known speaks for it: it ended as SIGKILL ends a process, which nobody had ordered for it and no time limit had;
+and since it was started, the kernel has killed more than were told of others since. So of two that end so at once,
+after one kill, one is told, whichever is heard of first.
+
+What it waited for may have been killed instead, as a shell passes on how its last command ended. It can be wrong about
+a process that kills itself after the kernel had killed something else meanwhile, which nobody told. Of a process that
+an earlier daemon started, only what the kernel did after its adoption counts.
+"""
+
+from typing import Final, NamedTuple
+
+from sandkeep_store.views.processes import ProcessState
+from sandkeepd.providers.base import Instance, Measuring
+from sandkeepd.usage import oom_kills
+
+KILLED: Final = 128 + 9
+"""The exit code of what SIGKILL ended."""
+
+
+class Mark(NamedTuple):
+    """How many the kernel had killed when a process was started, and how many of them had been told."""
+
+    killed: int
+    told: int
+
+
+class Kills:
+    """The kernel's kills in one sandbox. Where they are not counted, none is told."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._measuring = instance if isinstance(instance, Measuring) else None
+        self._marks: dict[str, Mark] = {}
+        self._told = 0
+
+    def begin(self, process_id: str) -> None:
+        """A process is about to be started, or was found running: what was killed before was not that."""
+        killed = self._count()
+        if killed is not None:
+            self._marks[process_id] = Mark(killed, self._told)
+
+    def took(self, process: ProcessState, exit_code: int | None) -> bool:
+        """Whether a process that ended so was killed for want of memory. To be asked once."""
+        mark = self._marks.pop(process.process_id, None)
+        if mark is None or exit_code != KILLED or process.timed_out or process.last_signal == "KILL":
+            return False
+        killed = self._count()
+        if killed is None or killed - mark.killed <= self._told - mark.told:
+            return False
+        self._told += 1
+        return True
+
+    def forget(self, process_id: str) -> None:
+        """The process was not started after all."""
+        self._marks.pop(process_id, None)
+
+    def _count(self) -> int | None:
+        return None if self._measuring is None else oom_kills(self._measuring.groups())

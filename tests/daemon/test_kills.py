@@ -1,0 +1,201 @@
+"""Who is told to have been killed for want of memory: who was, and of whom that cannot be said is not."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.boxes import Box, new_box, until
+from tests.conftest import RunningDaemon
+
+from sandkeep import events
+from sandkeep_store.views.processes import ProcessState
+from sandkeepd import cgroups
+from sandkeepd.kills import Kills
+
+MIB = 1 << 20
+EAT = "x = bytearray(300 << 20)"
+KILLED = 137
+
+REQUEST = events.ProcessLaunchRequested(sandbox_id="sbx", name=None, command=["true"])
+
+
+def process(process_id: str, **more: object) -> ProcessState:
+    return ProcessState(
+        process_id=process_id,
+        sandbox_id="sbx",
+        name=process_id,
+        requested=REQUEST,
+        requested_us=0,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+class Counted:
+    """A sandbox whose kernel counts as the test says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = directory / "memory.events"
+        self.count(0)
+
+    def count(self, killed: int) -> None:
+        self.file.write_text(f"oom {killed}\noom_kill {killed}\n")
+
+    def groups(self) -> dict[str, str]:
+        return {"memory": str(self.file.parent)}
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Counted:
+    return Counted(tmp_path)
+
+
+def kills_of(counted: object) -> Kills:
+    return Kills(counted)  # type: ignore[arg-type]  # it has all that is asked for
+
+
+def test_one_kill_is_told_of_one_process(counted: Counted) -> None:
+    kills = kills_of(counted)
+    for name in ("a", "b", "c"):
+        kills.begin(name)
+    counted.count(2)
+    assert kills.took(process("a"), KILLED)
+    assert not kills.took(process("a"), KILLED)  # asked again
+    kills.begin("late")
+    assert kills.took(process("b"), KILLED)
+    assert not kills.took(process("c"), KILLED)
+    assert not kills.took(process("late"), KILLED)
+
+
+def test_what_was_killed_before_a_process_began_was_not_that(counted: Counted) -> None:
+    kills = kills_of(counted)
+    counted.count(5)
+    kills.begin("a")
+    assert not kills.took(process("a"), KILLED)
+    kills.begin("b")
+    counted.count(6)
+    assert kills.took(process("b"), KILLED)
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_code"),
+    [({"timed_out": True}, KILLED), ({"last_signal": "KILL"}, KILLED), ({}, 143), ({}, 0), ({}, None)],
+    ids=["its time was up", "it was told to", "another signal", "well", "unknown"],
+)
+def test_another_reason_is_not_that_one(counted: Counted, how: dict[str, object], exit_code: int | None) -> None:
+    kills = kills_of(counted)
+    for name in ("a", "b"):
+        kills.begin(name)
+    counted.count(1)
+    assert not kills.took(process("a", **how), exit_code)
+    assert kills.took(process("b", last_signal="TERM"), KILLED)
+
+
+def test_where_nobody_counts_nothing_is_told(counted: Counted) -> None:
+    silent = kills_of(object())
+    silent.begin("a")
+    assert not silent.took(process("a"), KILLED)
+    kills = kills_of(counted)
+    for name in ("a", "b"):
+        kills.begin(name)
+    counted.count(1)
+    kills.forget("b")
+    assert not kills.took(process("b"), KILLED)
+    assert not kills.took(process("unheard-of"), KILLED)
+    counted.file.unlink()  # the sandbox has gone
+    assert not kills.took(process("a"), KILLED)
+
+
+# -- real sandboxes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def box(shared_daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    with shared_daemon.connect() as client:
+        image = client.image.create(str(tmp_path_factory.mktemp("image"))).image_id
+        memory = client.daemon.capabilities().providers[0].features["limit_memory"]
+    if memory.why:
+        pytest.skip(memory.why)
+    with new_box(shared_daemon, image, memory_bytes=64 * MIB) as made:
+        made.image = image  # type: ignore[attr-defined]
+        yield made
+
+
+SENTENCE = "the kernel killed it for want of memory: the sandbox's limit is 64 MiB"
+
+
+@pytest.mark.needs("bwrap", "root")
+@pytest.mark.parametrize("command", [["python3", "-c", EAT], ["sh", "-c", f"python3 -c '{EAT}'"]], ids=["itself", "sh"])
+def test_what_eats_too_much_is_told(box: Box, command: list[str]) -> None:
+    done = box.client.sandbox.exec(box.id, command)
+    assert (done.exit_code, done.oom_killed, done.error) == (KILLED, True, SENTENCE)
+    ended = box.client.process.get(box.id, done.process_id)
+    assert (ended.oom_killed, ended.error, ended.status) == (True, SENTENCE, "exited")
+
+
+@pytest.mark.needs("bwrap", "root")
+def test_who_kills_himself_is_not(box: Box) -> None:
+    box.client.process.launch(box.id, ["sleep", "1000"], name="other")
+    done = box.client.sandbox.exec(box.id, ["sh", "-c", "kill -9 $$"])
+    assert (done.exit_code, done.oom_killed, done.error) == (KILLED, False, None)
+    assert box.client.sandbox.exec(box.id, ["python3", "-c", EAT]).oom_killed
+    box.client.process.signal(box.id, "other", signal="KILL")
+    other = box.client.process.wait(box.id, "other")
+    assert (other.exit_code, other.oom_killed) == (KILLED, False)
+
+
+@pytest.mark.needs("bwrap", "root")
+def test_who_had_a_time_limit_is_told_by_that(box: Box) -> None:
+    done = box.client.sandbox.exec(box.id, ["sleep", "1000"], timeout_s=0.2)
+    assert (done.exit_code, done.timed_out, done.oom_killed) == (KILLED, True, False)
+
+
+@pytest.mark.needs("bwrap", "root")
+def test_several_at_once_are_no_more_than_were_killed(box: Box) -> None:
+    before = box.client.sandbox.stats(box.id).sandboxes[0].oom_kills
+    for number in range(4):
+        eat = f"import time\nx = bytearray({40 + number} << 20)\ntime.sleep(0.5)\nx[::4096] = x[::4096]"
+        box.client.process.launch(box.id, ["python3", "-c", eat], name=f"eater-{number}")
+    ended = [box.client.process.wait(box.id, f"eater-{number}") for number in range(4)]
+    killed = box.client.sandbox.stats(box.id).sandboxes[0].oom_kills - before
+    told = [one for one in ended if one.oom_killed]
+    assert 1 <= len(told) == killed
+    assert {one.exit_code for one in told} == {KILLED}
+
+
+@pytest.mark.needs("bwrap", "root")
+def test_a_later_daemon_knows_it_of_what_runs_on(running_daemon: RunningDaemon, tmp_path: Path) -> None:
+    with running_daemon.connect() as client:
+        image = client.image.create(str(tmp_path)).image_id
+        if client.daemon.capabilities().providers[0].features["limit_memory"].why:
+            pytest.skip("no memory control group")
+        sandbox = client.sandbox.create(image, memory_bytes=64 * MIB).sandbox_id
+        client.sandbox.exec(sandbox, ["python3", "-c", EAT])
+        go = f"while [ ! -e go ]; do sleep 0.05; done; exec python3 -c '{EAT}'"
+        client.process.launch(sandbox, ["sh", "-c", go], name="eater")
+        client.process.launch(sandbox, ["sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; kill -9 $$"], name="other")
+    running_daemon.kill()
+    running_daemon.start()
+    with running_daemon.connect() as client:
+        client.sandbox.write_file(sandbox, path="go", data=b"")
+        assert client.process.wait(sandbox, "eater").oom_killed
+        told = [client.process.wait(sandbox, name).oom_killed for name in ("eater", "other")]
+        assert told == [True, False]
+
+
+@pytest.mark.needs("bwrap", "root")
+def test_a_sandbox_that_ends_by_it_says_so(running_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """As when nothing else is left to be killed. Here its first process is ended by us, after the kernel had killed."""
+    with running_daemon.connect() as client:
+        image = client.image.create(str(tmp_path)).image_id
+        if client.daemon.capabilities().providers[0].features["limit_memory"].why:
+            pytest.skip("no memory control group")
+        for eats in (True, False):
+            sandbox = client.sandbox.create(image, memory_bytes=64 * MIB).sandbox_id
+            assert client.sandbox.exec(sandbox, ["python3", "-c", EAT if eats else ""]).oom_killed is eats
+            name = f"{client.daemon.status().log_id}.{sandbox}"
+            for pid in cgroups.members({"memory": str(next(Path("/sys/fs/cgroup/pids").glob(f"**/{name}")))}):
+                os.kill(pid, signal.SIGKILL)
+            until(lambda sandbox=sandbox: client.sandbox.get(sandbox).status == "failed")
+            assert ("memory" in client.sandbox.get(sandbox).error) is eats
