@@ -74,6 +74,10 @@ class BuildLog:
             else:
                 self._hear(said)
 
+    def refusal(self, words: str) -> SandkeepError:
+        """The error for a build that the engine did not even begin."""
+        return self._failure({"error": words})
+
     def _begin(self) -> None:
         self._now += 1
         self._tail.clear()
@@ -87,7 +91,7 @@ class BuildLog:
         for line in filter(None, map(_plain, lines[-LAST_LINES:])):
             if not line.startswith(" ---> ") and not line.startswith("Removing intermediate container"):
                 self._tail.append(line)
-        if self._tail:
+        if self._tail and self._step is not None:
             self._told.sometimes(f"{self._where}: {self._tail[-1]}")
 
     @property

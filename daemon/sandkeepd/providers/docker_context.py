@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Final, NamedTuple
 
@@ -52,14 +52,14 @@ def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
         return file.read(most_bytes + 1) if stat.S_ISREG(os.fstat(opened).st_mode) else None
 
 
-def of_directory(directory: str, dockerfile: str) -> Iterator[bytes]:
+def of_directory(directory: str, dockerfile: str) -> Generator[bytes]:
     """A tar archive with `directory` under its own name, and a Dockerfile of ours beside it."""
     parent, name = os.path.split(directory)
     added = {OUR_DOCKERFILE: dockerfile.encode(), IGNORE: f"{OUR_DOCKERFILE}\n{IGNORE}\n".encode()}
     yield from _packed(added, [*_tar(parent), "--", f"./{name}"])
 
 
-def of_context(top: str, dockerfile: str) -> Iterator[bytes]:
+def of_context(top: str, dockerfile: str) -> Generator[bytes]:
     """A tar archive of what is in the directory `top` and not ignored, with a Dockerfile of ours.
 
     Raises `invalid` while it is read, if its `.dockerignore` is malformed.
@@ -89,7 +89,7 @@ class _Program(NamedTuple):
     said: IO[bytes]
 
 
-def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str] | None = None) -> Iterator[bytes]:
+def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str] | None = None) -> Generator[bytes]:
     """The files of ours, then what `tar` says; what it is to pack is told by the `lister`, if there is one."""
     for name, content in added.items():
         yield _entry(name, content)

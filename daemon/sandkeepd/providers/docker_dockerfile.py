@@ -5,7 +5,7 @@ may not use: see `references`. Text in, text out.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -75,6 +75,17 @@ def read(content: bytes, *, offline: bool = False) -> Dockerfile:
     if not any(step.word == "FROM" for step in steps):
         raise _refusal(None, "it has no FROM")
     return Dockerfile(lines=lines, steps=steps, images=list(_Images(steps, offline=offline).found))
+
+
+def of_ours(lines: list[str]) -> Dockerfile:
+    """A Dockerfile of ours, which may name anything."""
+    return Dockerfile(lines=lines, steps=list(_steps(lines)), images=[])
+
+
+def check_triggers(triggers: Sequence[str], *, offline: bool) -> None:
+    """Refuse what a Dockerfile could not say itself in the steps that an image adds to it (ONBUILD)."""
+    for trigger in triggers:
+        _Images(list(_steps(trigger.split("\n"))), offline=offline)
 
 
 def _steps(lines: list[str]) -> Iterator[Step]:

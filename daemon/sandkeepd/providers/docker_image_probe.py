@@ -8,7 +8,7 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -32,6 +32,7 @@ _MOST_SAID_BYTES: Final = 16 * 1024
 _MOST_PASSWD_BYTES: Final = 1024 * 1024
 _MOST_ID: Final = 2**32 - 2
 _SIGNALS: Final = "--default-signal=INT,QUIT,USR1"
+NO_SHELL: Final = "its image has no shell"
 _MARK: Final = "sandkeep-probe"
 
 # Builtins only, but for the check of `env`. The first word of a line says what the rest is.
@@ -77,19 +78,16 @@ def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, l
 
     Raises `invalid` for an image that no sandbox can be made of.
     """
-    from docker.errors import APIError
-
     config = found.get("Config") or {}
-    container = client.create_container_from_config(_configuration(found["Id"], image_id, log_id))["Id"]
-    try:
+    with _container(client, _configuration("/bin/sh", found["Id"], image_id, log_id)) as container:
         answer, why = _ask(client, container)
         workdir = posixpath.normpath(f"/{config.get('WorkingDir') or ''}").replace("//", "/")
         workspace = WORKSPACE if workdir == "/" else workdir
         user = answer.user or _user_by_files(client, container, config.get("User") or "")
         writable = _is_writable(client, container, workspace, user)
-    finally:
-        with suppress(APIError):  # what is left of it is found by its label
-            client.remove_container(container, force=True, v=True)
+    if why == NO_SHELL:
+        with _container(client, _configuration("sh", found["Id"], image_id, log_id)) as container:
+            answer, why = _ask(client, container)
     leader = [answer.setsid, answer.env] if answer.setsid and answer.env else []
     if answer.shell and not leader:
         why = "its image has no setsid, or no env, by which a keeper starts processes"
@@ -100,10 +98,23 @@ def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, l
     )  # fmt: skip
 
 
-def _configuration(docker_image_id: str, image_id: str, log_id: str) -> dict[str, Any]:
+@contextmanager
+def _container(client: "APIClient", configuration: dict[str, Any]) -> Iterator[str]:
+    """A container that was not started yet, for the length of a block."""
+    from docker.errors import APIError
+
+    container: str = client.create_container_from_config(configuration)["Id"]  # type: ignore[no-untyped-call]
+    try:
+        yield container
+    finally:
+        with suppress(APIError):  # what is left of it is found by its label
+            client.remove_container(container, force=True, v=True)
+
+
+def _configuration(shell: str, docker_image_id: str, image_id: str, log_id: str) -> dict[str, Any]:
     return {
         "Image": docker_image_id,
-        "Entrypoint": ["sh", "-c", _SCRIPT],
+        "Entrypoint": [shell, "-c", _SCRIPT],
         "Cmd": [],
         "Labels": {PROBE_LABEL: image_id, LOG_LABEL: log_id},
         "WorkingDir": "/",
@@ -155,7 +166,7 @@ def _ask(client: "APIClient", container: str) -> tuple[Answer, str | None]:
 def _why_not_started(words: str) -> str:
     lowered = words.lower()
     if "executable file not found" in lowered or "no such file or directory" in lowered:
-        return "its image has no shell"
+        return NO_SHELL
     if "unable to find user" in lowered or "no matching entries in" in lowered:
         raise CallerError("invalid", "source: the image's own user is not in its /etc/passwd: build it with another")
     return f"its image's shell cannot be started: {words[:300]}"
@@ -224,7 +235,7 @@ def _user_by_files(client: "APIClient", container: str, named: str) -> tuple[int
 def _table(content: bytes) -> Iterator[list[str]]:
     for line in content.decode("utf-8", "replace").splitlines():
         row = line.split(":")
-        if len(row) >= 3:  # noqa: PLR2004
+        if len(row) >= 3:
             yield [*row, ""]
 
 

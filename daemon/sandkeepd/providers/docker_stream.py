@@ -6,7 +6,7 @@ more, and ends what it was doing.
 
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,14 +38,14 @@ class Asking:
         path: str,
         params: Mapping[str, str],
         take: Callable[[Document], None],
-        body: Iterator[bytes] | None = None,
-        headers: Mapping[str, str] | None = None,
+        body: Generator[bytes] | None = None,
+        headers: Callable[["APIClient"], dict[str, str]] = lambda _: {},
     ) -> None:
         self._path = path
         self._params = params
         self._take = take
         self._body = body
-        self._headers = headers or {}
+        self._headers = headers
         self._cut = threading.Event()
         self._response: Any = None
         self.began = False
@@ -85,7 +85,7 @@ class Asking:
         try:
             self._response = client.post(
                 f"{client.base_url}/v{client.api_version}{self._path}",
-                params=self._params, data=self._sent(), headers=self._headers, stream=True, timeout=None,
+                params=self._params, data=self._sent(), headers=self._headers(client), stream=True, timeout=None,
             )  # fmt: skip
             if self._cut.is_set():
                 return
@@ -97,7 +97,7 @@ class Asking:
                 self._take(_document(line))
         finally:
             if self._body is not None:
-                self._body.close()  # type: ignore[attr-defined]  # it is a generator
+                self._body.close()
             if self._response is not None:
                 self._response.close()
 
@@ -119,6 +119,11 @@ class Asking:
                 raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands")
         if rest.strip():
             yield rest
+
+
+def telling(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
+    """The same, for a thread. Raises `Cancelled` there when nobody waits for it any more."""
+    return lambda words: trio.from_thread.run(progress, words)
 
 
 def _document(line: bytes) -> Document:
