@@ -16,7 +16,7 @@ from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeepd.hostprocess import Identity, identify
-from sandkeepd.keeper import KEEPER_SOURCE
+from sandkeepd.keeper import KEEPER_SOURCE, leader
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
@@ -67,6 +67,7 @@ def make_directories(job: Job) -> None:
             write_mark(f"{job.directory}/{SANDBOX_MARK}", job.log_id)
         with open(KEEPER_SOURCE, "rb") as source, open(f"{job.directory}/in/.keeper", "wb") as copy:
             copy.write(source.read())
+        leader.install(f"{job.directory}/in")
         with open(f"{job.directory}/out/exits", "ab"):
             pass
         _make_control(job)

@@ -24,8 +24,8 @@ from sandkeepd.hostprocess import (
     identify,
     in_fresh_thread,
     reap,
-    session_leader,
 )
+from sandkeepd.keeper import leader
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, local_plan
 from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
@@ -108,8 +108,10 @@ class LocalProvider(KeptProvider[LocalInstance]):
         return self._abilities
 
     async def _know_leader(self) -> None:
+        if leader.has_program():
+            return
         async with self._asking_leader:
-            self._leader = self._leader or await self._in_thread(session_leader)
+            self._leader = self._leader or await self._in_thread(leader.of_host)
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
