@@ -67,8 +67,10 @@ class World:
         """The plan of a sandbox, as if there were no other."""
         taken: list[dict[str, Any]] = fields.pop("taken", [])
         image_id = image_id or self.image_id
-        spec = self.spec(**fields)
-        return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=self.details, owner="uid:0")
+        spec, details = self.spec(**fields), self.details
+        if image_id != self.image_id and details:
+            details = {**details, "docker_image_id": f"sha256:{'0a' * 32}"}
+        return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=details, owner="uid:0")
 
     def spec(self, **fields: Any) -> SandboxSpec:
         return SandboxSpec(isolation="none" if self.kind == "none" else "default", **fields)
