@@ -21,10 +21,11 @@ from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_plan, docker_probe, docker_start
-from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
+from sandkeepd.providers.docker_images import DockerImages
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_start import Handle, Job
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
@@ -94,6 +95,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
         super().__init__(watcher, nursery)
         self.layout = Layout(state_dir)
         self.engine = engine
+        self.images = DockerImages(engine, self.layout, log_id)
         self.log_id = log_id
         self._disk_limit = disk_limit
         self._limiter = trio.CapacityLimiter(16)
@@ -103,6 +105,22 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     def _sandbox(self, sandbox_id: str) -> str:
         return self.layout.sandbox(sandbox_id)
+
+    # Images
+
+    def default_base(self) -> str:
+        """See `Building.default_base`."""
+        return self.images.default_base()
+
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
+        """See `Provider.import_image`."""
+        return await self.images.make(image_id, request, caller, progress)
+
+    async def remove_image(self, image_id: str) -> None:
+        """See `Provider.remove_image`."""
+        await self.images.remove(image_id)
 
     # Sandboxes
 
@@ -354,7 +372,8 @@ class DockerProvider(KeptProvider[DockerInstance]):
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
         containers = await self.engine.call(docker_start.marked)
-        return sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id}), []
+        sandboxes = sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id})
+        return sandboxes, await self.images.found()
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`. Where there never was an engine, there is nothing to be cleaned."""
@@ -367,7 +386,8 @@ class DockerProvider(KeptProvider[DockerInstance]):
             elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile
                 removed[f"sandbox {mark.sandbox_id}"] = None
                 await self.terminate(mark.sandbox_id, {}, {})
-        return Swept(removed=list(removed), foreign=list(foreign))
+        images = await self.images.clean_up(ledger)
+        return Swept(removed=[*removed, *images.removed], foreign=[*foreign, *images.foreign])
 
     # What goes on beside
 

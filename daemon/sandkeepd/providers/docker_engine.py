@@ -6,6 +6,7 @@ none, so before anything that may take long it is asked whether it answers at al
 
 import functools
 import os
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -104,6 +105,9 @@ class Engine:
     def _awake(self) -> "APIClient":
         """The client, once the engine has answered."""
         if self._client is None or time.monotonic() - self._heard > BELIEVED_S:
+            with socket.socket(socket.AF_UNIX) as door:  # the SDK would leave one open that does not connect
+                door.settimeout(ANSWER_S)
+                door.connect(self.path)
             self._asking = self._asking or self._connect(ANSWER_S)
             self._asking.ping()
             self._heard = time.monotonic()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec import Struct, field
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, ProviderError, SetupError, StateError
+from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeepd.hostprocess import Identity, identify
 from sandkeepd.keeper import KEEPER_SOURCE, leader
@@ -183,7 +183,7 @@ def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
             made: str = client.create_container_from_config(body, job.plan.name)["Id"]  # type: ignore[no-untyped-call]
         except ImageNotFound:
             words = "its image is gone from the Docker engine: make the image again, with clean"
-            raise ProviderError("provider_unavailable", words) from None
+            raise CallerError("not_found", words) from None
         except APIError as refused:
             if refused.status_code != 409 or time.monotonic() > deadline:
                 raise

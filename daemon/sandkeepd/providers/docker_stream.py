@@ -1,0 +1,143 @@
+"""Requests to the engine that are answered by a stream of documents, for as long as it takes: builds and pulls.
+
+They are carried out in threads. Cancelled, the connection is cut, by which the engine knows that nobody wants it any
+more, and ends what it was doing.
+"""
+
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+
+from sandkeep.errors import ProviderError
+from sandkeepd.providers.docker_engine import Engine
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+MOST_LINE_BYTES: Final = 8 * 1024 * 1024
+"""A document is one line; the engine's own are never so long."""
+
+ENDED_S: Final = 10.0
+"""How long a thread whose connection was cut may take to notice."""
+
+_PIECE_BYTES: Final = 64 * 1024
+
+Document = dict[str, Any]
+
+
+class Asking:
+    """One request. `body` is what it sends, in pieces; `take` gets each document of the answer, in the thread."""
+
+    def __init__(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        take: Callable[[Document], None],
+        body: Generator[bytes] | None = None,
+        headers: Callable[["APIClient"], dict[str, str]] = lambda _: {},
+    ) -> None:
+        self._path = path
+        self._params = params
+        self._take = take
+        self._body = body
+        self._headers = headers
+        self._cut = threading.Event()
+        self._response: Any = None
+        self.began = False
+
+    async def run(self, engine: Engine) -> None:
+        """Ask, and hear the whole answer. Raises as `Engine.stream` does, and what `body` and `take` raise."""
+        ended = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def work(client: "APIClient") -> None:
+            self.began = True
+            try:
+                self._ask(client)
+            except Exception:
+                if not self._cut.is_set():  # else it says nothing about the engine
+                    raise
+            finally:
+                client.close()
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(ended.set)
+
+        try:
+            await engine.stream(work)
+        except trio.Cancelled:
+            self.cut()
+            with trio.CancelScope(shield=True), trio.move_on_after(ENDED_S if self.began else 0):
+                await ended.wait()
+            raise
+
+    def cut(self) -> None:
+        """Break it off. From any thread."""
+        self._cut.set()
+        if self._response is not None:
+            _shut(self._response)
+
+    def _ask(self, client: "APIClient") -> None:
+        import requests
+        from docker.errors import create_api_error_from_http_exception
+
+        try:
+            self._response = client.post(
+                f"{client.base_url}/v{client.api_version}{self._path}",
+                params=self._params, data=self._sent(), headers=self._headers(client), stream=True, timeout=None,
+            )  # fmt: skip
+            if self._cut.is_set():
+                return
+            try:
+                self._response.raise_for_status()
+            except requests.HTTPError as error:
+                create_api_error_from_http_exception(error)
+            for line in self._lines():
+                self._take(_document(line))
+        finally:
+            if self._body is not None:
+                self._body.close()
+            if self._response is not None:
+                self._response.close()
+
+    def _sent(self) -> Iterator[bytes] | None:
+        return None if self._body is None else self._until_cut(self._body)
+
+    def _until_cut(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            if self._cut.is_set():
+                raise ProviderError("provider_unavailable", "it was broken off")
+            yield piece
+
+    def _lines(self) -> Iterator[bytes]:
+        rest = b""
+        for piece in self._response.iter_content(_PIECE_BYTES):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from (line for line in lines if line.strip())
+            if len(rest) > MOST_LINE_BYTES:
+                raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands")
+        if rest.strip():
+            yield rest
+
+
+def telling(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
+    """The same, for a thread. Raises `Cancelled` there when nobody waits for it any more."""
+    return lambda words: trio.from_thread.run(progress, words)
+
+
+def _document(line: bytes) -> Document:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands") from None
+
+
+def _shut(response: Any) -> None:
+    """End a connection on which another thread waits: closing alone would not wake it."""
+    with suppress(AttributeError, OSError, ValueError):
+        reader = response.raw._fp.fp.raw  # noqa: SLF001 - as the SDK finds it, for its own streams
+        reader._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001
