@@ -7,6 +7,7 @@ the sandbox's own.
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -36,8 +37,11 @@ def has_program() -> bool:
 def install(in_dir: str) -> None:
     """Put our program into `in`, if we have one for this machine. Raises OSError."""
     if has_program():
-        shutil.copyfile(_PROGRAM, f"{in_dir}/{NAME}")
-        os.chmod(f"{in_dir}/{NAME}", 0o755)  # noqa: S103 - the code inside is to run it
+        path = f"{in_dir}/{NAME}"
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # it may be running
+        shutil.copyfile(_PROGRAM, path)
+        os.chmod(path, 0o755)  # noqa: S103 - the code inside is to run it
 
 
 def leader_of(in_dir: str, inside: str, otherwise: Sequence[str]) -> Leader:
