@@ -153,12 +153,12 @@ def test_who_had_a_time_limit_is_told_by_that(box: Box) -> None:
 
 @pytest.mark.needs("bwrap", "root")
 def test_several_at_once_are_no_more_than_were_killed(box: Box) -> None:
-    before = box.client.sandbox.stats(box.id).sandboxes[0].oom_kills
+    before = box.client.sandbox.stats(sandbox_id=box.id).sandboxes[0].oom_kills
     for number in range(4):
         eat = f"import time\nx = bytearray({40 + number} << 20)\ntime.sleep(0.5)\nx[::4096] = x[::4096]"
         box.client.process.launch(box.id, ["python3", "-c", eat], name=f"eater-{number}")
     ended = [box.client.process.wait(box.id, f"eater-{number}") for number in range(4)]
-    killed = box.client.sandbox.stats(box.id).sandboxes[0].oom_kills - before
+    killed = box.client.sandbox.stats(sandbox_id=box.id).sandboxes[0].oom_kills - before
     told = [one for one in ended if one.oom_killed]
     assert 1 <= len(told) == killed
     assert {one.exit_code for one in told} == {KILLED}

@@ -222,7 +222,7 @@ def box(shared_daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def stats(box: Box) -> SandboxStats:
-    [found] = box.client.sandbox.stats(box.id).sandboxes
+    [found] = box.client.sandbox.stats(sandbox_id=box.id).sandboxes
     assert isinstance(found, SandboxStats)
     return found
 
@@ -282,13 +282,13 @@ def test_all_of_the_callers_sandboxes_page_by_page(box: Box, shared_daemon: Runn
 
         def somebody() -> int:
             with connect(socket) as client:
-                refused("not_found", client.sandbox.stats, third.id)
+                refused("not_found", client.sandbox.stats, sandbox_id=third.id)
                 return len(client.sandbox.stats().sandboxes)
 
         os.chmod(socket, 0o666)
         assert as_user(NOBODY, somebody) == 0
-    refused("not_ready", box.client.sandbox.stats, third.id)
-    refused("not_found", box.client.sandbox.stats, "sbx_none")
+    refused("not_ready", box.client.sandbox.stats, sandbox_id=third.id)
+    refused("not_found", box.client.sandbox.stats, sandbox_id="sbx_none")
     assert [found.sandbox_id for found in box.client.sandbox.stats().sandboxes] == [box.id]
 
 

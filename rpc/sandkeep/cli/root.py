@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
     "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
+    "stats": ("stats:stats", "What running sandboxes use, as it changes."),
     "sandbox": ("root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
     "exec": ("exec:exec_", "Run a command in a sandbox to its end."),
     "run": ("exec:run", "Start a named process in a sandbox."),
@@ -42,7 +43,7 @@ COMMANDS: Final = {
 
 SUBJECTS: Final = {
     "Images": ("image",),
-    "Sandboxes": ("create", "ls", "get", "rm", "sandbox"),
+    "Sandboxes": ("create", "ls", "get", "rm", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp",),
     "What happened": ("events", "history"),
@@ -57,7 +58,9 @@ IMAGE_COMMANDS: Final = {
     "rm": ("images:rm", "Remove images."),
 }
 
-SANDBOX_COMMANDS: Final = {name: COMMANDS[name] for name in ("create", "ls", "get", "rm", "exec", "run", "history")}
+SANDBOX_COMMANDS: Final = {
+    name: COMMANDS[name] for name in ("create", "ls", "get", "rm", "stats", "exec", "run", "history")
+}
 
 STORE_COMMANDS: Final = {
     "verify": ("store:verify", "Check the event log and every metadata.json."),
