@@ -1,5 +1,6 @@
 """Who is told to have been killed for want of memory: who was, and of whom that cannot be said is not."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -132,6 +133,22 @@ def test_what_eats_too_much_is_told(box: Box, command: list[str]) -> None:
     assert (done.exit_code, done.oom_killed, done.error) == (KILLED, True, SENTENCE)
     ended = box.client.process.get(box.id, done.process_id)
     assert (ended.oom_killed, ended.error, ended.status) == (True, SENTENCE, "exited")
+
+
+@pytest.mark.needs("bwrap", "root")
+def test_people_are_told(box: Box) -> None:
+    """By `exec` on stderr, by `wait`, in lists, in the history, and in a document."""
+    eats = ["--", "python3", "-c", EAT]
+    done = box.daemon.cli("exec", box.id, *eats)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (KILLED, b"", f"sandkeep: {SENTENCE}\n")
+    assert json.loads(box.daemon.cli("exec", box.id, "--json", *eats).stdout)["oom_killed"]
+    box.daemon.cli("run", box.id, "eater", "--detach", *eats)
+    waited = box.daemon.cli("wait", box.id, "eater")
+    assert (waited.returncode, waited.stderr.decode()) == (KILLED, f"sandkeep: {SENTENCE}\n")
+    assert b"out of memory" in box.daemon.cli("ps", box.id, "--all").stdout
+    assert b"exit 137  out of memory" in box.daemon.cli("history", box.id).stdout
+    plainly = box.daemon.cli("exec", box.id, "--", "sh", "-c", "kill -9 $$")
+    assert (plainly.returncode, plainly.stderr) == (KILLED, b"")
 
 
 @pytest.mark.needs("bwrap", "root")
