@@ -51,7 +51,8 @@ def image(local: LocalProvider, files: int, size_bytes: int) -> str:
 
 async def create(local: LocalProvider, image_id: str) -> tuple[LocalInstance, dict[str, object]]:
     sandbox_id = new_id(SANDBOX)
-    plan = local.plan(sandbox_id, image_id, SandboxSpec(), Caller(uid=os.geteuid(), gid=os.getegid()), [])
+    caller = Caller(uid=os.geteuid(), gid=os.getegid())
+    plan = local.plan(sandbox_id, image_id, SandboxSpec(), caller, [], details={}, owner="uid:0")
     return await local.create(sandbox_id, image_id, SandboxSpec(), {}, plan), plan
 
 

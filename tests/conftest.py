@@ -31,16 +31,20 @@ def _program(*names: str) -> Callable[[], str | None]:
     return lambda: None if any(shutil.which(name, path=path) for name in names) else missing
 
 
+def _root_alone(what: str) -> str | None:
+    return None if os.geteuid() == 0 else f"only root can {what}"
+
+
 ENGINES: dict[str, Callable[[], str | None]] = {
     "bwrap": _program("bwrap"),
     "tmux": _program("tmux"),
-    "docker": _program("dockerd"),
+    "docker": lambda: _program("dockerd")() or _root_alone("start a Docker engine"),
     "runsc": _program("runsc"),
     "busybox": _program("busybox"),
     "systemd": _program("systemd-analyze"),
     "node": _program("node"),
     "socat": _program("socat", "nc", "curl"),
-    "root": lambda: None if os.geteuid() == 0 else "only root can become other users",
+    "root": lambda: _root_alone("become other users"),
 }
 """Why an engine cannot be had here, or None when it can."""
 
@@ -217,3 +221,19 @@ def new_service(places: str) -> Iterator[Callable[[], Any]]:
     yield make
     for service in made:
         service.close()
+
+
+# -- a Docker engine --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def dockerd() -> Iterator[Any]:
+    """A Docker engine of the tests' own, with `live-restore`. Tests mark themselves with ``needs("docker")``."""
+    from tests.engine import PrivateEngine
+
+    engine = PrivateEngine(tempfile.mkdtemp(prefix="skt-engine-"))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.clear()

@@ -13,7 +13,7 @@ The nursery tree, with what ends each task::
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
         ├── one task a running sandbox (Sandboxes._keep)
-        │   └── one task a running process (Processes._carry, follow, adopt)
+        │   └── one task a running process (Carriers.carry, follow, adopt)
         ├── one task an image or sandbox being made or ended
         └── api
             ├── serve                 accepts; one task a connection, one a call that waits

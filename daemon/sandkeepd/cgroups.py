@@ -189,6 +189,14 @@ def groups_of_pid(pid: int, root: str = ROOT, member_of: str | None = None) -> d
     return found
 
 
+def is_frozen(pid: int, root: str = ROOT) -> bool:
+    """Whether the group that a process is in stands still."""
+    groups = placement.parse(_read(f"/proc/{pid}/cgroup"))
+    first = _read(f"{root}/freezer{groups['freezer']}/freezer.state") if "freezer" in groups else ""
+    second = "".join(_read(f"{top}{groups['']}/cgroup.events") for top in (root, f"{root}/unified") if "" in groups)
+    return first.startswith("FROZEN") or "frozen 1" in second.splitlines()
+
+
 def _is_private(path: str, own: str | None) -> bool:
     """Not so a path that leads out of the part of the tree that is mounted here."""
     return path not in ("", own) and ".." not in path.split("/")

@@ -6,12 +6,13 @@ The *answer* is read from the state once that has settled, by the call or by a l
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import trio
 
-from sandkeep.errors import DaemonError, SandkeepError, SetupError
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, error_from
 from sandkeep.events import Meta
 from sandkeep_store.log import EventLog, NewEvent, Recorded
 from sandkeep_store.metadata_files import MetadataFiles
@@ -45,7 +46,7 @@ class Core:
         self.foreign: dict[str, list[str]] = {}
         """What each provider found that is of other logs, in words."""
         self._waiting: dict[str, trio.Event] = {}
-        self._stalled: dict[str, DaemonError] = {}
+        self._stalled: dict[str, SandkeepError] = {}
         log.on_commit.append(self._committed)
 
     def _committed(self, facts: Sequence[Recorded]) -> None:
@@ -111,24 +112,50 @@ class Core:
             for event in new if awaited else ():
                 self._stalled.pop(event.stream, None)
 
-    def _stall(self, streams: Sequence[str], error: DaemonError) -> None:
+    def _stall(self, streams: Sequence[str], error: SandkeepError) -> None:
         for stream in streams:
             self._stalled[stream] = error
             self._wake(stream)
 
+    @contextmanager
+    def stalling(self, streams: Sequence[str], then: str) -> Iterator[Callable[[SandkeepError], None]]:
+        """For the length of a block that insists on what is on record already: whoever waits for these streams is told
+        `provider_unavailable` as soon as what the block was given hears that an `engine` is down, and what comes of it
+        `then`.
+        """
+
+        def told(error: SandkeepError) -> None:
+            if error.code == "provider_unavailable" and "engine" in error.data:
+                self._stall(streams, ProviderError(error.code, f"{error.message}; {then}", **error.data))
+
+        try:
+            yield told
+        finally:
+            for stream in streams:
+                self._stalled.pop(stream, None)
+
+    def stalled(self, stream: str) -> str | None:
+        """Why what is to happen to it does not happen yet, if that is known."""
+        stalled = self._stalled.get(stream)
+        return stalled.message if stalled is not None else None
+
     async def settled(self, stream: str, done: Callable[[], bool]) -> None:
         """Wait until `done`, which is looked at after each event of that stream. Raises `storage_unavailable` when it
-        cannot be recorded.
+        cannot be recorded, and `provider_unavailable` when it cannot be done before some engine answers again.
         """
         while not done():
             stalled = self._stalled.get(stream)
             if stalled is not None:
-                raise DaemonError("storage_unavailable", stalled.message)
-            waiting = self._waiting.get(stream)
-            if waiting is None:
-                waiting = self._waiting[stream] = trio.Event()
-            await waiting.wait()
-            await my_turn()
+                raise error_from(stalled.code, stalled.message, stalled.data)
+            await self.changed(stream)
+
+    async def changed(self, stream: str) -> None:
+        """Wait for the next event of that stream, or until it is known why none comes."""
+        waiting = self._waiting.get(stream)
+        if waiting is None:
+            waiting = self._waiting[stream] = trio.Event()
+        await waiting.wait()
+        await my_turn()
 
     def carry(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
         """Start a carrier. One that fails in a way that nobody foresaw is logged, and ends alone."""

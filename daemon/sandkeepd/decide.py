@@ -12,19 +12,29 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
 from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec
-from sandkeep.model import SandboxSpec
+from sandkeep.model import Network, SandboxSpec
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
+from sandkeepd.image_sources import Source
+
+STANDING: Final = ("running", "suspending", "suspended", "resuming")
+"""The states of a sandbox that its provider has."""
 
 SANDBOX_MAY: Final[dict[str, frozenset[str]]] = {
     "sandbox.created": frozenset({"creating"}),
     "sandbox.create_failed": frozenset({"creating"}),
-    "sandbox.adopted": frozenset({"running"}),
-    "sandbox.failed": frozenset({"running"}),
-    "sandbox.lost": frozenset({"running", "stopping"}),
-    "sandbox.terminate_requested": frozenset({"creating", "running", "failed", "lost"}),
+    "sandbox.adopted": frozenset({"running", "suspended"}),
+    "sandbox.suspend_requested": frozenset({"running"}),
+    "sandbox.suspended": frozenset({"suspending", "running"}),
+    "sandbox.suspend_failed": frozenset({"suspending"}),
+    "sandbox.resume_requested": frozenset({"suspended", "failed", "lost"}),
+    "sandbox.resumed": frozenset({"resuming", "suspended"}),
+    "sandbox.resume_failed": frozenset({"resuming"}),
+    "sandbox.failed": frozenset(STANDING),
+    "sandbox.lost": frozenset({*STANDING, "stopping"}),
+    "sandbox.terminate_requested": frozenset({*STANDING, "creating", "failed", "lost"}),
     "sandbox.terminated": frozenset({"stopping"}),
     "process.launch_requested": frozenset({"running"}),
 }
@@ -37,10 +47,13 @@ MAX_SPEC_BYTES: Final = 48 * 1024
 
 WHY_NOT_READY: Final[dict[str, str]] = {
     "creating": "is still being made: wait until it runs",
+    "suspending": "is being suspended: resume it",
+    "suspended": "is suspended: resume it",
+    "resuming": "is being resumed: wait until it runs",
     "stopping": "is being ended",
     "stopped": "has ended: create a new one",
-    "failed": "failed: look at its `error`, then terminate it and create a new one",
-    "lost": "was lost by its provider: terminate it and create a new one",
+    "failed": "failed: look at its `error`, then resume it, if its provider can start it anew, or terminate it",
+    "lost": "was lost by its provider: resume it, if that can start it anew, or terminate it and create a new one",
 }
 
 
@@ -71,29 +84,50 @@ def may(sandbox: SandboxState, event_type: str) -> bool:
 def require_running(sandbox: SandboxState) -> None:
     """Raise `not_ready` unless processes can be started in it."""
     if not may(sandbox, "process.launch_requested"):
-        raise StateError(
-            "not_ready",
-            f"sandbox {sandbox.sandbox_id} {WHY_NOT_READY[sandbox.status]}",
-            sandbox_id=sandbox.sandbox_id,
-            status=sandbox.status,
-        )
+        raise not_ready(sandbox)
 
 
-def create_image(command: ImageCreate, owner: str, provider: str) -> events.ImageCreateRequested:
-    """The intent to make an image of a directory."""
-    if not command.source.startswith("/"):
-        raise CallerError(
-            "invalid", f"source: {command.source!r} is not an absolute path of a directory", field="source"
-        )
+def not_ready(sandbox: SandboxState, why: str = "") -> StateError:
+    """The error of a sandbox in whose present state something cannot be done; `why`, if not because of that alone."""
+    why = why or WHY_NOT_READY.get(sandbox.status, "is not in a state for that: try again")
+    return StateError(
+        "not_ready",
+        f"sandbox {sandbox.sandbox_id} {why}",
+        sandbox_id=sandbox.sandbox_id,
+        status=sandbox.status,
+    )
+
+
+def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) -> None:
+    """Raise `not_ready` unless the sandbox can be started anew on its files, `secret_missing` without all it had."""
+    if not may(sandbox, "sandbox.resume_requested"):
+        raise not_ready(sandbox)
+    if not sandbox.made:
+        raise not_ready(sandbox, "was never made: create another")
+    if not can_revive:
+        cannot = f"the {sandbox.requested.provider} provider cannot start it anew: terminate it and create a new one"
+        raise not_ready(sandbox, f"{'was lost' if sandbox.status == 'lost' else 'failed'}, and {cannot}")
+    missing = [name for name in sandbox.requested.secrets if name not in secrets]
+    if missing:
+        message = f"sandbox {sandbox.sandbox_id} had secrets, which are not kept: give {_some(missing)} again"
+        raise StateError("secret_missing", message, sandbox_id=sandbox.sandbox_id, secrets=missing)
+
+
+def create_image(
+    command: ImageCreate, owner: str, provider: str, source: Source, default_base: str | None
+) -> events.ImageCreateRequested:
+    """The intent to make an image of a source. `default_base` is what the provider puts plain directories onto."""
     if _size(command.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels", "they are")
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
-        kind="directory",
-        source=command.source,
+        kind=source.kind,
+        source=source.source,
         labels=command.labels,
         clean=command.clean,
+        base=source.base or default_base if source.kind == "directory" else None,
+        dockerfile=source.dockerfile,
     )
 
 
@@ -145,10 +179,11 @@ def create_sandbox(
     taken: Container[str],
     disk_bytes: int,
     *,
+    network: Network = "none",
     interrupted: SandboxState | None = None,
 ) -> tuple[ImageState, SandboxSpec]:
     """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used; the id of
-    the one that was `interrupted` is free.
+    the one that was `interrupted` is free. `network` is the one of who asks for none.
     """
     ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
     if sandbox_id in taken or state.sandboxes.get(sandbox_id) is not interrupted:
@@ -173,11 +208,12 @@ def create_sandbox(
         memory_bytes=command.memory_bytes,
         pids=command.pids,
         disk_bytes=command.disk_bytes or disk_bytes,
-        network=command.network,
+        network=command.network or network,
         user=command.user,
         read_only=command.read_only,
         working_dir=command.working_dir,
         isolation=command.isolation,
+        volumes=command.volumes,
         env=command.env,
         labels=command.labels,
         idle_timeout_s=command.idle_timeout_s,

@@ -299,7 +299,7 @@ class Files:
     async def _raise_if_full(self, runtime: Runtime) -> None:
         with trio.move_on_after(REASON_PATIENCE_S):
             why = await runtime.instance.ended()
-            if why.startswith("disk_limit"):
+            if why.kind == "disk_limit":
                 words = "the sandbox used up its disk and was ended: create another, with a larger --disk"
                 raise ProviderError("disk_limit", words, sandbox_id=runtime.instance.sandbox_id)
 

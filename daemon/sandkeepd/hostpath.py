@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import IO, Final, NoReturn
+from typing import IO, Final, NoReturn, cast, get_args
 from weakref import WeakValueDictionary
 
 import trio
@@ -26,6 +26,7 @@ from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepErr
 from sandkeep.model import SkippedFile
 from sandkeepd import mounts
 from sandkeepd.hostprocess import TOOL_ENV, in_fresh_thread, ordinary_priority
+from sandkeepd.image_sources import Seen
 from sandkeepd.providers.base import Caller, ImportedImage, Progress
 
 MAX_SKIPPED: Final = 100
@@ -58,6 +59,15 @@ for type in proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf ps
 	set -- "$@" -fstype $type -prune -printf 'K %s %p\\0' -o
 done
 exec find . -maxdepth {MAX_DEPTH} "$@" -printf '%y %s %p\\0'
+"""
+
+
+# $1 the path, $2 the Dockerfile looked for.
+_LOOK: Final = """
+[ -f "$1" ] && exec echo file
+cd -- "$1" || { ls -d -- "$1/"; exit 3; }
+[ -f "./$2" ] && exec echo dockerfile
+echo directory
 """
 
 
@@ -101,12 +111,23 @@ async def import_tree(
     )
 
 
-_importing: Final[WeakValueDictionary[int, trio.Semaphore]] = WeakValueDictionary()
+async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
+    """What `caller` finds at the absolute path `source`: whether there is such a `dockerfile` below it, too.
+
+    Raises `invalid` (there is nothing) and `permission_denied`.
+    """
+    _check_caller(caller)
+    async with _turns(caller, "look"):
+        own = trio.CapacityLimiter(1)
+        return await trio.to_thread.run_sync(_look, source, caller, dockerfile, limiter=own)
 
 
-def _turns(caller: Caller) -> trio.Semaphore:
-    """What the caller's imports take turns by; there is one for him as long as he has any."""
-    return _importing.setdefault(caller.uid, trio.Semaphore(IMPORTS_AT_ONCE))
+_busy: Final[WeakValueDictionary[tuple[int, str], trio.Semaphore]] = WeakValueDictionary()
+
+
+def _turns(caller: Caller, what: str = "import") -> trio.Semaphore:
+    """What the caller's imports take turns by; there is one for him as long as he has any. His looks have another."""
+    return _busy.setdefault((caller.uid, what), trio.Semaphore(IMPORTS_AT_ONCE))
 
 
 def _check_cancelled() -> None:
@@ -134,6 +155,19 @@ def _as_caller(caller: Caller) -> list[str]:
         "setpriv", "--reuid", str(caller.uid), "--regid", str(caller.gid), *groups, "--no-new-privs", "--inh-caps=-all",
         "--bounding-set=-all",
     ]  # fmt: skip
+
+
+def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
+    argv = [*_as_caller(caller), "sh", "-c", _LOOK, "sh", source, dockerfile]
+    with in_fresh_thread(functools.partial(_reading, argv)) as looker:
+        try:
+            told, said = _drain({looker.stdout: None, looker.stderr: None}, [looker])
+        finally:
+            _kill(looker)
+    word = told.decode("ascii", "replace").strip()
+    if looker.returncode or word not in get_args(Seen):
+        raise _not_a_directory(source, said)
+    return cast("Seen", word)
 
 
 def _survey(source: str, caller: Caller, hide: str) -> Survey:
@@ -345,7 +379,7 @@ def _first_line(stderr: bytes) -> str:
 
 def _not_a_directory(source: str, stderr: bytes) -> SandkeepError:
     said = stderr.decode("utf-8", "backslashreplace")
-    if "ermission denied" in said.splitlines()[-1]:
+    if "ermission denied" in (said.splitlines() or [""])[-1]:
         return CallerError("permission_denied", f"you may not read {source}", field="source", path=source)
     if "Not a directory" in said:
         return CallerError("invalid", f"source: {source} is not a directory", field="source")

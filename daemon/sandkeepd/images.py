@@ -9,13 +9,16 @@ from sandkeep.errors import CallerError, error_from
 from sandkeep.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
 from sandkeep.model import Image, ImageList
 from sandkeep_store.log import NewEvent, Recorded
-from sandkeepd import decide
+from sandkeepd import decide, hostpath, image_sources
 from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
-from sandkeepd.providers.base import Caller, Progress
+from sandkeepd.image_sources import Source
+from sandkeepd.insisting import insist
+from sandkeepd.providers.base import Building, Caller, ImageRequest, Progress
 from sandkeepd.query import page
 
-DEFAULT_PROVIDER = "local"
+REMOVE_DEADLINE_S = 300.0
+"""How long a provider may take for removing an image before it is asked again, if it can be interrupted."""
 
 
 class Images:
@@ -27,14 +30,25 @@ class Images:
         self._leaving: set[str] = set()
 
     async def create(self, request: Request[ImageCreate]) -> Image:
-        """Make an image of a directory; one of the same content is used again unless `clean`."""
-        provider = self._core.provider(request.params.provider or DEFAULT_PROVIDER)
-        event = decide.create_image(request.params, request.owner, provider.name)
+        """Make an image; one of the same content is used again unless `clean`."""
+        source = await self._source(request.params, request.caller)
+        provider = self._core.provider(request.params.provider or source.provider)
+        default_base = provider.default_base() if isinstance(provider, Building) else None
+        event = decide.create_image(request.params, request.owner, provider.name, source, default_base)
         image_id = ids.new_id(ids.IMAGE)
         intent = await self._core.intend(NewEvent(image_id, event, expected_revision=0), request.meta)
         work = partial(self._import, image_id, request.caller, request.progress, intent)
         self._core.carry(work, f"import of {image_id}")
         return await self.answer_create(image_id)
+
+    async def _source(self, command: ImageCreate, caller: Caller) -> Source:
+        """What the image is to be made of, by the rule of `image_sources`."""
+        if command.provider is not None and not isinstance(self._core.provider(command.provider), Building):
+            return image_sources.copied(command, command.provider)
+        if not image_sources.is_path(command.source):
+            return image_sources.referred(command)
+        looked_for = image_sources.looked_for(command)
+        return image_sources.seen(command, await hostpath.look(command.source, caller, looked_for))
 
     async def answer_create(self, image_id: str) -> Image:
         """Wait until the image is made or failed, and answer it."""
@@ -55,7 +69,7 @@ class Images:
         requested = core.state.images[image_id].requested
         provider = core.provider(requested.provider)
         try:
-            made = await provider.import_image(image_id, requested.source, caller, progress)
+            made = await provider.import_image(image_id, _request(requested), caller, progress)
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             failed = events.ImageCreateFailed(code=error.code, message=error.message)
@@ -70,6 +84,7 @@ class Images:
                 file_count=made.file_count,
                 skipped_count=made.skipped_count,
                 skipped=made.skipped,
+                details=made.details,
             )
             await core.record([NewEvent(image_id, outcome)], intent)
             return
@@ -106,8 +121,11 @@ class Images:
 
     async def finish_remove(self, image_id: str, intent: Recorded | None) -> None:
         """Remove the files of an image whose removal is on record."""
-        core = self._core
-        await core.provider(core.state.images[image_id].requested.provider).remove_image(image_id)
+        core, name = self._core, self._core.state.images[image_id].requested.provider
+        then = f"the removal of image {image_id} is ordered, and will be carried out when that answers"
+        with core.stalling([image_id], then) as told:
+            work, what = lambda: core.provider(name).remove_image(image_id), f"removing {image_id}"
+            await insist(work, what, core.providers.get(name), deadline_s=REMOVE_DEADLINE_S, told=told)
         failpoints.reach("image.discarded")
         await core.record([NewEvent(image_id, events.ImageRemoved())], intent)
 
@@ -131,3 +149,16 @@ class Images:
         mine = (i for i in self._core.state.images.values() if request.sees(i.owner) and (query.all or not i.ended))
         found, following = page(mine, lambda image: image.image_id, query.after, query.limit)
         return ImageList(images=[image.view() for image in found], next=following)
+
+
+def _request(requested: events.ImageCreateRequested) -> ImageRequest:
+    """What is on record as asked for, for the provider."""
+    return ImageRequest(
+        kind=requested.kind,
+        source=requested.source,
+        base=requested.base,
+        dockerfile=requested.dockerfile,
+        clean=requested.clean,
+        labels=requested.labels,
+        owner=requested.owner,
+    )

@@ -7,7 +7,8 @@ from sandkeep.methods import ProcessRef
 from sandkeep.model import OpenOutput
 from sandkeepd.access import Request
 from sandkeepd.core import Core
-from sandkeepd.processes import Processes, require_kept
+from sandkeepd.outputs import require_kept
+from sandkeepd.processes import Processes
 
 
 class Journals:
@@ -24,7 +25,7 @@ class Journals:
         """
         process = await self._processes.find(request.params.sandbox_id, request.params.name)
         view = process.view()  # looked at before the journals: with an ended process, they are all there is
-        require_kept(process, self._processes.read_journal(process, "stdout", 0, 0))
+        require_kept(process, self._processes.outputs.read_journal(process, "stdout", 0, 0))
         provider = self._core.provider(self._core.state.sandboxes[process.sandbox_id].requested.provider)
         with ExitStack() as opened:
             given = []

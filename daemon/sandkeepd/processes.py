@@ -1,22 +1,18 @@
 """Processes: launched, followed to their end, signalled, read.
 
-A process has one carrier, in the nursery of its sandbox. It starts the process, records that it started and how it
-ended (in one append when the end came first), and enforces its time limit. The daemon is not in the way of what the
-process writes: that goes to a journal, from which `read` answers by byte offset.
+A process has one carrier, which starts it and follows it to its end (`carriers`). The daemon is not in the way of what
+it writes: that goes to a journal, from which is read by byte offset (`outputs`).
 """
 
-import logging
 import math
 from functools import partial
 from signal import Signals
 from typing import Any
 
-import msgspec
 import trio
 
 from sandkeep import events, failpoints, ids
-from sandkeep.clock import now_us
-from sandkeep.errors import CallerError, DataError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.methods import (
     ProcessLaunch,
     ProcessQuery,
@@ -29,7 +25,6 @@ from sandkeep.methods import (
     Written,
 )
 from sandkeep.model import ExecResult, Process, ProcessList, ProcessOutput
-from sandkeep.settings import RETAIN_OUTPUT
 from sandkeep_store.codec import CODEC
 from sandkeep_store.commands import Past
 from sandkeep_store.log import NewEvent, Recorded
@@ -38,19 +33,12 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import ANEW, RETRY_S, Core
-from sandkeepd.providers.base import Chunk, Exit, Instance, Launch, Terminal, Terminals
+from sandkeepd.carriers import Carriers
+from sandkeepd.core import ANEW, Core
+from sandkeepd.outputs import Outputs
+from sandkeepd.providers.base import Instance, Launch, Terminal, Terminals
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
-from sandkeepd.turns import my_turn
-
-logger = logging.getLogger("sandkeepd")
-
-MOST_RETRY_S = 60.0
-"""How long at most until a sandbox that did not answer is asked again after its processes."""
-
-GRACE_S = 0.1
-"""How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
 
 
 class Processes:
@@ -59,6 +47,8 @@ class Processes:
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
         self._core = core
         self._sandboxes = sandboxes
+        self.carriers = Carriers(core, sandboxes)
+        self.outputs = Outputs(core, sandboxes)
         self._naming: set[tuple[str, str]] = set()
 
     # -- starting -----------------------------------------------------------------------------------------------------
@@ -109,7 +99,7 @@ class Processes:
             stdin=stdin,
             terminal=_terminal(process, command),
         )
-        work = partial(self._carry, runtime, process, launch, intent, eager=eager)
+        work = partial(self.carriers.carry, runtime, process, launch, intent, eager=eager)
         if not start_in(runtime, work, core, f"process {process_id}") and not process.ended:
             failed = events.ProcessLaunchFailed(
                 code="not_ready", message=f"sandbox {sandbox.sandbox_id} is being ended"
@@ -146,7 +136,7 @@ class Processes:
         await self._core.settled(process.process_id, lambda: process.ended)
         if process.status == "failed":
             raise decide.failure_of(process)
-        out, err = (self._beginning(process, stream, inline_bytes) for stream in ("stdout", "stderr"))
+        out, err = (self.outputs.beginning(process, stream, inline_bytes) for stream in ("stdout", "stderr"))
         return ExecResult(
             process_id=process.process_id,
             sandbox_id=process.sandbox_id,
@@ -163,119 +153,6 @@ class Processes:
             error=process.error[1] if process.error else None,
             oom_killed=process.oom_killed,
         )
-
-    def _beginning(self, process: ProcessState, stream: str, max_bytes: int) -> Chunk:
-        """What a stream begins with: nothing, of some length, when that is not kept any more."""
-        chunk = self.read_journal(process, stream, 0, max_bytes)
-        if is_gone(process, chunk):
-            size = process.stdout_bytes if stream == "stdout" else process.stderr_bytes
-            return Chunk(offset=0, data=b"", size=size or 0)
-        return chunk if chunk.offset == 0 else Chunk(offset=0, data=b"", size=chunk.size)
-
-    # -- carrying -----------------------------------------------------------------------------------------------------
-
-    async def _carry(
-        self, runtime: Runtime, process: ProcessState, launch: Launch, intent: Recorded, *, eager: bool
-    ) -> None:
-        """Start the process and follow it to its end."""
-        runtime.kills.begin(process.process_id)
-        try:
-            pid = await runtime.instance.launch(launch)
-            failpoints.reach("launch.answered")
-        except SandkeepError as error:
-            runtime.kills.forget(process.process_id)
-            await self._record(
-                process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent
-            )
-            return
-        started = events.ProcessStarted(pid=pid)
-        exited = runtime.instance.exit_of(process.process_id)
-        if exited is None and not eager:
-            grace = min(GRACE_S, process.requested.timeout_s or GRACE_S)
-            exited = await _wait(runtime.instance, process.process_id, grace)
-        if exited is not None:
-            await self._end(runtime, process, exited, intent, started)
-            return
-        await self._record(process, started, cause=intent)
-        await self.follow(runtime, process, intent)
-
-    async def follow(self, runtime: Runtime, process: ProcessState, intent: Recorded | None) -> None:
-        """Wait for the end of a process that is on record as started; kill it when its time is up."""
-        instance = runtime.instance
-        exited = await _wait(instance, process.process_id, _time_left(process))
-        if exited is None:
-            assert process.requested.timeout_s is not None
-            if not process.timed_out:
-                await self._record(process, events.ProcessTimedOut(timeout_s=process.requested.timeout_s), cause=intent)
-            await instance.signal(process.process_id, Signals.SIGKILL)
-            exited = await instance.wait(process.process_id)
-        await self._end(runtime, process, exited, intent)
-
-    async def adopt(self, runtime: Runtime, process: ProcessState, found: trio.Event) -> None:
-        """Take over a process of an earlier daemon: one that was started, or that nobody knows whether it was.
-
-        `found` is set once the instance knows it, or it is certain that it will not.
-        """
-        try:
-            pid = await self._find(runtime, process, found)
-        except StateError:
-            return  # the sandbox has ended, and whoever keeps it tells how its processes did
-        if pid is None:
-            await self._record(process, _never_seen(process))
-            return
-        if runtime.instance.exit_of(process.process_id) is None:
-            runtime.kills.begin(process.process_id)
-        if process.status == "starting":
-            await self._record(process, events.ProcessStarted(pid=pid))
-        await self.follow(runtime, process, None)
-
-    async def _find(self, runtime: Runtime, process: ProcessState, asked: trio.Event) -> int | None:
-        """Ask a sandbox after a process, again and again until it answers: who follows a process does not give up.
-
-        Raises `not_ready` when the sandbox has ended, of which another task tells.
-        """
-        delay = RETRY_S
-        while True:
-            try:
-                return await runtime.instance.find(process.process_id)
-            except ProviderError as error:
-                logger.warning("no answer yet", extra={"process_id": process.process_id, "why": error.message})
-            finally:
-                asked.set()
-            await trio.sleep(delay)
-            delay = min(2 * delay, MOST_RETRY_S)
-
-    async def _end(
-        self, runtime: Runtime, process: ProcessState, exited: Exit, intent: Recorded | None, *before: events.Event
-    ) -> None:
-        instance, process_id = runtime.instance, process.process_id
-        if process.requested.durable:
-            await self._sync(instance, process_id)
-        oom_killed = runtime.kills.took(process, exited.exit_code)
-        outcome: events.Event
-        if exited.exit_code is None:
-            outcome = events.ProcessLost(message=exited.message or "nobody saw how the process ended")
-        else:
-            sizes = [instance.read(process_id, stream, 0, 0).size for stream in ("stdout", "stderr")]
-            outcome = events.ProcessExited(
-                exit_code=exited.exit_code,
-                stdout_bytes=sizes[0],
-                stderr_bytes=sizes[1],
-                oom_killed=oom_killed,
-            )
-        await self._record(process, *before, outcome, cause=intent)
-        instance.forget(process_id)
-
-    async def _sync(self, instance: Instance, process_id: str) -> None:
-        """Have the journals on the disk. One that fails to write them may never do so, and the end has to be told."""
-        try:
-            await trio.to_thread.run_sync(instance.sync, process_id)
-        except OSError as error:
-            why = error.strerror or str(error)
-            logger.error("its output may not survive a power cut", extra={"process_id": process_id, "why": why})
-
-    async def _record(self, process: ProcessState, *facts: events.Event, cause: Recorded | None = None) -> None:
-        await self._core.record([NewEvent(process.process_id, fact, process.sandbox_id) for fact in facts], cause)
 
     # -- acting on ----------------------------------------------------------------------------------------------------
 
@@ -406,45 +283,8 @@ class Processes:
 
         Raises `compacted` when nothing of it is kept any more.
         """
-        query = request.params
-        process = await self.find(query.sandbox_id, query.name)
-        deadline = trio.current_time() + query.wait_s
-        while True:
-            ended = process.ended  # looked at before the journal: what is read after the end is all there is
-            out = self.read_journal(process, "stdout", query.stdout_offset, query.max_bytes)
-            err = self.read_journal(process, "stderr", query.stderr_offset, query.max_bytes)
-            if err.missing:  # of one that is there, it is told what the other lacks
-                require_kept(process, out)
-            moved = (out.offset, err.offset) != (query.stdout_offset, query.stderr_offset)
-            if out.data or err.data or moved or ended or trio.current_time() >= deadline or query.max_bytes == 0:
-                return _output(process, out, err, ended=ended)
-            with trio.move_on_at(deadline):
-                await self.wait_for_more(process, query.stdout_offset, query.stderr_offset)
-
-    async def wait_for_more(self, process: ProcessState, stdout_offset: int, stderr_offset: int) -> None:
-        """Return when a journal holds more than that, or the process has ended; it may also return early."""
-        if process.ended:
-            return
-        if process.sandbox_id in self._sandboxes.adopting:
-            await self._sandboxes.adopted(process.sandbox_id)
-            return
-        runtime = self._sandboxes.runtimes.get(process.sandbox_id)
-        if runtime is None or process.status == "starting" or runtime.instance.exit_of(process.process_id) is not None:
-            before = process.status
-            await self._core.settled(process.process_id, lambda: process.status != before)
-        else:
-            await runtime.instance.wait_output(process.process_id, stdout_offset, stderr_offset)
-
-    def read_journal(self, process: ProcessState, stream: str, offset: int, max_bytes: int) -> Chunk:
-        """Read a piece of a journal, also when the sandbox has ended. Never blocks."""
-        runtime = self._sandboxes.runtimes.get(process.sandbox_id)
-        if runtime is not None:
-            chunk = runtime.instance.read(process.process_id, stream, offset, max_bytes)
-        else:
-            sandbox = self._core.state.sandboxes[process.sandbox_id]
-            provider = self._core.provider(sandbox.requested.provider)
-            chunk = provider.read_ended(process.sandbox_id, process.process_id, stream, offset, max_bytes)
-        return _compared(chunk, stream, process.stdout_bytes if stream == "stdout" else process.stderr_bytes)
+        process = await self.find(request.params.sandbox_id, request.params.name)
+        return await self.outputs.read(process, request.params)
 
     async def find(self, sandbox_id: str, name: str) -> ProcessState:
         """A process by its name or id; one too old for the view is read from its stream in the log. Raises
@@ -467,22 +307,6 @@ class Processes:
         return fold_process(facts, sandbox.sandbox_id)
 
 
-def is_gone(process: ProcessState, chunk: Chunk) -> bool:
-    """Whether a chunk is none because the journals of the process, which it had, are not kept any more."""
-    return chunk.missing and process.ended and process.started_us is not None
-
-
-def require_kept(process: ProcessState, chunk: Chunk) -> None:
-    """Refuse to pass off as empty what is not kept any more: `compacted`."""
-    if is_gone(process, chunk):
-        raise DataError(
-            "compacted",
-            f"the output of process {process.name!r} is not kept any more: {RETAIN_OUTPUT.name} says how much is, or "
-            "the code in the sandbox removed it",
-            name=process.name,
-        )
-
-
 def _unknown_input(process: ProcessState, past: Past) -> StateError:
     words = (
         f"the daemon stopped while it wrote to process {process.name!r}: of the {past.trying} bytes after the first "
@@ -494,6 +318,8 @@ def _unknown_input(process: ProcessState, past: Past) -> StateError:
 def terminals_of(instance: Instance) -> Terminals:
     """The terminals of an instance. Raises `not_supported` where there are none."""
     if isinstance(instance, Terminals):
+        if instance.no_terminals is not None:
+            raise SetupError("not_supported", instance.no_terminals)
         return instance
     raise SetupError("not_supported", "this provider gives no terminals: launch the process without tty")
 
@@ -514,14 +340,6 @@ def fold_process(facts: list[Recorded], sandbox_id: str) -> ProcessState | None:
     return next(iter(apart.processes.values()), None)
 
 
-def _never_seen(process: ProcessState) -> events.Event:
-    """What is told of a process that its sandbox knows nothing of, when a daemon adopts it."""
-    if process.status == "starting":
-        message = "the daemon stopped before the process was started: launch it again"
-        return events.ProcessLaunchFailed(code="not_ready", message=message, interrupted=True)
-    return events.ProcessLost(message="the sandbox has no record of the process any more")
-
-
 def parse_signal(text: str) -> int:
     """A signal's number from its name, with or without SIG, or from its digits. Raises `invalid`."""
     try:
@@ -530,51 +348,3 @@ def parse_signal(text: str) -> int:
         raise CallerError(
             "invalid", f"signal: {text!r} is not a signal: use a name such as TERM or a number", field="signal"
         ) from None
-
-
-async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | None:
-    """How the process ended, or None if it still runs after so many seconds."""
-    known = instance.exit_of(process_id)
-    if known is not None:  # it had ended before anybody waited, however little time is left
-        return known
-    with trio.move_on_after(seconds):
-        exited = await instance.wait(process_id)
-        await my_turn()
-        return exited
-    return instance.exit_of(process_id)
-
-
-def _time_left(process: ProcessState) -> float:
-    limit = process.requested.timeout_s
-    if limit is None or process.started_us is None:
-        return math.inf
-    gone = max(0.0, (now_us() - process.started_us) / 1e6)  # a clock that was put back gives nobody more time
-    return max(0.0, limit - gone)
-
-
-def _compared(chunk: Chunk, stream: str, recorded: int | None) -> Chunk:
-    """A piece of a journal, with a note if that is shorter than it was when its process ended. It may be longer: what
-    the process left behind may go on writing.
-    """
-    if recorded is None or chunk.size >= recorded or chunk.note is not None:
-        return chunk
-    lost = f"the journal of {stream} holds {chunk.size} of the {recorded} bytes that were recorded: the rest is lost"
-    return msgspec.structs.replace(chunk, note=lost)
-
-
-def _output(process: ProcessState, out: Chunk, err: Chunk, *, ended: bool) -> ProcessOutput:
-    after_out, after_err = out.offset + len(out.data), err.offset + len(err.data)
-    return ProcessOutput(
-        process_id=process.process_id,
-        status=process.status,
-        stdout=out.data,
-        stderr=err.data,
-        stdout_offset=out.offset,
-        stderr_offset=err.offset,
-        next_stdout_offset=after_out,
-        next_stderr_offset=after_err,
-        ended=ended and after_out >= out.size and after_err >= err.size,
-        exit_code=process.exit_code,
-        timed_out=process.timed_out,
-        note=out.note or err.note,
-    )

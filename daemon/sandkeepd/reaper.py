@@ -10,6 +10,7 @@ import trio
 
 from sandkeep.clock import now_us
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd import decide
 from sandkeepd.core import Core
 from sandkeepd.sandboxes import Sandboxes
 
@@ -19,8 +20,10 @@ LOOK_EVERY_S = 1.0
 
 
 def reason_to_end(sandbox: SandboxState, moment_us: int) -> str | None:
-    """``max_lifetime`` or ``idle_timeout`` when one of them has passed for a running sandbox, else None."""
-    if sandbox.status != "running":
+    """``max_lifetime`` or ``idle_timeout`` when one of them has passed for a sandbox that runs or stands still, else
+    None.
+    """
+    if sandbox.status not in decide.STANDING:
         return None
     spec = sandbox.spec
     if spec.max_lifetime_s is not None and moment_us >= sandbox.requested_us + spec.max_lifetime_s * 1e6:

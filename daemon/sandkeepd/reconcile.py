@@ -18,15 +18,17 @@ from typing import Any, Final, TypeVar
 import trio
 
 from sandkeep import events, failpoints
-from sandkeep.errors import StateError
+from sandkeep.errors import SandkeepError, StateError
 from sandkeep_store.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import decide
-from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.core import Core
 from sandkeepd.images import Images
+from sandkeepd.insisting import insist
 from sandkeepd.processes import Processes
-from sandkeepd.providers.base import Instance, Provider
+from sandkeepd.providers.base import Instance, Pausing, Provider, Reviving
 from sandkeepd.sandboxes import Pending, Sandboxes, start_in
+from sandkeepd.suspending import failure_of
 
 T = TypeVar("T")
 
@@ -35,11 +37,31 @@ logger = logging.getLogger("sandkeepd")
 ANSWER_DEADLINE_S: Final = 20.0
 """How long a provider may take for one answer before it is asked again."""
 
-RETRY_S: Final = 1.0
-MOST_RETRY_S: Final = 60.0
-"""How long after a failure it is asked again; each time twice as long as before, up to the most."""
-
 INTERRUPTED = "the daemon stopped while it was being made: create it again"
+
+
+RESUME_INTERRUPTED = "the daemon stopped while it was being resumed: resume it again"
+SUSPEND_INTERRUPTED = "the daemon stopped while it was being suspended: suspend it again"
+
+
+def is_reviving(sandbox: SandboxState) -> bool:
+    """Whether it was about to be started anew, so that its provider has it no more, or not yet."""
+    change = sandbox.change
+    return sandbox.status == "resuming" and change is not None and change.before != "suspended"
+
+
+def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
+    """What came of an order to suspend or resume that an earlier daemon did not see to its end, as the sandbox itself
+    tells.
+    """
+    paused = isinstance(instance, Pausing) and instance.is_paused()
+    if sandbox.status == "suspending":
+        interrupted = StateError("not_ready", SUSPEND_INTERRUPTED)
+        return [events.SandboxSuspended() if paused else failure_of(sandbox, interrupted, interrupted=True)]
+    if sandbox.status == "resuming":
+        interrupted = StateError("not_ready", RESUME_INTERRUPTED)
+        return [failure_of(sandbox, interrupted, interrupted=True) if paused else events.SandboxResumed()]
+    return []
 
 
 class Owned:
@@ -81,10 +103,12 @@ class Reconciler:
     def announce(self) -> None:
         """Before the first request: say what is about to be adopted or undone, so that requests to it wait."""
         for sandbox in self._core.state.sandboxes.values():
-            if sandbox.status == "running":
-                self._sandboxes.adopting[sandbox.sandbox_id] = Pending()
-            elif sandbox.status == "creating":
+            if sandbox.status == "creating":
                 self._sandboxes.making[sandbox.sandbox_id] = Pending()
+            elif is_reviving(sandbox):
+                self._sandboxes.changing[sandbox.sandbox_id] = Pending()
+            elif sandbox.status in decide.STANDING:
+                self._sandboxes.adopting[sandbox.sandbox_id] = Pending()
 
     async def run(self, begin: trio.Event | None = None) -> None:
         """Bring the log and the providers together, once `begin` is set."""
@@ -105,50 +129,47 @@ class Reconciler:
                 if image.requested.provider == name and image.status in ("creating", "removing"):
                     nursery.start_soon(core.guarded, partial(self._settle_image, image_id), f"settling {image_id}")
             for sandbox in list(core.state.sandboxes.values()):
-                if sandbox.requested.provider == name and sandbox.status in ("creating", "running", "stopping"):
+                if sandbox.requested.provider == name and sandbox.status in ("creating", *decide.STANDING, "stopping"):
                     tried.append(trio.Event())
                     settle = partial(self._settle, sandbox, tried[-1])
                     nursery.start_soon(core.guarded, settle, f"settling {sandbox.sandbox_id}")
             for event in tried:  # those that do not answer yet are not waited for
                 await event.wait()
             if name in core.providers:
-                await self._insist(partial(self._clean_up, core.providers[name]), f"cleaning up {name}")
+                await self._insist(name, self._clean_up, f"cleaning up {name}")
 
     async def _insist(
         self,
-        work: Callable[[], Awaitable[T]],
+        name: str,
+        work: Callable[[Provider], Awaitable[T]],
         what: str,
-        pending: "Pending | None" = None,
+        pending: Pending | None = None,
         tried: trio.Event | None = None,
     ) -> T:
         """Do some work with a provider, again and again until it answers. `pending` is told why it takes so long."""
-        delay = RETRY_S
-        while True:
+        core = self._core
+
+        async def attempt() -> T:
             try:
-                with trio.fail_after(ANSWER_DEADLINE_S):
-                    return await work()
-            except trio.TooSlowError:
-                why = f"its provider did not answer within {ANSWER_DEADLINE_S:g} s"
-            except Exception as unforeseen:  # noqa: BLE001  # whatever it was, nothing is known until it answers
-                why = as_sandkeep_error(unforeseen).message
+                return await work(core.provider(name))
             finally:
                 if tried is not None:
                     tried.set()
+
+        def told(error: SandkeepError) -> None:
             if pending is not None:
-                pending.why = why
-            logger.warning("no answer yet", extra={"what": what, "why": why, "again_in_s": delay})
-            await trio.sleep(delay)
-            delay = min(2 * delay, MOST_RETRY_S)
+                pending.why = error.message
+
+        return await insist(attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, told=told)
 
     # -- images and what was half done --------------------------------------------------------------------------------
 
     async def _settle_image(self, image_id: str) -> None:
         core, image = self._core, self._core.state.images[image_id]
         if image.status == "removing":
-            await self._insist(partial(self._images.finish_remove, image_id, None), f"removing {image_id}")
+            await self._images.finish_remove(image_id, None)
             return
-        name = image.requested.provider
-        await self._insist(lambda: core.provider(name).remove_image(image_id), f"undoing {image_id}")
+        await self._insist(image.requested.provider, lambda it: it.remove_image(image_id), f"undoing {image_id}")
         failed = events.ImageCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         await core.record([NewEvent(image_id, failed)], None)
 
@@ -159,6 +180,8 @@ class Reconciler:
                 await self._hold(self._sandboxes.adopting, sandbox, partial(self._adopt, sandbox, tried))
             elif sandbox_id in self._sandboxes.making:
                 await self._hold(self._sandboxes.making, sandbox, partial(self._undo_sandbox, sandbox, tried))
+            elif sandbox_id in self._sandboxes.changing:
+                await self._hold(self._sandboxes.changing, sandbox, partial(self._undo_revival, sandbox, tried))
             elif sandbox.status == "stopping":
                 tried.set()
                 await self._sandboxes.finish_end(sandbox_id, None)
@@ -181,42 +204,56 @@ class Reconciler:
         core, asked = self._core, sandbox.requested
         revision = sandbox.revision
 
-        async def undo() -> None:
-            await core.provider(asked.provider).terminate(sandbox.sandbox_id, asked.plan, {})
+        async def undo(provider: Provider) -> None:
+            await provider.terminate(sandbox.sandbox_id, asked.plan, {})
 
-        await self._insist(undo, f"undoing {sandbox.sandbox_id}", pending, tried)
+        await self._insist(asked.provider, undo, f"undoing {sandbox.sandbox_id}", pending, tried)
         failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         try:
             await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id, revision)], None)
         except StateError:
             logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
 
+    async def _undo_revival(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
+        sandbox_id, asked, revision = sandbox.sandbox_id, sandbox.requested, sandbox.revision
+
+        async def halt(provider: Provider) -> None:
+            if isinstance(provider, Reviving):
+                await provider.halt(sandbox_id, asked.plan, sandbox.handle)
+
+        await self._insist(asked.provider, halt, f"undoing the revival of {sandbox_id}", pending, tried)
+        failed = failure_of(sandbox, StateError("not_ready", RESUME_INTERRUPTED), interrupted=True)
+        try:
+            await self._core.record([NewEvent(sandbox_id, failed, sandbox_id, revision)], None)
+        except StateError:
+            logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox_id})
+
     # -- adopting -----------------------------------------------------------------------------------------------------
 
     async def _adopt(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
         """Take over a sandbox, or tell that it is lost; neither when its end is ordered meanwhile."""
-        if not decide.may(sandbox, "sandbox.adopted"):
+        if sandbox.status not in decide.STANDING:
             return
-        revision = sandbox.revision
-        what = f"adopting {sandbox.sandbox_id}"
-        instance = await self._insist(partial(self._take_over, sandbox), what, pending, tried)
+        sandbox_id, revision = sandbox.sandbox_id, sandbox.revision
+        take_over = partial(self._take_over, sandbox)
+        instance = await self._insist(sandbox.requested.provider, take_over, f"adopting {sandbox_id}", pending, tried)
         failpoints.reach("adopt.held")
         try:
             if instance is None:
                 await self._lost(sandbox, "its provider has it no more", revision)
             else:
-                adopted = NewEvent(sandbox.sandbox_id, events.SandboxAdopted(), sandbox.sandbox_id, revision)
-                await self._core.record([adopted], None, awaited=False)
+                adopted: list[events.Event] = [*came_of(sandbox, instance), events.SandboxAdopted()]
+                told = [NewEvent(sandbox_id, event, sandbox_id, revision + n) for n, event in enumerate(adopted)]
+                await self._core.record(told, None, awaited=False)
         except StateError:
             logger.info("not adopted, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
             return
         if instance is not None:
             await self._adopt_processes(sandbox, instance)
 
-    async def _take_over(self, sandbox: SandboxState) -> Instance | None:
+    async def _take_over(self, sandbox: SandboxState, provider: Provider) -> Instance | None:
         asked = sandbox.requested
         assert sandbox.isolation is not None
-        provider = self._core.provider(asked.provider)
         return await provider.adopt(sandbox.sandbox_id, asked.spec, asked.plan, sandbox.isolation, sandbox.handle)
 
     async def _adopt_processes(self, sandbox: SandboxState, instance: Instance) -> None:
@@ -227,12 +264,13 @@ class Reconciler:
             await trio.lowlevel.checkpoint()
         for process_id, found in active.items():
             process = self._core.state.processes[process_id]
-            carrier = partial(self._processes.adopt, runtime, process, found)
+            carrier = partial(self._processes.carriers.adopt, runtime, process, found)
             if not start_in(runtime, carrier, self._core, f"process {process_id}"):
                 return
-        with trio.move_on_after(ANSWER_DEADLINE_S):
-            for found in active.values():
-                await found.wait()
+        if not (isinstance(instance, Pausing) and instance.is_paused()):  # one that stands still knows nothing new
+            with trio.move_on_after(ANSWER_DEADLINE_S):
+                for found in active.values():
+                    await found.wait()
         logger.info("adopted", extra={"sandbox_id": sandbox.sandbox_id, "processes": len(active)})
 
     async def _lost(self, sandbox: SandboxState, why: str, revision: int) -> None:

@@ -24,10 +24,11 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import ANEW, RETRY_S, Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.images import Images
+from sandkeepd.insisting import insist
 from sandkeepd.kills import KILLED, Kills
-from sandkeepd.providers.base import Exit, Instance
+from sandkeepd.providers.base import Ending, Exit, Instance, Pausing
 from sandkeepd.query import page
 
 logger = logging.getLogger("sandkeepd")
@@ -88,6 +89,7 @@ class Sandboxes:
         self.runtimes: dict[str, Runtime] = {}
         self.adopting: dict[str, Pending] = {}
         self.making: dict[str, Pending] = {}
+        self.changing: dict[str, Pending] = {}
         self._planned: dict[str, tuple[str, dict[str, Any]]] = {}
         self.unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
 
@@ -98,13 +100,18 @@ class Sandboxes:
         core, command = self._core, request.params
         sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
         before = decide.interrupted_sandbox(core.state, sandbox_id, request.owner)
+        provider = core.provider(decide.image(core.state, command.image_id).requested.provider)
+        network = provider.default_network()
         image, spec = decide.create_sandbox(
-            core.state, command, sandbox_id, self._planned, DISK_LIMIT(), interrupted=before
+            core.state, command, sandbox_id, self._planned, DISK_LIMIT(), network=network, interrupted=before
         )
         if not request.sees(image.owner):
             raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
-        provider = core.provider(image.requested.provider)
-        plan = provider.plan(sandbox_id, image.image_id, spec, request.caller, self._plans(provider.name))
+        _check_volumes(request)
+        taken = self._plans(provider.name)
+        plan = provider.plan(
+            sandbox_id, image.image_id, spec, request.caller, taken, details=image.details, owner=request.owner
+        )
         event = events.SandboxCreateRequested(
             owner=request.owner,
             image_id=image.image_id,
@@ -203,35 +210,79 @@ class Sandboxes:
         if why is not None:
             await self._ended_by_itself(runtime, why)
 
-    async def _until_end(self, runtime: Runtime) -> str | None:
+    async def _until_end(self, runtime: Runtime) -> Ending | None:
         """Hold the nursery open until the sandbox is gone, and answer why; None when it was stopped before."""
         with runtime.scope:
             async with trio.open_nursery() as nursery:
                 runtime.nursery = nursery
+                nursery.start_soon(self._core.guarded, partial(self._follow_pauses, runtime), "following pauses")
                 why = await runtime.instance.ended()
                 nursery.cancel_scope.cancel()
             return why
         return None
 
-    async def _ended_by_itself(self, runtime: Runtime, why: str) -> None:
+    async def _ended_by_itself(self, runtime: Runtime, why: Ending) -> None:
         core, sandbox_id = self._core, runtime.instance.sandbox_id
         sandbox = core.state.sandboxes[sandbox_id]
-        if not decide.may(sandbox, "sandbox.failed"):
+        while decide.may(sandbox, "sandbox.failed"):
+            if why.kind == "disk_limit":
+                await self.end(sandbox_id, "disk_limit")
+                return
+            told = {"sandbox_id": sandbox_id, "kind": why.kind, "why": why.message}
+            logger.warning("sandbox ended by itself", extra=told)
+            ended = NewEvent(sandbox_id, _told_of(why, sandbox), sandbox_id, sandbox.revision)
+            try:
+                await core.record([*self._last_of(sandbox, runtime, why), ended], None)
+            except StateError:
+                continue  # something else happened to it at that instant: look again
+            self.runtimes.pop(sandbox_id, None)
+            await runtime.instance.aclose()
             return
-        if why.startswith("disk_limit"):
-            await self.end(sandbox_id, "disk_limit")
-            return
-        logger.warning("sandbox failed", extra={"sandbox_id": sandbox_id, "why": why})
-        failed = NewEvent(sandbox_id, events.SandboxFailed(message=why), sandbox_id, sandbox.revision)
-        try:
-            await core.record([*self.last_words(sandbox, runtime.instance.exit_of, None), failed], None)
-        except StateError:
-            return  # it is being terminated at that instant, and that carrier does the rest
-        self.runtimes.pop(sandbox_id, None)
-        await runtime.instance.aclose()
+
+    def _last_of(self, sandbox: SandboxState, runtime: Runtime, why: Ending) -> list[NewEvent]:
+        if why.kind != "lost":
+            return self.last_words(sandbox, runtime.instance.exit_of, None)
+        return self.last_words(sandbox, runtime.instance.exit_of, None, f"its sandbox was lost: {why.message}")
+
+    async def _follow_pauses(self, runtime: Runtime) -> None:
+        """Put on record what others than the daemon suspend and resume."""
+        while isinstance(runtime.instance, Pausing):
+            paused = runtime.instance.is_paused()
+            await self.agree(runtime)
+            await runtime.instance.pause_changed(paused)
+
+    async def agree(self, runtime: Runtime) -> None:
+        """Put it on record if the sandbox was suspended or resumed from outside."""
+        instance, sandbox = runtime.instance, self._core.state.sandboxes[runtime.instance.sandbox_id]
+        while isinstance(instance, Pausing):
+            if instance.is_paused() and sandbox.status == "running":
+                event: events.Event = events.SandboxSuspended(outside=True)
+            elif not instance.is_paused() and sandbox.status == "suspended":
+                event = events.SandboxResumed(outside=True)
+            else:
+                return
+            outside = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
+            with suppress(StateError):  # something else happened to it at that instant: look again
+                await self._core.record([outside], None, awaited=False)
+
+    async def awake(self, sandbox_id: str) -> None:
+        """Wait until the sandbox does not stand still."""
+        sandbox = self._core.state.sandboxes[sandbox_id]
+        while sandbox.status in ("suspending", "suspended", "resuming"):
+            await self._core.changed(sandbox_id)
 
     async def runtime(self, sandbox: SandboxState) -> Runtime:
-        """The runtime of a running sandbox, waiting a while for one that a starting daemon is still adopting."""
+        """The runtime of a running sandbox, waiting a while for one that a starting daemon is still adopting.
+
+        Raises `not_ready` at once for one that does not run.
+        """
+        decide.require_running(sandbox)
+        found = await self.held(sandbox)
+        decide.require_running(sandbox)
+        return found
+
+    async def held(self, sandbox: SandboxState) -> Runtime:
+        """The same of a sandbox that runs or stands still."""
         await self.adopted(sandbox.sandbox_id)
         if sandbox.sandbox_id in self.adopting:
             raise self._not_adopted(sandbox.sandbox_id)
@@ -242,7 +293,8 @@ class Sandboxes:
                 found = self.runtimes.get(sandbox.sandbox_id)
                 if found is not None and found.open:
                     return found
-                decide.require_running(sandbox)
+                if sandbox.status not in decide.STANDING:
+                    raise decide.not_ready(sandbox)
                 await trio.sleep(0.002)
         raise ProviderError(
             "provider_unavailable",
@@ -255,10 +307,12 @@ class Sandboxes:
         return ProviderError("provider_unavailable", message, sandbox_id=sandbox_id)
 
     def note_of(self, sandbox_id: str) -> str | None:
-        """What is to be said of a sandbox besides its last known state: that this daemon has not adopted it yet."""
+        """What is to be said of a sandbox besides its last known state: that this daemon has not adopted it yet, or
+        what its end waits for.
+        """
         pending = self.adopting.get(sandbox_id)
         if pending is None:
-            return None
+            return self._core.stalled(sandbox_id)
         return "not adopted yet, after the daemon was started" + (f": {pending.why}" if pending.why else "")
 
     async def adopted(self, sandbox_id: str) -> None:
@@ -314,7 +368,7 @@ class Sandboxes:
 
     async def _stop(self, sandbox_id: str) -> Runtime | None:
         """End the tasks that look after it."""
-        for under_way in (self.making, self.adopting):
+        for under_way in (self.making, self.adopting, self.changing):
             if sandbox_id in under_way:
                 await under_way[sandbox_id].interrupt()
         runtime = self.runtimes.get(sandbox_id)
@@ -369,23 +423,16 @@ class Sandboxes:
         return exits.get
 
     async def _terminate_for_sure(self, sandbox: SandboxState) -> None:
-        """Have the provider end it, however often that takes."""
-        delay = RETRY_S
-        while True:
-            try:
-                with trio.fail_after(END_DEADLINE_S):
-                    await self._core.provider(sandbox.requested.provider).terminate(
-                        sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle
-                    )
-            except trio.TooSlowError:
-                why = f"its provider did not answer within {END_DEADLINE_S:g} s"
-            except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-                why = as_sandkeep_error(unforeseen).message
-            else:
-                return
-            logger.warning("cannot end a sandbox yet", extra={"sandbox_id": sandbox.sandbox_id, "why": why})
-            await trio.sleep(delay)
-            delay = min(delay * 2, 60)
+        """Have the provider end it, however often that takes. Whoever waits for it is told when that will be long."""
+        core, asked, sandbox_id = self._core, sandbox.requested, sandbox.sandbox_id
+
+        async def terminate() -> None:
+            await core.provider(asked.provider).terminate(sandbox_id, asked.plan, sandbox.handle)
+
+        then = f"the end of sandbox {sandbox_id} is ordered, and will be carried out when that answers"
+        with core.stalling([sandbox_id, *sandbox.active], then) as told:
+            provider = core.providers.get(asked.provider)
+            await insist(terminate, f"ending {sandbox_id}", provider, deadline_s=END_DEADLINE_S, told=told)
 
     def last_words(
         self,
@@ -442,6 +489,20 @@ class Sandboxes:
         )
         found, following = page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
         return SandboxList(sandboxes=[self._view(sandbox) for sandbox in found], next=following)
+
+
+def _check_volumes(request: Request[SandboxCreate]) -> None:
+    """Only administrators give sandboxes parts of the host."""
+    for volume in request.params.volumes:
+        if volume.source.startswith("/") and not request.admin:
+            words = f"volumes: {volume.source!r} is a directory of the host, for administrators: give a name instead"
+            raise CallerError("permission_denied", words, field="volumes")
+
+
+def _told_of(why: Ending, sandbox: SandboxState) -> events.Event:
+    if why.kind == "lost":
+        return events.SandboxLost(last_status=sandbox.status, message=why.message)
+    return events.SandboxFailed(message=why.message)
 
 
 def start_in(runtime: Runtime, carrier: Callable[[], Any], core: Core, what: str) -> bool:

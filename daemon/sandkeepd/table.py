@@ -16,6 +16,7 @@ from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.stats import Stats
 from sandkeepd.status import Software
 from sandkeepd.stream.access import Access
+from sandkeepd.suspending import Suspensions
 from sandkeepd.terminals import Terminals
 from sandkeepd.upkeep import Upkeep
 
@@ -32,11 +33,12 @@ def dispatch(
     retention: Retention,
 ) -> Dispatch:
     """The daemon's handler of calls."""
-    history, upkeep, terminals, files = (
+    history, upkeep, terminals, files, suspensions = (
         History(core),
         Upkeep(core, software.state_dir),
         Terminals(processes),
         Files(core, sandboxes),
+        Suspensions(core, sandboxes),
     )
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
@@ -47,6 +49,8 @@ def dispatch(
         "sandbox.stats": Stats(core, sandboxes).stats,
         "sandbox.exec": processes.exec,
         "sandbox.terminate": sandboxes.terminate,
+        "sandbox.suspend": suspensions.suspend,
+        "sandbox.resume": suspensions.resume,
         "sandbox.read_file": files.read_file,
         "sandbox.write_file": files.write_file,
         "sandbox.list_dir": files.list_dir,
@@ -80,17 +84,21 @@ def dispatch(
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
     }
-    again = _again(images, sandboxes, processes, files)
+    again = _again(images, sandboxes, processes, files, suspensions)
     return Dispatch(core, handlers, at_once, again, _done(processes, access))
 
 
-def _again(images: Images, sandboxes: Sandboxes, processes: Processes, files: Files) -> dict[str, Again]:
+def _again(
+    images: Images, sandboxes: Sandboxes, processes: Processes, files: Files, suspensions: Suspensions
+) -> dict[str, Again]:
     """How a command given again gets its first answer: from what the intent's stream has become."""
     return {
         "image.create": images.created_before,
         "image.remove": lambda request, first: images.answer_remove(first.stream),
         "sandbox.create": sandboxes.created_before,
         "sandbox.terminate": lambda request, first: sandboxes.answer_terminate(first.stream),
+        "sandbox.suspend": suspensions.ordered_before,
+        "sandbox.resume": suspensions.ordered_before,
         "sandbox.exec": processes.executed_before,
         "sandbox.write_file": files.written_before,
         "sandbox.copy_commit": files.committed_before,

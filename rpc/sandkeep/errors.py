@@ -16,7 +16,7 @@ class SandkeepError(Exception):
 
     def __init__(self, code: str, message: str, **data: Any) -> None:
         super().__init__(message)
-        if CODES.get(code) is not type(self):
+        if not isinstance(self, CODES.get(code, ())):
             raise ValueError(f"{code!r} is not a code of {type(self).__name__}")
         self.code = code
         self.message = message

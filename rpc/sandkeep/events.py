@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from msgspec import Struct, field
 
-from sandkeep.model import Isolation, SandboxSpec, SkippedFile
+from sandkeep.model import ImageKind, Isolation, SandboxSpec, SkippedFile
 
 MAX_EVENT_BYTES: Final = 64 * 1024
 DAEMON_STREAM: Final = "daemon"
@@ -122,20 +122,26 @@ class LogEventLost(Event, frozen=True, kw_only=True):
 
 
 class ImageCreateRequested(Event, frozen=True, kw_only=True):
-    """An image is about to be made from `source`, a directory's absolute path."""
+    """An image is about to be made from `source`: the absolute path of a directory, which is copied, put onto the image
+    `base`, or built by its `dockerfile`; or the reference of a container image.
+    """
 
     type = "image.create_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("image.created", "image.reused", "image.create_failed")
     owner: str
     provider: str
-    kind: Literal["directory"]
+    kind: ImageKind
     source: str
     labels: dict[str, str] = field(default_factory=dict)
     clean: bool = False
+    base: str | None = None
+    dockerfile: str | None = None
 
 
 class ImageCreated(Event, frozen=True, kw_only=True):
-    """The image is complete. `digest` is that of its content; `skipped` the first of the files that were left out."""
+    """The image is complete. `digest` is that of its content; `skipped` the first of the files that were left out.
+    `details` are what its provider found out about it, and goes by when it makes sandboxes.
+    """
 
     type = "image.created"
     digest: str
@@ -143,6 +149,7 @@ class ImageCreated(Event, frozen=True, kw_only=True):
     file_count: int
     skipped_count: int = 0
     skipped: list[SkippedFile] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class ImageReused(Event, frozen=True, kw_only=True):
@@ -230,6 +237,57 @@ class SandboxLost(Event, frozen=True, kw_only=True):
     type = "sandbox.lost"
     last_status: str
     message: str
+
+
+class SandboxSuspendRequested(Event, frozen=True, kw_only=True):
+    """The sandbox is about to be suspended."""
+
+    type = "sandbox.suspend_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("sandbox.suspended", "sandbox.suspend_failed")
+
+
+class SandboxSuspended(Event, frozen=True, kw_only=True):
+    """Everything in the sandbox stands still. `outside`: nobody asked Sandkeep for that, but somebody did it."""
+
+    type = "sandbox.suspended"
+    outside: bool = False
+
+
+class SandboxSuspendFailed(Event, frozen=True, kw_only=True):
+    """The sandbox was not suspended, and runs. `interrupted`: as in `image.create_failed`."""
+
+    type = "sandbox.suspend_failed"
+    code: str
+    message: str
+    interrupted: bool = False
+
+
+class SandboxResumeRequested(Event, frozen=True, kw_only=True):
+    """The sandbox is about to go on; or, `anew`, one that was lost or failed is about to be started on its files."""
+
+    type = "sandbox.resume_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("sandbox.resumed", "sandbox.resume_failed")
+    anew: bool = False
+
+
+class SandboxResumed(Event, frozen=True, kw_only=True):
+    """The sandbox runs. One that was started anew has another `handle` and `isolation` than before. `outside`: as in
+    `sandbox.suspended`.
+    """
+
+    type = "sandbox.resumed"
+    isolation: Isolation | None = None
+    handle: dict[str, Any] | None = None
+    outside: bool = False
+
+
+class SandboxResumeFailed(Event, frozen=True, kw_only=True):
+    """The sandbox was not resumed, and is what it was before. `interrupted`: as in `image.create_failed`."""
+
+    type = "sandbox.resume_failed"
+    code: str
+    message: str
+    interrupted: bool = False
 
 
 class SandboxTerminateRequested(Event, frozen=True, kw_only=True):

@@ -64,12 +64,19 @@ class Hello(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`source` is the absolute path of a directory, read with the caller's own rights. `clean` makes a new image even
-    if one of the same content is there.
+    """`source` is an absolute path, read with the caller's own rights, or the reference of a container image.
+
+    Without a `provider` a plain directory is for ``local``; one that holds a Dockerfile, the path of a Dockerfile and a
+    reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not its usual
+    one. With `base`, a reference, the directory is put onto that image, as its ``/workspace``, whatever it holds.
+    `clean` makes a new image even if one of the same content is there, and builds without what is left of earlier
+    builds.
     """
 
     source: Path
     provider: Name | None = None
+    base: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    dockerfile: Path | None = None
     clean: bool = False
     labels: Labels = field(default_factory=dict)
 
@@ -95,7 +102,10 @@ class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the sandbox is to be. `secrets` are given to its processes' environment and stored nowhere."""
+    """What the sandbox is to be. `secrets` are given to its processes' environment and stored nowhere. Without a
+    `network` it gets the one that its provider gives, none unless an administrator said otherwise. `volumes` that are
+    directories of the host are for administrators.
+    """
 
     image_id: Name
     sandbox_id: Name | None = None
@@ -104,11 +114,12 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory_bytes: Annotated[int, Meta(ge=4 * 1024 * 1024, le=2**50)] | None = None
     pids: Annotated[int, Meta(ge=8, le=4_000_000)] | None = None
     disk_bytes: Annotated[int, Meta(ge=1024 * 1024, le=2**60)] | None = None
-    network: model.Network = "none"
+    network: model.Network | None = None
     user: Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)")] | None = None
     read_only: bool = False
     working_dir: Path | None = None
     isolation: model.IsolationMode = "default"
+    volumes: Annotated[list[model.Volume], Meta(max_length=32)] = field(default_factory=list)
     env: Environment = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
     labels: Labels = field(default_factory=dict)
@@ -156,6 +167,21 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
     """The sandbox to end, with all that runs in it. Its journals stay readable."""
 
     sandbox_id: Name
+
+
+class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox to suspend: everything in it stands still, and stays as it is."""
+
+    sandbox_id: Name
+
+
+class SandboxResume(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox to resume. One that was lost or failed is started anew on its files, where its provider can; it
+    needs its `secrets` again then, as they are stored nowhere.
+    """
+
+    sandbox_id: Name
+    secrets: Secrets = field(default_factory=dict)
 
 
 class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -435,7 +461,7 @@ METHODS: Final[dict[str, Method]] = {
         _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, Shutdown, **_ADMIN),
         _M(
             "image.create",
-            "Make an image of a directory.",
+            "Make an image of a directory, by a Dockerfile, or of a container image.",
             model.Image,
             ImageCreate,
             intent="image.create_requested",
@@ -486,6 +512,24 @@ METHODS: Final[dict[str, Method]] = {
             SandboxTerminate,
             **_OWNER_OF_SANDBOX,
             intent="sandbox.terminate_requested",
+            deadline_s=120.0,
+        ),
+        _M(
+            "sandbox.suspend",
+            "Have everything in a sandbox stand still.",
+            model.Sandbox,
+            SandboxSuspend,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.suspend_requested",
+            deadline_s=60.0,
+        ),
+        _M(
+            "sandbox.resume",
+            "Have a suspended sandbox go on, or start one that was lost or failed anew on its files.",
+            model.Sandbox,
+            SandboxResume,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.resume_requested",
             deadline_s=120.0,
         ),
         _M(

@@ -42,8 +42,11 @@ Secrets: TypeAlias = Annotated[
 ]
 Command: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=4096)] | Annotated[Text, Meta(min_length=1)]
 
+ImageKind: TypeAlias = Literal["directory", "dockerfile", "reference"]
 ImageStatus: TypeAlias = Literal["creating", "ready", "failed", "removing", "removed"]
-SandboxStatus: TypeAlias = Literal["creating", "running", "stopping", "stopped", "failed", "lost"]
+SandboxStatus: TypeAlias = Literal[
+    "creating", "running", "suspending", "suspended", "resuming", "stopping", "stopped", "failed", "lost"
+]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
 Network: TypeAlias = Literal["none", "host", "bridge"]
 IsolationMode: TypeAlias = Literal["default", "none"]
@@ -57,15 +60,24 @@ class SkippedFile(Struct, frozen=True, kw_only=True):
 
 
 class Image(Struct, frozen=True, kw_only=True):
-    """An immutable template that sandboxes start from."""
+    """An immutable template that sandboxes start from.
+
+    `source` is a directory's path, or the reference of a container image. `base` is the reference that a plain
+    directory was put onto, and `dockerfile` the path, below `source`, that it was built by. For Docker's,
+    `docker_image_id` names the content and `docker_image_tag` is what the engine calls it.
+    """
 
     image_id: str
     provider: str
-    kind: str
+    kind: ImageKind
     source: str
     status: ImageStatus
     owner: str
     created_at: Timestamp
+    base: str | None = None
+    dockerfile: str | None = None
+    docker_image_id: str | None = None
+    docker_image_tag: str | None = None
     digest: str | None = None
     size_bytes: int = 0
     file_count: int = 0
@@ -73,6 +85,16 @@ class Image(Struct, frozen=True, kw_only=True):
     skipped: list[SkippedFile] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     error: str | None = None
+
+
+class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is seen at `target` in a sandbox besides its image: a directory of the host, by its absolute path, for
+    administrators; or a volume of the owner's, by a name, which is made when it is not there and outlives sandboxes.
+    """
+
+    source: Annotated[str, Meta(max_length=4096, pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)")]
+    target: Annotated[str, Meta(max_length=4096, pattern=r"^/[^\x00:]+$(?!\n)")]
+    read_only: bool = False
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True):
@@ -90,6 +112,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     read_only: bool = False
     working_dir: str | None = None
     isolation: IsolationMode = "default"
+    volumes: list[Volume] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     idle_timeout_s: float | None = None

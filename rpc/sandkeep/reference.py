@@ -16,7 +16,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from sandkeep import events, methods, model, stubs
+from sandkeep import (
+    docker_settings,  # noqa: F401  # puts its settings into the table
+    events,
+    methods,
+    model,
+    stubs,
+)
 from sandkeep.cli.manual import man_page
 from sandkeep.cli.markdown import cli_page
 from sandkeep.errors import CODES, MEANINGS

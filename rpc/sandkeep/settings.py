@@ -259,6 +259,13 @@ RETAIN_OUTPUT = Setting(
     "How many bytes of output are kept of each sandbox, running or not. Beyond it the output of processes that ended "
     "goes, oldest first, then the beginning of what others have written. A size of at least 1M, or `unlimited`.",
 )
+DOCKER_BASE = Setting(
+    "SANDKEEP_DOCKER_BASE",
+    str,
+    lambda: "python:3.11-slim",
+    "python:3.11-slim",
+    "The image that a plain directory is put onto when it is to be for Docker and no `base` was named.",
+)
 LOG_LEVEL = Setting(
     "SANDKEEP_LOG_LEVEL",
     _level,

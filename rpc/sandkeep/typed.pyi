@@ -55,12 +55,14 @@ class TrioImage:
         source: str,
         *,
         provider: str | None = ...,
+        base: str | None = ...,
+        dockerfile: str | None = ...,
         clean: bool = ...,
         labels: dict[str, str] = ...,
         command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Image:
-        """Make an image of a directory."""
+        """Make an image of a directory, by a Dockerfile, or of a container image."""
     async def list(
         self,
         *,
@@ -97,11 +99,12 @@ class TrioSandbox:
         memory_bytes: int | None = ...,
         pids: int | None = ...,
         disk_bytes: int | None = ...,
-        network: Literal["none", "host", "bridge"] = ...,
+        network: Literal["none", "host", "bridge"] | None = ...,
         user: str | None = ...,
         read_only: bool = ...,
         working_dir: str | None = ...,
         isolation: Literal["default", "none"] = ...,
+        volumes: Sequence[model.Volume] = ...,
         env: dict[str, str] = ...,
         secrets: dict[str, str] = ...,
         labels: dict[str, str] = ...,
@@ -160,6 +163,23 @@ class TrioSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
         """End a sandbox and all that runs in it."""
+    async def suspend(
+        self,
+        sandbox_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Have everything in a sandbox stand still."""
+    async def resume(
+        self,
+        sandbox_id: str,
+        *,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Have a suspended sandbox go on, or start one that was lost or failed anew on its files."""
     async def read_file(
         self,
         sandbox_id: str,
@@ -415,12 +435,14 @@ class BlockingImage:
         source: str,
         *,
         provider: str | None = ...,
+        base: str | None = ...,
+        dockerfile: str | None = ...,
         clean: bool = ...,
         labels: dict[str, str] = ...,
         command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Image:
-        """Make an image of a directory."""
+        """Make an image of a directory, by a Dockerfile, or of a container image."""
     def list(
         self,
         *,
@@ -457,11 +479,12 @@ class BlockingSandbox:
         memory_bytes: int | None = ...,
         pids: int | None = ...,
         disk_bytes: int | None = ...,
-        network: Literal["none", "host", "bridge"] = ...,
+        network: Literal["none", "host", "bridge"] | None = ...,
         user: str | None = ...,
         read_only: bool = ...,
         working_dir: str | None = ...,
         isolation: Literal["default", "none"] = ...,
+        volumes: Sequence[model.Volume] = ...,
         env: dict[str, str] = ...,
         secrets: dict[str, str] = ...,
         labels: dict[str, str] = ...,
@@ -520,6 +543,23 @@ class BlockingSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
         """End a sandbox and all that runs in it."""
+    def suspend(
+        self,
+        sandbox_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Have everything in a sandbox stand still."""
+    def resume(
+        self,
+        sandbox_id: str,
+        *,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Have a suspended sandbox go on, or start one that was lost or failed anew on its files."""
     def read_file(
         self,
         sandbox_id: str,

@@ -11,12 +11,14 @@ import pytest
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
-from sandkeepd.providers.base import Caller, Exit, Instance, Launch, Provider
+from sandkeepd.providers.base import Caller, Exit, ImageRequest, Instance, Launch, Provider
+from sandkeepd.providers.docker import open_docker
+from sandkeepd.providers.docker_engine import Engine
 from sandkeepd.providers.fake import open_fake
 from sandkeepd.providers.local import open_local
 
 UID_BASE = 1_900_000_000
-KINDS = ("fake", "local", "none")
+KINDS = ("fake", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")))
 
 
 async def no_progress(sentence: str) -> None:
@@ -26,13 +28,15 @@ async def no_progress(sentence: str) -> None:
 class World:
     """A provider with an image of `source`, and what tests do over and over."""
 
-    def __init__(self, kind: str, state: Path, source: Path) -> None:
+    def __init__(self, kind: str, state: Path, source: Path, engine: Any = None) -> None:
+        self.engine = engine
         self.kind = kind
         self.state = state
         self.source = source
         self.image_id = new_id(IMAGE)
         self.log_id = new_id("log")
         self.provider: Provider
+        self.details: dict[str, Any] = {}
         self.plans: dict[str, dict[str, Any]] = {}
         self.handles: dict[str, dict[str, Any]] = {}
         uid = os.geteuid()
@@ -40,21 +44,38 @@ class World:
         self.caller = Caller(uid=40_000, gid=40_000) if uid == 0 else Caller(uid=uid, gid=os.getegid())
 
     async def open(self, stack: AsyncExitStack) -> None:
-        if self.kind == "fake":
+        if self.kind == "docker":
+            opened = open_docker(
+                str(self.state), disk_limit=1 << 30, log_id=self.log_id, engine=Engine(self.engine.socket)
+            )
+            self.provider = await stack.enter_async_context(opened)
+        elif self.kind == "fake":
             self.provider = await stack.enter_async_context(open_fake(str(self.state), self.log_id))
         else:
             opened = open_local(str(self.state), uid_base=UID_BASE, disk_limit=1 << 30, log_id=self.log_id)
             self.provider = await stack.enter_async_context(opened)
+
+    async def import_image(self) -> None:
+        """Make the image of `source`."""
+        caller = Caller(uid=os.geteuid(), gid=os.getegid())
+        made = await self.provider.import_image(self.image_id, directory(self.source), caller, no_progress)
+        self.details = made.details
+
+    def plan(self, sandbox_id: str, image_id: str | None = None, **fields: Any) -> dict[str, Any]:
+        """The plan of a sandbox, as if there were no other."""
+        taken: list[dict[str, Any]] = fields.pop("taken", [])
+        image_id = image_id or self.image_id
+        spec = self.spec(**fields)
+        return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=self.details, owner="uid:0")
 
     def spec(self, **fields: Any) -> SandboxSpec:
         return SandboxSpec(isolation="none" if self.kind == "none" else "default", **fields)
 
     async def sandbox(self, secrets: Mapping[str, str] | None = None, **fields: Any) -> Instance:
         sandbox_id = new_id(SANDBOX)
-        spec = self.spec(**fields)
-        plan = self.provider.plan(sandbox_id, self.image_id, spec, self.caller, list(self.plans.values()))
+        plan = self.plan(sandbox_id, taken=list(self.plans.values()), **fields)
         self.plans[sandbox_id] = plan
-        instance = await self.provider.create(sandbox_id, self.image_id, spec, secrets or {}, plan)
+        instance = await self.provider.create(sandbox_id, self.image_id, self.spec(**fields), secrets or {}, plan)
         self.handles[sandbox_id] = instance.handle
         return instance
 
@@ -64,6 +85,11 @@ class World:
     async def close(self) -> None:
         for sandbox_id in self.plans:
             await self.terminate(sandbox_id)
+
+
+def directory(source: Path) -> ImageRequest:
+    """A request for an image of a plain directory."""
+    return ImageRequest(kind="directory", source=str(source))
 
 
 async def start(instance: Instance, *command: str, **fields: Any) -> str:
@@ -106,11 +132,19 @@ def source(tmp_path: Path) -> Path:
 async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) -> AsyncIterator[World]:
     if request.param == "local" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is missing")
-    made = World(request.param, tmp_path / "state", source)
+    engine = request.getfixturevalue("dockerd") if request.param == "docker" else None
+    made = World(request.param, tmp_path / "state", source, engine)
     async with AsyncExitStack() as stack:
         await made.open(stack)
-        caller = Caller(uid=os.geteuid(), gid=os.getegid())
-        await made.provider.import_image(made.image_id, str(source), caller, no_progress)
+        if made.kind == "docker":
+            made.details = {
+                "docker_image_id": made.engine.get("/images/" + made.engine.tools() + "/json")["Id"],
+                "docker_image_tag": "x", "user": [1234, 1234], "shell": "/bin/sh", "tmux": True,
+                "leader": ["/usr/bin/setsid", "/usr/bin/env", "--default-signal=INT,QUIT,USR1"],
+                "workdir": "/workspace", "writable": True,
+            }  # fmt: skip
+        else:
+            await made.import_image()
         try:
             yield made
         finally:

@@ -13,8 +13,8 @@ from tests.conformance.conftest import UID_BASE, World, run, sh, start
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd import hostprocess
-from sandkeepd.keeper import client, files, journal, processes
-from sandkeepd.providers import local, local_disk, local_layout
+from sandkeepd.keeper import client, files, helpers, journal, processes, talk
+from sandkeepd.providers import disk_usage, disk_watch, kept, local_layout
 from sandkeepd.providers.base import Chunk, Launch, Terminal
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
@@ -103,7 +103,7 @@ async def test_that_all_was_killed_is_known_soon(world: World, tty: bool) -> Non
     process_id = await start(instance, "sh", "-c", "echo; exec sleep 1000", terminal=terminal)
     await instance.wait_output(process_id, 0, 0)
     await start(instance, "sh", "-c", "kill -9 -1")
-    with trio.fail_after(local.SWEEP_PERIOD_S / 2):
+    with trio.fail_after(kept.SWEEP_PERIOD_S / 2):
         how = await instance.wait(process_id)
     assert (how.exit_code, how.message) == (None, processes.LOST_WATCHER)
 
@@ -117,14 +117,14 @@ async def test_an_exit_is_known_although_what_told_of_it_was_spoilt(world: World
     terminal = Terminal(rows=24, cols=80, session="t") if tty else None
     script = "until [ -e /run/sandkeep/out/p/go ]; do sleep 0.01; done; exit 7"
     process_id = await start(instance, "sh", "-c", script, terminal=terminal)
-    instance._rest()  # the daemon comes too late
+    instance._talk._rest()  # the daemon comes too late
     (exits.parent / "p" / "go").touch()
     with trio.fail_after(20):
         while f"{process_id} 7\n".encode() not in exits.read_bytes():
             await trio.lowlevel.checkpoint()
     exits.write_bytes(spoilt)
-    instance._hear_again()
-    with trio.fail_after(local.SWEEP_PERIOD_S / 2):
+    instance._talk._hear_again()
+    with trio.fail_after(kept.SWEEP_PERIOD_S / 2):
         assert (await instance.wait(process_id)).exit_code == 7
 
 
@@ -139,8 +139,8 @@ async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monke
         assert rounds <= journal.MAX_ROUNDS
         return True
 
-    instance._rest()  # only those shall read that are looked at here
-    monkeypatch.setattr(instance, "_read_answers", more)
+    instance._talk._rest()  # only those shall read that are looked at here
+    monkeypatch.setattr(instance._talk, "_read_answers", more)
     await instance.remember_earlier()
     rounds = 0
     await world.terminate(instance.sandbox_id)
@@ -151,8 +151,9 @@ async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch
     """The command that reads is held by the code inside, as by a FIFO that comes after it has looked for a file."""
     instance = await world.sandbox()
     monkeypatch.setattr(files, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(client, "TIDY_UP_S", 1.0)
-    await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
+    monkeypatch.setattr(helpers, "TIDY_UP_S", 1.0)
+    holder = await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
+    await instance.wait_output(holder, 0, 0)
     for attempt in (instance.read_file("file"), instance.write_file("new", b"data")):
         with trio.fail_after(30), pytest.raises(ProviderError, match="the sandbox did not do it"):
             await attempt
@@ -232,31 +233,31 @@ async def test_what_a_helper_says_is_read_within_bounds(world: World) -> None:
     for _ in range(5):
         with suppress(SandkeepError):
             await files.read_piece(instance, "file", 0, 1000)
-    assert 0 < longest <= client.HELPER_OUTPUT_BYTES
+    assert 0 < longest <= helpers.HELPER_OUTPUT_BYTES
 
 
 async def test_a_copy_whose_helper_is_stopped_before_it_begins(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = await world.sandbox()
     assert isinstance(instance, LocalInstance)
-    monkeypatch.setattr(client, "REQUEST_DEADLINE_S", 1.0)
+    monkeypatch.setattr(helpers, "REQUEST_DEADLINE_S", 1.0)
     with trio.fail_after(30), pytest.raises(ProviderError, match="did not answer"):
         await instance.run_piped(["sh", "-c", "kill -STOP $$"], incoming=False).__aenter__()
-    assert not [name for name in os.listdir(instance._in) if name.startswith("hlp")]
+    assert not [name for name in os.listdir(instance._place.in_dir) if name.startswith("hlp")]
 
 
 async def test_what_an_adopted_sandbox_tells_of_others_is_forgotten(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "EARLIER_S", 0.0)
+    monkeypatch.setattr(talk, "EARLIER_S", 0.0)
     instance = await world.sandbox()
     assert isinstance(instance, LocalInstance)
     await sh(instance, "for n in 1 2 3; do echo prc_$n +7; echo prc_$n 0; done >>/run/sandkeep/out/exits")
     await instance.remember_earlier()
     with trio.fail_after(10):
-        while instance._earlier._words:
+        while instance._talk._earlier._words:
             await trio.lowlevel.checkpoint()
     await sh(instance, "echo prc_x 0 >>/run/sandkeep/out/exits")
-    assert instance._earlier._words == {}
+    assert instance._talk._earlier._words == {}
 
 
 # -- what is the host's -----------------------------------------------------------------------------------------------
@@ -311,9 +312,9 @@ async def test_removed_files_that_are_open_count(world: World) -> None:
     process_id = await start(instance, "sh", "-c", script)
     while instance.read(process_id, "stdout", 0, 10).data != b"\n\n\n":
         await instance.wait_output(process_id, instance.read(process_id, "stdout", 0, 0).size, 0)
-    await world.provider.check_disk(instance)
-    assert instance.reason is not None
-    assert instance.reason.startswith("disk_limit")
+    await world.provider.disks.check(instance)
+    assert instance.ending is not None
+    assert instance.ending.kind == "disk_limit"
 
 
 @pytest.mark.parametrize(
@@ -329,32 +330,32 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
     instance = await world.sandbox(disk_bytes=1 << 20)
     assert isinstance(instance, LocalInstance)
     await sh(instance, script)
-    await world.provider.check_disk(instance)
-    assert instance.reason is not None
-    assert instance.reason.startswith("disk_limit")
+    await world.provider.disks.check(instance)
+    assert instance.ending is not None
+    assert instance.ending.kind == "disk_limit"
 
 
 async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(world.provider, LocalProvider)
     large, small = await world.sandbox(), await world.sandbox(disk_bytes=1 << 20)
     looked, go_on = trio.Event(), threading.Event()
-    occupied, token = local_disk.occupied, trio.lowlevel.current_trio_token()
+    occupied, token = disk_usage.occupied, trio.lowlevel.current_trio_token()
 
-    def slow(directory: str, *rest: Any) -> int:
-        if large.sandbox_id in directory:
+    def slow(paths: list[str], *rest: Any, **more: Any) -> int:
+        if large.sandbox_id in paths[0]:
             token.run_sync_soon(looked.set)
             go_on.wait(60)
-        return occupied(directory, *rest)
+        return occupied(paths, *rest, **more)
 
-    monkeypatch.setattr(local, "DISK_PERIOD_S", 0.01)
-    monkeypatch.setattr(local_disk, "occupied", slow)
+    monkeypatch.setattr(disk_watch, "PERIOD_S", 0.01)
+    monkeypatch.setattr(disk_usage, "occupied", slow)
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.provider.watch_disks)
+            nursery.start_soon(world.provider.disks.run)
             await looked.wait()
             await run(small, "sh", "-c", "for n in 1 2 3; do head -c 500K /dev/zero >$n; done")
             with trio.fail_after(20):
-                assert (await small.ended()).startswith("disk_limit")
+                assert (await small.ended()).kind == "disk_limit"
             go_on.set()
             nursery.cancel_scope.cancel()
     finally:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.conformance.conftest import UID_BASE, World, no_progress, run, sh, start
+from tests.conformance.conftest import UID_BASE, World, run, sh, start
 
 from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.ids import SANDBOX, new_id
-from sandkeepd.providers.base import Caller
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
@@ -222,11 +221,11 @@ async def test_many_files_over_the_disk_limit_end_the_sandbox(world: World) -> N
     assert isinstance(world.provider, LocalProvider)
     instance = await world.sandbox(disk_bytes=1 << 20)
     assert isinstance(instance, LocalInstance)
-    await world.provider.check_disk(instance)
+    await world.provider.disks.check(instance)
     await sh(instance, "for i in 1 2 3; do head -c 500K /dev/zero >$i; done")
     process_id = await start(instance, "sleep", "1000")
-    await world.provider.check_disk(instance)
-    assert (await instance.ended()).startswith("disk_limit")
+    await world.provider.disks.check(instance)
+    assert (await instance.ended()).kind == "disk_limit"
     assert (await instance.wait(process_id)).exit_code is None
 
 
@@ -290,7 +289,7 @@ def few_descriptors(left: int) -> Iterator[None]:
 async def test_without_bubblewrap_it_says_what_to_install(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SetupError, match="install"):
-        world.provider.plan(new_id(SANDBOX), world.image_id, world.spec(), world.caller, [])
+        world.plan(new_id(SANDBOX))
 
 
 @only_local
@@ -298,11 +297,11 @@ async def test_without_bubblewrap_it_says_what_to_install(world: World, monkeypa
 async def test_every_sandbox_has_a_uid_of_its_own(world: World) -> None:
     taken: list[dict[str, object]] = []
     for _ in range(300):
-        taken.append(world.provider.plan(new_id(SANDBOX), world.image_id, world.spec(), world.caller, taken))
+        taken.append(world.plan(new_id(SANDBOX), taken=taken))
     assert len({plan["uid"] for plan in taken}) == 300
-    same = world.provider.plan("sbx_same", world.image_id, world.spec(), world.caller, [])
-    assert world.provider.plan("sbx_same", world.image_id, world.spec(), world.caller, []) == same
-    assert world.provider.plan("sbx_same", world.image_id, world.spec(), world.caller, [same])["uid"] != same["uid"]
+    same = world.plan("sbx_same")
+    assert world.plan("sbx_same") == same
+    assert world.plan("sbx_same", taken=[same])["uid"] != same["uid"]
 
 
 @pytest.mark.parametrize("files", ["overlay", "reflink", "copy"])
@@ -323,9 +322,7 @@ async def test_each_way_from_an_image_to_a_sandbox(tmp_path: Path, source: Path,
         no, yes = Capability(works=False, why="switched off"), Capability(works=True)
         if files != "overlay":
             provider._abilities = msgspec.structs.replace(found, overlay=no, reflink=yes if files == "reflink" else no)
-        await provider.import_image(
-            world.image_id, str(source), Caller(uid=os.geteuid(), gid=os.getegid()), no_progress
-        )
+        await world.import_image()
         try:
             instance = await world.sandbox()
             assert instance.isolation.files == files
@@ -340,9 +337,7 @@ async def test_a_state_directory_with_an_odd_name(tmp_path: Path, source: Path) 
     world = World("local", tmp_path / "a, b:c\\d'e \"$x", source)
     async with AsyncExitStack() as stack:
         await world.open(stack)
-        await world.provider.import_image(
-            world.image_id, str(source), Caller(uid=os.geteuid(), gid=os.getegid()), no_progress
-        )
+        await world.import_image()
         try:
             assert await sh(await world.sandbox(), "cat file; echo x >file; cat file") == "from the image\nx\n"
         finally:
@@ -358,7 +353,7 @@ async def test_the_state_directory_under_the_place_of_the_mounts(source: Path) -
     try:
         async with AsyncExitStack() as stack:
             await world.open(stack)
-            await world.provider.import_image(world.image_id, str(source), Caller(uid=0, gid=0), no_progress)
+            await world.import_image()
             try:
                 assert await sh(await world.sandbox(), "cat file") == "from the image\n"
             finally:
@@ -385,7 +380,7 @@ async def test_without_isolation_it_is_the_caller_and_says_so(world: World) -> N
     assert "nothing isolates" in " ".join(instance.isolation.notes)
     assert (await sh(instance, "id -u")).strip() == str(world.caller.uid)
     with pytest.raises(SetupError, match="not_supported"):
-        world.provider.plan(new_id(SANDBOX), world.image_id, world.spec(read_only=True), world.caller, [])
+        world.plan(new_id(SANDBOX), read_only=True)
 
 
 @pytest.mark.parametrize("world", ["none"], indirect=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
-from tests.conformance.conftest import World, no_progress, run, sh, start
+from tests.conformance.conftest import World, directory, no_progress, run, sh, start
 from tests.users import command_as
 
 from sandkeep.errors import CallerError, SetupError, StateError
@@ -449,7 +449,7 @@ async def test_terminating_twice_and_what_is_found(world: World) -> None:
 
 async def test_terminating_what_was_never_made(world: World) -> None:
     sandbox_id = new_id(SANDBOX)
-    plan = world.provider.plan(sandbox_id, world.image_id, world.spec(), world.caller, [])
+    plan = world.plan(sandbox_id)
     await world.provider.terminate(sandbox_id, plan, {})
 
 
@@ -465,7 +465,7 @@ async def test_terminating_without_a_handle(world: World) -> None:
 
 async def test_an_image_that_is_not_there(world: World) -> None:
     sandbox_id, image_id = new_id(SANDBOX), new_id(IMAGE)
-    plan = world.provider.plan(sandbox_id, image_id, world.spec(), world.caller, [])
+    plan = world.plan(sandbox_id, image_id)
     with pytest.raises(CallerError, match="not_found"):
         await world.provider.create(sandbox_id, image_id, world.spec(), {}, plan)
     assert (await world.provider.found())[0] == []
@@ -481,13 +481,13 @@ async def test_an_import_that_fails_leaves_nothing(world: World) -> None:
     image_id = new_id(IMAGE)
     caller = Caller(uid=os.geteuid(), gid=os.getegid())
     with pytest.raises(CallerError, match="invalid"):
-        await world.provider.import_image(image_id, str(world.source / "none"), caller, no_progress)
+        await world.provider.import_image(image_id, directory(world.source / "none"), caller, no_progress)
     assert (await world.provider.found())[1] == [world.image_id]
 
 
 async def test_what_no_machine_of_this_kind_can_hold(world: World) -> None:
     with pytest.raises(SetupError, match="not_supported"):
-        world.provider.plan(new_id(SANDBOX), world.image_id, world.spec(network="bridge"), world.caller, [])
+        world.plan(new_id(SANDBOX), network="bridge")
     assert await world.provider.found() == ([], [world.image_id])
 
 

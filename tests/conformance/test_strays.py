@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.conformance.conftest import UID_BASE, World, no_progress, start
+from tests.conformance.conftest import UID_BASE, World, directory, no_progress, start
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
@@ -236,15 +236,15 @@ async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvid
     """Callers give ids, also ones of which something is being removed at that moment."""
     (tmp_path / "source").mkdir()
     caller = Caller(uid=os.geteuid(), gid=os.getegid())
-    await local.import_image("img_1", str(tmp_path / "source"), caller, no_progress)
+    await local.import_image("img_1", directory(tmp_path / "source"), caller, no_progress)
     plant_directory(local, local.log_id, "box")
     for number in range(3000):
         Path(local.layout.sandbox("box"), "upper", str(number)).touch()
-    plan = local.plan("box", "img_1", SandboxSpec(), caller, [])
+    plan = local.plan("box", "img_1", SandboxSpec(), caller, [], details={}, owner="uid:0")
     await local.abilities()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(local.clean_up, Nothing([], ["img_1"]))
-        while not local._clearing:
+        while not local._being_cleared:
             await trio.sleep(0)
         instance = await local.create("box", "img_1", SandboxSpec(), {}, plan)
     assert await instance.is_alive()

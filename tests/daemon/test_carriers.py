@@ -15,6 +15,7 @@ from sandkeep.events import Meta
 from sandkeep_store.log import NewEvent
 from sandkeepd import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.providers.base import ImageRequest
 
 
 async def refused(code: str, call: Any) -> SandkeepError:
@@ -77,7 +78,7 @@ async def test_a_sandbox_that_is_being_made_can_be_terminated(state_dir: str, so
 async def test_an_end_that_fails_is_tried_until_it_works(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandkeepd.sandboxes.RETRY_S", 0.01)
+    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.01)
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         image_id = await daemon.image(source)
         await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
@@ -237,7 +238,8 @@ async def test_intents_without_an_outcome_are_undone_or_finished(state_dir: str,
 async def test_what_no_event_owns_is_removed(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
-        await daemon.fake.import_image("img_stray", source, daemon_caller(), _no_progress)
+        stray = ImageRequest(kind="directory", source=source)
+        await daemon.fake.import_image("img_stray", stray, daemon_caller(), _no_progress)
         instance = await daemon.fake.create("stray", image_id, model.SandboxSpec(), {}, {})
         await instance.aclose()
         assert (await daemon.fake.found())[0] == ["stray"]
@@ -301,8 +303,8 @@ async def test_a_sandbox_that_hangs_delays_nobody_else(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its provider's silence is no loss: it is asked again, and its end is carried out when it answers."""
-    for setting in ("ANSWER_DEADLINE_S", "RETRY_S"):
-        monkeypatch.setattr(f"sandkeepd.reconcile.{setting}", 0.1)
+    for setting in ("reconcile.ANSWER_DEADLINE_S", "insisting.RETRY_S"):
+        monkeypatch.setattr(f"sandkeepd.{setting}", 0.1)
     monkeypatch.setattr("sandkeepd.sandboxes.ADOPTION_PATIENCE_S", 0.1)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
@@ -339,8 +341,7 @@ async def test_what_cannot_be_undone_at_once_is_undone_later(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sandbox half made is not stuck because its provider failed once; and its end can be ordered meanwhile."""
-    monkeypatch.setattr("sandkeepd.reconcile.RETRY_S", 0.05)
-    monkeypatch.setattr("sandkeepd.sandboxes.RETRY_S", 0.05)
+    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.05)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         await recorded(daemon, NewEvent("later", asked(image_id), "later"), NewEvent("ended", asked(image_id), "ended"))
@@ -360,7 +361,7 @@ async def test_what_cannot_be_undone_at_once_is_undone_later(
 async def test_a_process_whose_sandbox_does_not_answer_at_first_is_followed_later(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandkeepd.processes.RETRY_S", 0.05)
+    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.05)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")

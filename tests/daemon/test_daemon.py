@@ -504,7 +504,7 @@ def test_unknown_processes_are_not_found(client: Any, sandbox_id: str) -> None:
 
 
 def test_sources_that_cannot_be_images(client: Any, shared_daemon: Any, project: str) -> None:
-    refused("invalid", client.image.create, "relative/path")
+    refused("invalid", client.image.create, "./relative/path")
     refused("invalid", client.image.create, "/no/such/place")
     refused("invalid", client.image.create, f"{project}/hello")
     refused("not_supported", client.image.create, project, provider="nowhere")

@@ -355,3 +355,23 @@ async def test_a_device_in_a_stream_that_the_caller_made_up(
     with pytest.raises(SandkeepError, match="could not be written"):
         await take(source, tmp_path / "target")
     assert not (tmp_path / "target" / "node").exists()
+
+
+async def test_a_look_tells_what_the_caller_finds(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "Dockerfile").write_text("FROM scratch\n")
+    assert await hostpath.look(str(tmp_path), ME, "Dockerfile") == "directory"
+    assert await hostpath.look(str(tmp_path), ME, "sub/Dockerfile") == "dockerfile"
+    assert await hostpath.look(str(tmp_path / "sub"), ME, "Dockerfile") == "dockerfile"
+    assert await hostpath.look(str(tmp_path / "sub" / "Dockerfile"), ME, "Dockerfile") == "file"
+    with pytest.raises(CallerError, match="there is no directory"):
+        await hostpath.look(str(tmp_path / "none"), ME, "Dockerfile")
+
+
+async def test_a_look_has_the_callers_rights(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can look for others")
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    tmp_path.chmod(0o700)
+    with pytest.raises(CallerError, match="permission_denied"):
+        await hostpath.look(str(tmp_path), Caller(uid=40_000, gid=40_000), "Dockerfile")

@@ -17,9 +17,13 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.keeper import KEEPER_SOURCE, journal, requests
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import fake
-from sandkeepd.providers.base import Caller, Launch, Terminal
+from sandkeepd.providers.base import Caller, ImageRequest, Launch, Terminal
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
+
+
+def plain(source: Path) -> ImageRequest:
+    return ImageRequest(kind="directory", source=str(source))
 
 
 async def quiet(sentence: str) -> None:
@@ -39,7 +43,7 @@ async def test_the_keeper_in_this_shell(shell: str, tmp_path: Path, monkeypatch:
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(fake.open_fake(str(tmp_path / "state")))
         await provider.import_image(
-            "img_1", str(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
+            "img_1", plain(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
         )
         nasty = " é\n\\'\"$(id)`id` \t" + "Á" * 3000 + "\n"
         instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {"SHARED": nasty}, {})
@@ -98,13 +102,13 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
     import signal
 
     from sandkeep.errors import ProviderError
-    from sandkeepd.keeper import client
+    from sandkeepd.keeper import talk
 
-    monkeypatch.setattr(client, "REQUEST_DEADLINE_S", 0.05)
+    monkeypatch.setattr(talk, "REQUEST_DEADLINE_S", 0.05)
     (tmp_path / "source").mkdir()
     async with fake.open_fake(str(tmp_path / "state")) as provider:
         await provider.import_image(
-            "img_1", str(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
+            "img_1", plain(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
         )
         instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {}, {})
         try:
@@ -113,7 +117,7 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
             with pytest.raises(ProviderError, match="provider_unavailable"):
                 await instance.launch(Launch(process_id="p1", command=["true"], secrets={"S": "x" * 65_000}))
             os.kill(instance.identity.pid, signal.SIGCONT)
-            monkeypatch.setattr(client, "REQUEST_DEADLINE_S", 30)
+            monkeypatch.setattr(talk, "REQUEST_DEADLINE_S", 30)
             await instance.launch(Launch(process_id="p2", command=["true"]))
             assert (await instance.wait("p2")).exit_code == 0
         finally:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from sandkeepd import app, main, reconcile, sandboxes
+from sandkeepd import app, insisting, main, reconcile, sandboxes
 from sandkeepd.providers.base import Provider
 from sandkeepd.providers.fake import open_fake
 from sandkeepd.providers.registry import open_providers
@@ -33,7 +33,7 @@ async def both(state_dir: str, *, log_id: str) -> AsyncIterator[dict[str, Provid
 
 def play() -> None:
     """Be that daemon, and an impatient one."""
-    reconcile.ANSWER_DEADLINE_S = reconcile.RETRY_S = 0.2  # type: ignore[misc]
+    reconcile.ANSWER_DEADLINE_S = insisting.RETRY_S = 0.2  # type: ignore[misc]
     sandboxes.ADOPTION_PATIENCE_S = sandboxes.END_DEADLINE_S = 0.2
     app.open_providers = both  # type: ignore[attr-defined]
     main.main()

@@ -15,15 +15,17 @@ Words
 
 Errors
     Everything raised is a `SandkeepError`. A provider translates what its tools say; nothing of theirs goes through.
+    When the engine that it depends on does not answer, it raises `provider_unavailable` at once, with `engine` in the
+    error's data: what is on record then waits for that engine, and nobody waits with it.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
-from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec, SkippedFile
+from sandkeep.model import ImageKind, Isolation, Network, ProviderCapabilities, SandboxSpec, SkippedFile
 
 Progress = Callable[[str], Awaitable[None]]
 InputNote = Callable[[int, int], None]
@@ -41,14 +43,32 @@ class Caller(Struct, frozen=True, kw_only=True):
     groups: tuple[int, ...] = ()
 
 
+class ImageRequest(Struct, frozen=True, kw_only=True):
+    """What an image is to be made of. `source` is the absolute path of a directory, to be put onto the image `base`
+    where the provider has such, or built by the `dockerfile` below it; or a reference. With `clean` nothing is taken
+    from earlier builds.
+    """
+
+    kind: ImageKind
+    source: str
+    base: str | None = None
+    dockerfile: str | None = None
+    clean: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""
+
+
 class ImportedImage(Struct, frozen=True, kw_only=True):
-    """What came of an import. `digest` is ``sha256:…`` over names, types, modes, link targets and contents."""
+    """What came of an import. `digest` is ``sha256:…`` and names the content: of a directory it is computed from names,
+    types, modes, link targets and contents. `details` are what the provider wants to be given when it plans a sandbox.
+    """
 
     digest: str
     size_bytes: int
-    file_count: int
+    file_count: int = 0
     skipped_count: int = 0
     skipped: list[SkippedFile] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Terminal(Struct, frozen=True, kw_only=True):
@@ -83,6 +103,17 @@ class Exit(Struct, frozen=True, kw_only=True):
 
     exit_code: int | None
     message: str | None = None
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How a sandbox came to be gone, with a sentence why.
+
+    ``failed``: it ended by itself; ``lost``: its provider has it no more, as when somebody removed it from outside;
+    ``disk_limit``: it was ended, as it had written more than it may.
+    """
+
+    kind: Literal["failed", "lost", "disk_limit"]
+    message: str
 
 
 class Chunk(Struct, frozen=True, kw_only=True):
@@ -201,8 +232,8 @@ class Instance(Protocol):
         """Let go of what is held for a process that has ended and whose end is on record. Its journal stays."""
         ...
 
-    async def ended(self) -> str:
-        """Wait until the sandbox itself is gone, and say why in a sentence, as far as that is known."""
+    async def ended(self) -> Ending:
+        """Wait until the sandbox itself is gone, and say why, as far as that is known."""
         ...
 
     async def run_command(
@@ -240,7 +271,11 @@ class Instance(Protocol):
 
 @runtime_checkable
 class Terminals(Protocol):
-    """What an instance can do beyond `Instance` when its processes can have terminals."""
+    """What an instance can do beyond `Instance` when its processes can have terminals; `no_terminals` says why they
+    cannot after all, as in an image without what that takes.
+    """
+
+    no_terminals: str | None
 
     async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
         """Attach a new viewer to the process's terminal; answer the controlling side of the viewer's own terminal.
@@ -268,6 +303,31 @@ class Measuring(Protocol):
 
     def groups(self) -> Mapping[str, str]:
         """The directories of the sandbox's control groups, by controller. No effect; does not block."""
+        ...
+
+
+@runtime_checkable
+class Pausing(Protocol):
+    """What an instance can do beyond `Instance` when its sandbox can be suspended: nothing in it runs then, and all of
+    it stays as it is. Requests to it wait meanwhile, without a deadline.
+    """
+
+    async def suspend(self) -> None:
+        """Have everything in it stand still. Safe to repeat. Raises `provider_unavailable` at once when the engine does
+        not answer; when it is interrupted, `is_paused` tells what came of it.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Have everything in it go on. Safe to repeat. Raises as `suspend` does."""
+        ...
+
+    def is_paused(self) -> bool:
+        """Whether it stands still, whoever brought that about. An instance that was just adopted knows."""
+        ...
+
+    async def pause_changed(self, paused: bool) -> None:
+        """Wait until `is_paused` is not `paused` any more."""
         ...
 
 
@@ -326,6 +386,15 @@ class Piping(Protocol):
         ...
 
 
+@runtime_checkable
+class Building(Protocol):
+    """What a provider can do beyond `Provider` when it makes images also by Dockerfiles, and of references."""
+
+    def default_base(self) -> str:
+        """The reference of the image that a plain directory is put onto when its caller names none."""
+        ...
+
+
 class Provider(Protocol):
     """A back end that isolates. See the module's text for the lifecycle."""
 
@@ -335,9 +404,11 @@ class Provider(Protocol):
         """What works here, and why something does not. Never raises; bounded in time."""
         ...
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
-        """Make an image, reading `source` with the caller's rights and no others. On any error nothing is left of
-        it.
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
+        """Make an image, reading the caller's directory with his rights and no others. On any error nothing is left of
+        it. A provider that is no `Building` is asked for plain directories only.
         """
         ...
 
@@ -345,11 +416,23 @@ class Provider(Protocol):
         """Remove what there is of an image, complete or half made. Safe to repeat."""
         ...
 
+    def default_network(self) -> Network:
+        """The network of sandboxes that did not ask for one. Raises `not_configured`."""
+        ...
+
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str,
     ) -> dict[str, Any]:
-        """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended. No
-        effect.
+        """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended;
+        `details` are those that the import of the image answered, and `owner` is whose it will be. No effect.
         """
         ...
 
@@ -414,4 +497,40 @@ class Provider(Protocol):
 
     async def aclose(self) -> None:
         """Let go of everything. Sandboxes go on."""
+        ...
+
+
+@runtime_checkable
+class Reviving(Protocol):
+    """What a provider can do beyond `Provider` when a sandbox that has ended by itself can be started anew on the files
+    that it left. Its journals and what they tell of processes that have ended stay.
+    """
+
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> Instance:
+        """Start a sandbox anew; whatever still runs of it is ended first. `handle` is that of the instance before.
+
+        On any error, cancellation included, nothing of it runs, and what files there were are there. Raises
+        `not_ready` with why when they are gone.
+        """
+        ...
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """End what runs of a sandbox whose revival was interrupted, and leave its files. Safe to repeat."""
+        ...
+
+
+@runtime_checkable
+class Recovering(Protocol):
+    """What a provider can do beyond `Provider` when it depends on an engine that may be down for a while."""
+
+    async def recovered(self) -> None:
+        """Wait until the engine answers again after it did not. What waits to be tried again is tried then."""
         ...

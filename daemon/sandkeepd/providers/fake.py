@@ -6,14 +6,16 @@ be tested where nothing can be isolated. And it can be told to misbehave: see `F
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 import trio
 
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import check_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeepd.hostpath import import_tree
@@ -21,7 +23,6 @@ from sandkeepd.hostprocess import (
     TOOL_ENV,
     Identity,
     identify,
-    keep_descriptors_private,
     kill_all,
     kill_and_wait,
     listen,
@@ -30,13 +31,11 @@ from sandkeepd.hostprocess import (
     reap,
     session_leader,
     spawn,
-    wait_ended,
 )
-from sandkeepd.keeper import KEEPER_SOURCE, dropping, journal
-from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.keeper.processes import last_exits
+from sandkeepd.keeper import KEEPER_SOURCE
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
 
@@ -49,41 +48,65 @@ class Faults:
         self.create_error: SandkeepError | None = None
         self.terminate_error: SandkeepError | None = None
         self.import_error: SandkeepError | None = None
+        self.ending = Ending(kind="failed", message="the fake sandbox was ended")
+        """What sandboxes that end by themselves say."""
+        self.down: SandkeepError | None = None
+        """What is raised at once, as by a provider whose engine is down."""
+        self.mended = trio.Event()
         self.silent: trio.Event | None = None
         """Until it is set, the provider answers nobody who adopts, ends, or asks what there is."""
 
+    def mend(self) -> None:
+        """Have the engine answer again, and say so."""
+        self.down = None
+        self.mended.set()
+        self.mended = trio.Event()
+
     async def answer(self) -> None:
-        """Wait while the provider is to be silent."""
+        """Wait while the provider is to be silent, and fail while it is to be down."""
         if self.silent is not None:
             await self.silent.wait()
+        if self.down is not None:
+            raise self.down
 
 
-class FakeInstance(KeeperInstance):
-    """A fake sandbox. `child` is the keeper, when this process started it."""
+class FakeInstance(KeptInstance):
+    """A fake sandbox. `identity` is its keeper's."""
 
     identity: Identity
-    pidfd: int
-    child: int | None = None
+    faults: Faults
+
+    async def suspend(self) -> None:
+        """See `Pausing.suspend`."""
+        await self.faults.answer()
+        await trio.to_thread.run_sync(_stop, self.sandbox_id)
+        self.pause.set(True)
+
+    async def resume(self) -> None:
+        """See `Pausing.resume`."""
+        await self.faults.answer()
+        await trio.to_thread.run_sync(_continue, self.sandbox_id)
+        self.pause.set(False)
 
 
-class FakeProvider:
+class FakeProvider(KeptProvider[FakeInstance]):
     """See `Provider`. `open_fake` makes it; `faults` tells it to fail."""
 
     name = "fake"
 
     def __init__(self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery) -> None:
+        super().__init__(watcher, nursery)
         self.faults = Faults()
         self._log_id = log_id
         self._state_dir = state_dir
-        self._watcher = watcher
-        self._nursery = nursery
-        self._instances: dict[str, FakeInstance] = {}
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
         return ProviderCapabilities(provider=self.name, works=True)
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         if self.faults.import_error:
             raise self.faults.import_error
@@ -91,7 +114,8 @@ class FakeProvider:
             target = f"{self._image(image_id)}/root"
             os.makedirs(self._image(image_id), exist_ok=True)
             _mark(f"{self._image(image_id)}/log", self._log_id)
-            return await import_tree(source, caller, target, owner=None, hide=self._state_dir, progress=progress)
+            hide = self._state_dir
+            return await import_tree(request.source, caller, target, owner=None, hide=hide, progress=progress)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.remove_image(image_id)
@@ -103,7 +127,15 @@ class FakeProvider:
         await trio.to_thread.run_sync(_remove, self._image(image_id))
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str,
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self._sandbox(sandbox_id)
@@ -122,21 +154,26 @@ class FakeProvider:
                 raise self.faults.create_error
             with trio.CancelScope(shield=True):
                 identity = await trio.to_thread.run_sync(self._start, sandbox_id, image_id)
-            workspace = f"{self._sandbox(sandbox_id)}/upper"
-            isolation = Isolation(
-                mechanism="fake", files="copy", host_uid=os.geteuid(), workspace=workspace, notes=["nothing isolates"]
-            )
-            handle = {"first": msgspec.to_builtins(identity), "secrets": list(secrets)}
-            instance = self._hold(sandbox_id, spec, isolation, handle)
-            if instance is None:
-                reap(identity.pid)
-                raise ProviderError("provider_unavailable", "the fake sandbox ended while it started")
-            instance.child = identity.pid
-            await instance.share_secrets(secrets)
+            return await self._begin(sandbox_id, spec, secrets, identity)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._undo(sandbox_id, {})
             raise
+
+    async def _begin(
+        self, sandbox_id: str, spec: SandboxSpec, secrets: Mapping[str, str], identity: Identity
+    ) -> FakeInstance:
+        workspace = f"{self._sandbox(sandbox_id)}/upper"
+        isolation = Isolation(
+            mechanism="fake", files="copy", host_uid=os.geteuid(), workspace=workspace, notes=["nothing isolates"]
+        )
+        handle = {"first": msgspec.to_builtins(identity), "secrets": list(secrets)}
+        instance = self._hold(sandbox_id, spec, isolation, handle)
+        if instance is None:
+            reap(identity.pid)
+            raise ProviderError("provider_unavailable", "the fake sandbox ended while it started")
+        instance.child = identity.pid
+        await instance.share_secrets(secrets)
         return instance
 
     def _start(self, sandbox_id: str, image_id: str) -> Identity:
@@ -159,29 +196,23 @@ class FakeProvider:
         self, sandbox_id: str, spec: SandboxSpec, isolation: Isolation, handle: dict[str, Any]
     ) -> FakeInstance | None:
         identity = msgspec.convert(handle["first"], Identity)
-        pidfd = open_process(identity)
-        if pidfd is None:
-            return None
         env = {"PATH": TOOL_ENV["PATH"], "HOME": isolation.workspace, _MARK: sandbox_id, **spec.env}
-        instance = FakeInstance(
-            sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
-            leader=session_leader(),
-            env={name: value for name, value in env.items() if name not in handle["secrets"]},
-            working_dir=spec.working_dir or isolation.workspace,
-        )  # fmt: skip
-        instance.identity, instance.pidfd = identity, pidfd
-        self._instances[sandbox_id] = instance
-        self._nursery.start_soon(self._await_end, instance)
-        return instance
 
-    async def _await_end(self, instance: FakeInstance) -> None:
-        try:
-            await wait_ended(instance.pidfd)
-        finally:
-            os.close(instance.pidfd)
-        if instance.child is not None:
-            await trio.to_thread.run_sync(reap, instance.child)
-        await instance.went("the fake sandbox was ended")
+        def make() -> FakeInstance:
+            instance = FakeInstance(
+                sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
+                leader=session_leader(),
+                env={name: value for name, value in env.items() if name not in handle["secrets"]},
+                working_dir=spec.working_dir or isolation.workspace,
+            )  # fmt: skip
+            instance.identity, instance.faults = identity, self.faults
+            instance.pause.set(_is_stopped(identity.pid))
+            return instance
+
+        return self._take_hold(identity, make)
+
+    async def _why_ended(self, instance: FakeInstance) -> Ending:
+        return self.faults.ending
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -193,6 +224,35 @@ class FakeProvider:
             await instance.remember_earlier()
         return instance
 
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> FakeInstance:
+        """See `Reviving.revive`."""
+        await self.halt(sandbox_id, plan, handle)
+        directory = self._sandbox(sandbox_id)
+        if not await trio.Path(f"{directory}/upper").is_dir():
+            raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
+        try:
+            with trio.CancelScope(shield=True):
+                identity = await trio.to_thread.run_sync(_start_keeper, sandbox_id, directory)
+            return await self._begin(sandbox_id, spec, secrets, identity)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._halt(sandbox_id, {})
+            raise
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Reviving.halt`."""
+        await self.faults.answer()
+        with trio.CancelScope(shield=True):
+            await self._halt(sandbox_id, handle)
+
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
         await self.faults.answer()
@@ -201,14 +261,20 @@ class FakeProvider:
         with trio.CancelScope(shield=True):
             await self._undo(sandbox_id, handle)
 
+    async def recovered(self) -> None:
+        """See `Recovering.recovered`."""
+        await self.faults.mended.wait()
+
     async def _undo(self, sandbox_id: str, handle: dict[str, Any]) -> None:
-        await self.lose(sandbox_id, handle)
-        instance = self._instances.pop(sandbox_id, None)
-        if instance is not None:
-            await instance.ended()
-            await instance.aclose()
+        await self._halt(sandbox_id, handle)
         for name in ("upper", "in"):
             await trio.to_thread.run_sync(_remove, f"{self._sandbox(sandbox_id)}/{name}")
+
+    async def _halt(self, sandbox_id: str, handle: dict[str, Any]) -> None:
+        await self.lose(sandbox_id, handle)
+        instance = self._instances.get(sandbox_id)
+        if instance is not None:
+            await self._see_end(instance)
 
     async def lose(self, sandbox_id: str, handle: dict[str, Any]) -> None:
         """End a sandbox as if it had died by itself. Its files stay."""
@@ -246,32 +312,6 @@ class FakeProvider:
                 await self.remove_image(image_id)
         return Swept(removed=removed, foreign=foreign)
 
-    def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
-        """See `Provider.last_exits`."""
-        return last_exits(f"{self._sandbox(sandbox_id)}/out", process_ids)
-
-    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-        """See `Provider.read_ended`."""
-        return journal.read_journal(f"{self._sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
-
-    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        """See `Provider.trim_output`."""
-        return dropping.trim(f"{self._sandbox(sandbox_id)}/out", running, most_bytes)
-
-    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
-        """See `Provider.drop_output`."""
-        dropping.drop(f"{self._sandbox(sandbox_id)}/out", process_ids)
-
-    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
-        """See `Provider.open_journal`."""
-        return journal.open_for_caller(f"{self._sandbox(sandbox_id)}/out", process_id, stream)
-
-    async def aclose(self) -> None:
-        """See `Provider.aclose`."""
-        for instance in self._instances.values():
-            await instance.aclose()
-        self._instances.clear()
-
     def _image(self, image_id: str) -> str:
         return f"{self._state_dir}/images/{check_name(image_id, 'image_id')}"
 
@@ -282,17 +322,8 @@ class FakeProvider:
 @asynccontextmanager
 async def open_fake(state_dir: str, log_id: str = "") -> AsyncIterator[FakeProvider]:
     """Open a fake provider for the length of a block. Its sandboxes outlive it, as real ones do."""
-    keep_descriptors_private()
-    with Watcher() as watcher:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watcher.run)
-            provider = FakeProvider(state_dir, log_id, watcher, nursery)
-            try:
-                yield provider
-            finally:
-                with trio.CancelScope(shield=True):
-                    await provider.aclose()
-                nursery.cancel_scope.cancel()
+    async with running(partial(FakeProvider, state_dir, log_id)) as provider:
+        yield provider
 
 
 def _start_keeper(sandbox_id: str, directory: str) -> Identity:
@@ -317,7 +348,36 @@ def _kill(sandbox_id: str, handle: dict[str, Any]) -> None:
             kill_and_wait(pidfd)
         finally:
             os.close(pidfd)
-    kill_all(lambda: marked({_MARK: sandbox_id}, {os.geteuid()}))
+    kill_all(lambda: _processes(sandbox_id))
+
+
+def _processes(sandbox_id: str) -> list[int]:
+    return marked({_MARK: sandbox_id}, {os.geteuid()})
+
+
+def _stop(sandbox_id: str) -> None:
+    """Stop all its processes, again and again until none was started meanwhile. Blocks."""
+    while running := [pid for pid in _processes(sandbox_id) if not _is_stopped(pid)]:
+        _signal(running, signal.SIGSTOP)
+
+
+def _continue(sandbox_id: str) -> None:
+    _signal(_processes(sandbox_id), signal.SIGCONT)
+
+
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, or has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in b"TtZX"
+    except FileNotFoundError:
+        return True
 
 
 def _remove(path: str) -> None:

@@ -5,94 +5,61 @@ makes them, `local_bubblewrap` says what they see, `local_layout` where they are
 """
 
 import functools
-import math
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, TypeVar, TypeVarTuple
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
-from sandkeep.settings import UID_RANGE
 from sandkeepd import cgroups
-from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostpath import import_tree
 from sandkeepd.hostprocess import (
     identify,
     in_fresh_thread,
-    keep_descriptors_private,
-    kill_all,
-    kill_and_wait,
-    marked,
-    open_process,
-    owned_by,
-    pids_where,
     reap,
     session_leader,
-    wait_ended,
 )
-from sandkeepd.keeper import dropping, journal
-from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import local_disk
-from sandkeepd.providers.base import Caller, Chunk, Dropped, Exit, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers import disk_usage, local_plan
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.disk_watch import DiskWatch
+from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
-from sandkeepd.providers.local_layout import IMAGE_MARK, TEMPORARY, Layout, write_mark
+from sandkeepd.providers.local_end import Clearing
+from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, write_mark
+from sandkeepd.providers.local_plan import Plan, Planner
 from sandkeepd.providers.local_probe import Abilities, probe
-from sandkeepd.providers.local_start import Handle, Job, Plan, Started, start, translate
+from sandkeepd.providers.local_start import Handle, Job, Started, start, translate
 from sandkeepd.providers.local_strays import Strays
-from sandkeepd.turns import my_turn
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-DEFAULT_PIDS: Final = 2048
-DEFAULT_SCRATCH_BYTES: Final = 1024**3
-"""The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
 
-END_TOLD_S: Final = 5.0
-"""How long the end of a sandbox that was killed may take to be noticed."""
+class LocalInstance(KeptInstance):
+    """A local sandbox."""
 
-DISK_PERIOD_S: Final = 10.0
-"""How often it is looked at what the sandboxes have written."""
-
-DISK_REST: Final = 3
-"""How many times as long as such a look took, the sandbox is not looked at again, if that is more."""
-
-SWEEP_PERIOD_S: Final = 20.0
-"""How often the keepers are asked after watchers that were killed."""
-
-
-class LocalInstance(KeeperInstance):
-    """A local sandbox. `pidfd` is its first process, by which its end is seen and brought about."""
-
-    pidfd: int
     plan: Plan
-    child: int | None = None
-    reason: str | None = None
     look_after: float = 0.0
-    scope: trio.CancelScope
+
+    @property
+    def disk_bytes(self) -> int:
+        """How much it may have on the disk."""
+        return self.plan.disk_bytes
 
     def groups(self) -> Mapping[str, str]:
         """See `Measuring.groups`."""
         return self.plan.cgroups
 
-    async def aclose(self) -> None:
-        """See `Instance.aclose`."""
-        if not self._closed:
-            self.scope.cancel()
-            trio.lowlevel.notify_closing(self.pidfd)
-            os.close(self.pidfd)
-        await super().aclose()
 
-
-class LocalProvider:
+class LocalProvider(KeptProvider[LocalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
 
     name = "local"
@@ -100,17 +67,15 @@ class LocalProvider:
     def __init__(
         self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
     ) -> None:
+        super().__init__(watcher, nursery)
         self.layout = Layout(state_dir)
         self.log_id = log_id
         self.root = os.geteuid() == 0
         self._uid_base = uid_base
         self._disk_limit = disk_limit
-        self._watcher = watcher
-        self._nursery = nursery
-        self._instances: dict[str, LocalInstance] = {}
-        self._clearing: dict[str, trio.Event] = {}
+        self._being_cleared: dict[str, trio.Event] = {}
         self._limiter = trio.CapacityLimiter(16)
-        self._disk_limiter = trio.CapacityLimiter(4)
+        self.disks = DiskWatch(self._instances, self._occupied, self._end_instance)
         self._clear_limiter = trio.CapacityLimiter(64)  # what has a million files keeps no other from being made
         self._starts = trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0))))
         """More at once end no sooner, and keep the daemon from its other work."""
@@ -118,13 +83,20 @@ class LocalProvider:
         self._asking_leader = trio.Lock()
         self._abilities: Abilities | None = None
         self._leader: list[str] = []
-        self._bubblewrap: str | None = None
 
     # What works
 
     @functools.cached_property
     def _hierarchies(self) -> Hierarchies:
         return Hierarchies(log_id=self.log_id)
+
+    @functools.cached_property
+    def _planner(self) -> Planner:
+        return Planner(self._hierarchies, uid_base=self._uid_base, disk_limit=self._disk_limit, root=self.root)
+
+    @functools.cached_property
+    def _clearing(self) -> Clearing:
+        return Clearing(self.layout, self.log_id, self._planner)
 
     async def abilities(self) -> Abilities:
         """What was found out about this machine, once."""
@@ -149,7 +121,7 @@ class LocalProvider:
         limits = {
             f"limit_{name}": Capability(works=True)
             if self._hierarchies.has(controller)
-            else Capability(works=name != "cpus", why=_why_weaker(name))
+            else Capability(works=name != "cpus", why=local_plan.why_weaker(name))
             for name, controller in (("cpus", "cpu"), ("memory", "memory"), ("pids", "pids"))
         }
         features = {
@@ -166,14 +138,16 @@ class LocalProvider:
 
     # Images
 
-    async def import_image(self, image_id: str, source: str, caller: Caller, progress: Progress) -> ImportedImage:
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
         """See `Provider.import_image`."""
         self.layout.prepare()
         directory = self.layout.image(image_id)
         try:
             self._make_image(directory)
             return await import_tree(
-                source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
+                request.source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
                 hide=self.layout.state_dir, progress=progress,
             )  # fmt: skip
         except BaseException:
@@ -195,81 +169,29 @@ class LocalProvider:
     # Sandboxes
 
     def plan(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str,
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         self.layout.image(image_id)
-        mechanism = self._mechanism(spec)
-        if spec.network == "bridge":
-            raise SetupError("not_supported", "the local provider has no bridge network: use network 'none' or 'host'")
-        inner_uid, inner_gid = _inner_user(spec.user)
-        limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
-        disk_bytes = spec.disk_bytes or self._disk_limit
-        host_uid = self._host_uid(sandbox_id, taken)
-        groups: list[int] = []
-        host_gid = host_uid
-        if mechanism == "none":
-            if spec.user is not None:
-                raise SetupError("not_supported", "without isolation a sandbox runs as its caller: leave out user")
-            if spec.read_only:
-                raise SetupError(
-                    "not_supported", "without isolation nothing can be made read-only: leave out read_only"
-                )
-            host_uid, host_gid, groups = (
-                (caller.uid, caller.gid, list(caller.groups)) if self.root else (None, None, [])
-            )
-        plan = Plan(
-            mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
-            limits=limits, disk_bytes=disk_bytes, scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
-            cgroups=self._hierarchies.plan(sandbox_id, limits),
-            held_by=self._held_by(limits),
-        )  # fmt: skip
-        document: dict[str, Any] = msgspec.to_builtins(plan)
+        document: dict[str, Any] = msgspec.to_builtins(self._planner.decide(sandbox_id, spec, caller, taken))
         return document
-
-    def _mechanism(self, spec: SandboxSpec) -> str:
-        if spec.isolation == "none":
-            return "none"
-        self._bubblewrap = self._bubblewrap or shutil.which("bwrap")
-        if self._bubblewrap is None:
-            raise SetupError("not_supported", "bubblewrap is missing: install the package bubblewrap")
-        return "bubblewrap"
-
-    def _host_uid(self, sandbox_id: str, taken: Sequence[dict[str, Any]]) -> int | None:
-        """A uid of the range that no living sandbox has. The search begins at the id's own place, so that uids rest."""
-        if not self.root:
-            return None
-        used = {plan.get("uid") for plan in taken}
-        first = int.from_bytes(sandbox_id.encode()[-6:], "big")
-        for step in range(UID_RANGE - 1):
-            uid = self._uid_base + 1 + (first + step) % (UID_RANGE - 1)
-            if uid not in used:
-                return uid
-        raise ProviderError("provider_unavailable", f"all {UID_RANGE - 1} host uids are in use: terminate sandboxes")
-
-    def _held_by(self, limits: Limits) -> dict[str, str]:
-        held = {"disk": "rlimit and watcher"}
-        for name, controller in (("pids", "pids"), ("memory", "memory"), ("cpus", "cpu")):
-            if controller not in limits.controllers():
-                continue
-            if self._hierarchies.has(controller):
-                held[name] = "cgroup"
-            elif name == "cpus":
-                raise SetupError(
-                    "not_supported", "cpus cannot be limited here: the daemon needs a writable cpu control group"
-                )
-            else:
-                held[name] = "rlimit"
-        return held
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> LocalInstance:
         """See `Provider.create`."""
         decided = msgspec.convert(plan, Plan)
-        if sandbox_id in self._clearing:
-            await self._clearing[sandbox_id].wait()
+        if sandbox_id in self._being_cleared:
+            await self._being_cleared[sandbox_id].wait()
         found = await self.abilities()
         image_root = f"{self.layout.image(image_id)}/root"
         if not await trio.Path(image_root).is_dir():
@@ -311,7 +233,7 @@ class LocalProvider:
         handle = Handle(first=started.first, files=files, workspace=workspace, secrets=secrets)
         isolation = Isolation(
             mechanism=plan.mechanism, files=files, host_uid=os.geteuid() if plan.uid is None else plan.uid,
-            workspace=workspace, limits=plan.held_by, notes=self._notes(plan, files, found),
+            workspace=workspace, limits=plan.held_by, notes=local_plan.notes(plan, files, found),
         )  # fmt: skip
         instance = self._hold(sandbox_id, spec, plan, isolation, handle)
         if instance is None:
@@ -320,24 +242,9 @@ class LocalProvider:
         instance.child = started.child
         return instance
 
-    def _notes(self, plan: Plan, files: str, found: Abilities) -> list[str]:
-        notes = [_why_weaker(name) for name, how in plan.held_by.items() if how == "rlimit"]
-        if plan.mechanism == "none":
-            notes.append("nothing isolates: the code runs as its caller, sees the host, and shares its network")
-        elif plan.uid is None:
-            notes.append("its files belong to the daemon's own user on the host")
-        if plan.mechanism == "bubblewrap" and found.no_nested_userns.why:
-            notes.append(found.no_nested_userns.why)
-        if files != "overlay":
-            notes.append(f"the image was copied: {found.overlay.why or 'no overlay without isolation'}")
-        return notes
-
     def _hold(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle
     ) -> LocalInstance | None:
-        pidfd = open_process(handle.first)
-        if pidfd is None:
-            return None
         env = (
             environment(sandbox_id)
             if plan.mechanism == "bubblewrap"
@@ -345,35 +252,23 @@ class LocalProvider:
         )
         env |= {name: value for name, value in spec.env.items() if name not in handle.secrets}
         owner = (plan.uid, plan.gid) if plan.uid is not None and plan.gid is not None else None
-        try:
+
+        def make() -> LocalInstance:
             instance = LocalInstance(
-                sandbox_id, self.layout.sandbox(sandbox_id), self._watcher, isolation=isolation,
+                sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), leader=self._leader, env=env,
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
-        except (FileNotFoundError, PermissionError, NotADirectoryError, journal.NotAFileError):
-            os.close(pidfd)
-            return None
-        except BaseException:
-            os.close(pidfd)
-            raise
-        instance.pidfd, instance.plan, instance.scope = pidfd, plan, trio.CancelScope()
-        self._instances[sandbox_id] = instance
-        self._nursery.start_soon(self._await_end, instance)
-        return instance
+            instance.plan = plan
+            return instance
 
-    async def _await_end(self, instance: LocalInstance) -> None:
-        with instance.scope:
-            await trio.lowlevel.checkpoint()  # it may have been closed already
-            await wait_ended(instance.pidfd)
-            await my_turn()
-            if instance.child is not None:
-                await self._in_thread(reap, instance.child)
-            reason = instance.reason
-            if reason is None and cgroups.ran_out_of_memory(instance.plan.cgroups):
-                reason = "its first process ended after it had used up its memory"
-            await instance.went(reason or "its first process was ended from outside")
+        return self._take_hold(handle.first, make)
+
+    async def _why_ended(self, instance: LocalInstance) -> Ending:
+        starved = cgroups.ran_out_of_memory(instance.plan.cgroups)
+        how = "ended after it had used up its memory" if starved else "was ended from outside"
+        return Ending(kind="failed", message=f"its first process {how}")
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -397,75 +292,30 @@ class LocalProvider:
                 raise
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
-            await self._in_thread(self._end, sandbox_id, decided, handle)
+            await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
         return None
-
-    async def _let_go(self, instance: LocalInstance) -> None:
-        with trio.CancelScope(shield=True):
-            await instance.aclose()
-        if self._instances.get(instance.sandbox_id) is instance:
-            del self._instances[instance.sandbox_id]
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
-        decided = msgspec.convert(plan, Plan) if plan else await self._in_thread(self._plan_of_stray, sandbox_id)
+        decided = await self._decided(sandbox_id, plan)
         instance = self._instances.get(sandbox_id)
         if instance is not None:
-            instance.reason = instance.reason or "it was terminated"
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
         with trio.CancelScope(shield=True):
-            await self._in_thread(self._end, sandbox_id, decided, handle)
+            await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
             if instance is not None:
-                with trio.move_on_after(END_TOLD_S):  # whoever closed it already hears no more
-                    await instance.ended()
-                await instance.aclose()
-                self._instances.pop(sandbox_id, None)
-            await trio.to_thread.run_sync(self._clear, sandbox_id, limiter=self._clear_limiter)
+                await self._see_end(instance)
+            await trio.to_thread.run_sync(self._clearing.clear, sandbox_id, limiter=self._clear_limiter)
 
-    def _clear(self, sandbox_id: str) -> None:
-        """Remove the files of a sandbox that has ended, all but its journals. That can take long. Blocks."""
-        directory = self.layout.sandbox(sandbox_id)
-        self.layout.tidy(sandbox_id)
-        self.layout.discard([f"{directory}/{name}" for name in TEMPORARY])
+    async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
+        """The plan of a sandbox, found out from what there is of it when no event tells."""
+        if plan:
+            return msgspec.convert(plan, Plan)
+        return await self._in_thread(self._clearing.plan_of_stray, sandbox_id, self._held_uids())
 
-    def _plan_of_stray(self, sandbox_id: str, taken: Collection[int | None] = ()) -> Plan:
-        """What the plan of a sandbox that no event owns must have said, from what there is of it. Blocks.
-
-        `taken` are the host uids of other sandboxes, besides those that are held.
-        """
-        everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
-        uid = self._uid_of_stray(sandbox_id, {held.plan.uid for held in self._instances.values()} | set(taken))
-        return Plan(
-            mechanism="bubblewrap", uid=uid, gid=uid, limits=everything, disk_bytes=0, scratch_bytes=0,
-            cgroups=self._hierarchies.plan(sandbox_id, everything),
-        )  # fmt: skip
-
-    def _uid_of_stray(self, sandbox_id: str, taken: Collection[int | None]) -> int | None:
-        """The host uid that its files have, unless that is another sandbox's or a user's of the host."""
-        try:
-            uid = os.lstat(f"{self.layout.sandbox(sandbox_id)}/upper").st_uid
-        except OSError:
-            return None
-        ours = self.root and self._uid_base < uid < self._uid_base + UID_RANGE
-        return uid if ours and uid not in taken else None
-
-    def _end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
-        """Kill what there is: the first process of the namespace takes all the others with it. Blocks."""
-        known = plan.mechanism == "bubblewrap" and bool(handle)
-        if handle:
-            pidfd = open_process(msgspec.convert(handle, Handle).first)
-            if pidfd is not None:
-                try:
-                    kill_and_wait(pidfd)
-                finally:
-                    os.close(pidfd)
-        if not known:
-            kill_all(lambda: marked(marks(sandbox_id, self.log_id), {os.geteuid(), plan.uid or 0}))
-            if plan.mechanism == "bubblewrap" and plan.uid is not None:
-                kill_all(lambda: pids_where(owned_by(plan.uid or -1)))
-        if plan.cgroups:
-            kill_all(lambda: cgroups.members(plan.cgroups))
-            cgroups.remove(plan.cgroups)
+    def _held_uids(self) -> set[int | None]:
+        return {held.plan.uid for held in self._instances.values()}
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
         """See `Provider.forget`."""
@@ -501,94 +351,27 @@ class LocalProvider:
 
     async def _clear_stray(self, strays: Strays, sandbox_id: str, ledger: Ledger) -> None:
         """Remove what is left of a sandbox; one that is to be made under the same id waits for that."""
-        cleared = self._clearing[sandbox_id] = trio.Event()
-        taken = {plan.get("uid") for plan in ledger.plans()}
+        cleared = self._being_cleared[sandbox_id] = trio.Event()
+        taken = self._held_uids() | {plan.get("uid") for plan in ledger.plans()}
+        forgotten = not ledger.knows_sandbox(sandbox_id)
+        remove = functools.partial(self._clearing.remove_stray, strays, sandbox_id, taken, forgotten=forgotten)
         try:
-            await self._in_thread(self._remove_stray, strays, sandbox_id, taken, not ledger.knows_sandbox(sandbox_id))
+            await self._in_thread(remove)
         finally:
-            del self._clearing[sandbox_id]
+            del self._being_cleared[sandbox_id]
             cleared.set()
 
-    def _remove_stray(self, strays: Strays, sandbox_id: str, taken: Collection[int | None], forgotten: bool) -> None:
-        directory = self.layout.sandbox(sandbox_id)
-        strays.kill(sandbox_id)
-        strays.unmount(directory)
-        self._end(sandbox_id, self._plan_of_stray(sandbox_id, taken), {})
-        strays.remove_groups(sandbox_id)
-        if forgotten:
-            self.layout.discard([directory])
-        else:
-            self._clear(sandbox_id)
+    def _sandbox(self, sandbox_id: str) -> str:
+        return self.layout.sandbox(sandbox_id)
 
-    def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
-        """See `Provider.last_exits`."""
-        return last_exits(f"{self.layout.sandbox(sandbox_id)}/out", process_ids)
-
-    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-        """See `Provider.read_ended`."""
-        return journal.read_journal(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream, offset, max_bytes)
-
-    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        """See `Provider.trim_output`."""
-        return dropping.trim(f"{self.layout.sandbox(sandbox_id)}/out", running, most_bytes)
-
-    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
-        """See `Provider.drop_output`."""
-        dropping.drop(f"{self.layout.sandbox(sandbox_id)}/out", process_ids)
-
-    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
-        """See `Provider.open_journal`."""
-        return journal.open_for_caller(f"{self.layout.sandbox(sandbox_id)}/out", process_id, stream)
-
-    async def aclose(self) -> None:
-        """See `Provider.aclose`."""
-        for instance in list(self._instances.values()):
-            await instance.aclose()
-        self._instances.clear()
-
-    # What goes on beside
-
-    async def watch_disks(self) -> None:
-        """End sandboxes that have written more than they may. Runs until cancelled.
-
-        One with so many files that it takes long does not keep the others from their turn, and is looked at less often.
-        """
-        async with trio.open_nursery() as nursery:
-            while True:
-                await trio.sleep(DISK_PERIOD_S)
-                for instance in list(self._instances.values()):
-                    if instance.look_after <= trio.current_time():
-                        instance.look_after = math.inf
-                        nursery.start_soon(self._try_disk, instance)
-
-    async def _try_disk(self, instance: LocalInstance) -> None:
-        began = trio.current_time()
-        try:
-            with suppress(SandkeepError):  # the next round tries again
-                await self.check_disk(instance)
-        finally:
-            now = trio.current_time()
-            instance.look_after = now + DISK_REST * (now - began)
-
-    async def check_disk(self, instance: LocalInstance) -> None:
-        """Look once at what a sandbox has written."""
-        directory = self.layout.sandbox(instance.sandbox_id)
+    def _occupied(self, instance: LocalInstance) -> int:
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
-        written = await trio.to_thread.run_sync(
-            local_disk.occupied, directory, first, groups, self.root, limiter=self._disk_limiter
-        )
-        if written > instance.plan.disk_bytes and instance.reason is None:
-            limit = instance.plan.disk_bytes
-            instance.reason = f"disk_limit: it had written {written} bytes, and its limit is {limit}"
-            await self._in_thread(self._end, instance.sandbox_id, instance.plan, instance.handle)
+        directory = self._sandbox(instance.sandbox_id)
+        paths = [f"{directory}/upper", f"{directory}/out"]
+        return disk_usage.occupied(paths, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
-    async def sweep(self) -> None:
-        """Ask all keepers after lost watchers, now and then. Runs until cancelled."""
-        while True:
-            await trio.sleep(SWEEP_PERIOD_S)
-            for instance in list(self._instances.values()):
-                instance.sweep()
-                await trio.lowlevel.checkpoint()
+    async def _end_instance(self, instance: LocalInstance) -> None:
+        await self._in_thread(self._clearing.end, instance.sandbox_id, instance.plan, instance.handle)
 
     async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
@@ -602,21 +385,16 @@ async def open_local(
 
     What it makes carries `log_id`, by which it is known again when nothing else is left of it.
     """
-    keep_descriptors_private()
-    with Watcher() as watcher:
-        async with trio.open_nursery() as nursery:
-            provider = LocalProvider(
-                state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
-            )
-            nursery.start_soon(watcher.run)
-            nursery.start_soon(provider.watch_disks)
-            nursery.start_soon(provider.sweep)
-            try:
-                yield provider
-            finally:
-                with trio.CancelScope(shield=True):
-                    await provider.aclose()
-                nursery.cancel_scope.cancel()
+
+    def make(watcher: Watcher, nursery: trio.Nursery) -> LocalProvider:
+        provider = LocalProvider(
+            state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
+        )
+        nursery.start_soon(provider.disks.run)
+        return provider
+
+    async with running(make) as provider:
+        yield provider
 
 
 def _terminals() -> Capability:
@@ -631,31 +409,3 @@ def _stats(uncounted: Sequence[str]) -> Capability:
         return Capability(works=True)
     why = f"there are no writable control groups that count {', '.join(uncounted)}: start the daemon as a service"
     return Capability(works=False, why=why)
-
-
-def _scratch(memory_bytes: int | None, disk_bytes: int) -> int:
-    """The size of each of the three file systems that lie in memory: together they leave a quarter to the processes."""
-    return min(DEFAULT_SCRATCH_BYTES, disk_bytes, (memory_bytes or disk_bytes) // 4)
-
-
-def _why_weaker(limit: str) -> str:
-    return {
-        "cpus": "cpus cannot be limited: the daemon has no writable cpu control group",
-        "memory": "memory is limited for each process, not for all together: there is no writable memory control group",
-        "pids": "processes are counted by uid: there is no writable pids control group",
-    }[limit]
-
-
-def _inner_user(user: str | None) -> tuple[int, int]:
-    """The uid and gid inside. Raises `invalid`."""
-    if user is None:
-        return 1000, 1000
-    uid, colon, gid = user.partition(":")
-    if (
-        not uid.isascii()
-        or not uid.isdigit()
-        or len(uid) > 9
-        or (colon and not (gid.isascii() and gid.isdigit() and len(gid) < 10))
-    ):
-        raise CallerError("invalid", f"user: {user[:80]!r} is not a uid such as 1000, or uid:gid", field="user")
-    return int(uid), int(gid) if colon else int(uid)

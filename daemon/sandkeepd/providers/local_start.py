@@ -16,11 +16,12 @@ from msgspec import Struct, field
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd import mounts
-from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
 from sandkeepd.keeper import KEEPER_SOURCE
 from sandkeepd.providers.local_bubblewrap import INSIDE, View, arguments, marks, write_etc
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
+from sandkeepd.providers.local_plan import Plan
 
 START_DEADLINE_S: Final = 30.0
 _INFO_FD: Final = 3
@@ -33,22 +34,6 @@ cd -- "$1" || exit 125
 mount -o bind,nosuid,nodev,noexec out out || exit 125
 shift 2; exec "$@"
 """
-
-
-class Plan(Struct, frozen=True, kw_only=True):
-    """What `LocalProvider.plan` decided. `uid` is the host's, None when it is the daemon's own user's."""
-
-    mechanism: str
-    uid: int | None
-    gid: int | None
-    groups: list[int] = field(default_factory=list)
-    inner_uid: int = 1000
-    inner_gid: int = 1000
-    limits: Limits
-    disk_bytes: int
-    scratch_bytes: int
-    cgroups: dict[str, str] = field(default_factory=dict)
-    held_by: dict[str, str] = field(default_factory=dict)
 
 
 class Handle(Struct, frozen=True, kw_only=True):

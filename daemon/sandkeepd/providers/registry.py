@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from sandkeep.settings import DISK_LIMIT, UID_BASE
 from sandkeepd.providers.base import Provider
+from sandkeepd.providers.docker import open_docker
 from sandkeepd.providers.local import open_local
 
 
@@ -19,5 +20,8 @@ async def open_providers(
     """
     uid_base = UID_BASE() if uid_base is None else uid_base
     disk_limit = DISK_LIMIT() if disk_limit is None else disk_limit
-    async with open_local(state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id) as local:
-        yield {local.name: local}
+    async with (
+        open_local(state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id) as local,
+        open_docker(state_dir, disk_limit=disk_limit, log_id=log_id) as docker,
+    ):
+        yield {local.name: local, docker.name: docker}

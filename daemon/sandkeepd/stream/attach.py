@@ -87,7 +87,7 @@ class Attached:
 
     async def journal(self, session: Session) -> None:
         """Send what the process writes, from the offsets asked for or from now, and write what it reads."""
-        query, read = self._query, self._processes.read_journal
+        query, read = self._query, self._processes.outputs.read_journal
         stdout = read(self._process, "stdout", 0, 0).size if query.stdout is None else query.stdout
         stderr = read(self._process, "stderr", 0, 0).size if query.stderr is None else query.stderr
         reader = JournalReader(self._processes, self._process, stdout, stderr)

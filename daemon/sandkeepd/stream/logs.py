@@ -11,7 +11,8 @@ from sandkeep.frames import CaughtUp, Exit, LogsQuery, Note
 from sandkeep.methods import ProcessRead
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.core import Core
-from sandkeepd.processes import Processes, is_gone
+from sandkeepd.outputs import is_gone
+from sandkeepd.processes import Processes
 from sandkeepd.stream.session import Session, Talk, Visitor, checked
 
 PIECE_BYTES: Final = 128 * 1024
@@ -64,7 +65,7 @@ class JournalReader:
                 await session.send(CaughtUp())
             if not follow:
                 return None
-            await self._processes.wait_for_more(self._process, self._offsets["stdout"], self._offsets["stderr"])
+            await self._processes.outputs.wait_for_more(self._process, self._offsets["stdout"], self._offsets["stderr"])
 
     async def _send_pieces(self, session: Session) -> bool:
         """Send the next piece of each stream; whether one of them may have another."""
@@ -77,7 +78,7 @@ class JournalReader:
         It is read when there is room for it, and held by nobody while there is none.
         """
         await session.room()
-        chunk = self._processes.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
+        chunk = self._processes.outputs.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
         if chunk.offset > self._offsets[name]:
             await session.send(Note(stream=name, message=chunk.note or "", first=chunk.offset))  # type: ignore[arg-type]
         else:

@@ -171,6 +171,24 @@ def _places(ctx: click.Context, incomplete: str) -> list[Item]:
     return _sandboxes(ctx, incomplete, ":", "part") + _here(incomplete)
 
 
+def _references(ctx: click.Context, incomplete: str) -> list[Item]:
+    """The references that images were made of, or are based on."""
+
+    def question(client: Client) -> list[Item]:
+        found = client.image.list().images
+        named = dict.fromkeys(i.source if i.kind == "reference" else i.base for i in found)
+        return [CompletionItem(reference) for reference in named if reference]
+
+    return _beginning(incomplete, _ask(ctx, question))
+
+
+def _sources(ctx: click.Context, incomplete: str) -> list[Item]:
+    """A path of the host, or a reference."""
+    if "/" in incomplete[:3] or incomplete[:1] in (".", "~"):
+        return [CompletionItem(incomplete, type="file")]
+    return _here(incomplete) + _references(ctx, incomplete)
+
+
 def _prefixed(prefix: str, item: Item) -> Item:
     return CompletionItem(prefix + item.value, type=item.type, help=item.help)
 
@@ -232,6 +250,8 @@ def _left_to_the_shell(kind: str) -> Callable[[click.Context, str], list[Item]]:
 LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Item]]]] = {
     "sandbox": _sandboxes,
     "image": _images,
+    "image source": _sources,
+    "reference": _references,
     "process": _processes,
     "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
     "place": _places,

@@ -1,10 +1,21 @@
-"""Images: make one of a directory, list, show, remove."""
+"""Images: make one of a directory, a Dockerfile or a reference; list, show, remove."""
 
 import os
 
 import click
 
-from sandkeep.cli.options import DIRECTORY, IMAGE, PROVIDER, Frontend, command, common, given, label_option
+from sandkeep.cli.options import (
+    FILE,
+    IMAGE,
+    PROVIDER,
+    REFERENCE,
+    SOURCE,
+    Frontend,
+    command,
+    common,
+    given,
+    label_option,
+)
 from sandkeep.cli.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.progress import progress
 from sandkeep.model import Image
@@ -14,31 +25,60 @@ from sandkeep.model import Image
     examples=[
         "sandkeep image create .",
         "IMG=$(sandkeep image create ~/project --label team=web)",
+        "sandkeep image create python:3.11-slim",
+        "sandkeep image create . --dockerfile docker/Dockerfile",
+        "sandkeep image create . --base node:22-slim",
     ]
 )
-@click.argument("source", type=DIRECTORY, metavar="PATH")
+@click.argument("source", type=SOURCE, metavar="PATH|REF")
 @click.option(
-    "--provider", type=PROVIDER, metavar="NAME", help="Who shall run its sandboxes; a directory is for `local`."
+    "--provider",
+    type=PROVIDER,
+    metavar="NAME",
+    help="Who shall run its sandboxes: `local` for a plain directory, else `docker`, if it is left out.",
 )
-@click.option("--clean", is_flag=True, help="Make a new image even if one of the same content is there.")
+@click.option("--base", type=REFERENCE, metavar="REF", help="Put the directory onto this image, as /workspace.")
+@click.option("--dockerfile", type=FILE, metavar="FILE", help="The Dockerfile's path below PATH, if it is another.")
+@click.option(
+    "--clean", is_flag=True, help="Make a new image even if one of the same content is there, and build all of it."
+)
 @label_option
 @common()
-def create(front: Frontend, source: str, provider: str | None, clean: bool, label: tuple[tuple[str, str], ...]) -> None:
-    """Make an image of the directory PATH and print its id."""
-    if not source:
-        raise click.BadParameter("it is empty: give a directory", param_hint="PATH")
-    try:
-        path = os.path.abspath(source)
-    except FileNotFoundError:
-        raise click.BadParameter("the present directory was removed: give a whole path", param_hint="PATH") from None
-    options = given(provider=provider, clean=clean, labels=dict(label))
+def create(
+    front: Frontend,
+    source: str,
+    provider: str | None,
+    base: str | None,
+    dockerfile: str | None,
+    clean: bool,
+    label: tuple[tuple[str, str], ...],
+) -> None:
+    """Make an image and print its id.
+
+    PATH is a directory: a plain one is copied for the local provider, one that holds a Dockerfile is built for Docker,
+    as is a Dockerfile that is named itself. REF is the reference of a container image, such as python:3.11-slim, which
+    is pulled if it is not there. What exists, and what begins with `/`, `./`, `../` or `~`, is a PATH.
+    """
+    options = given(provider=provider, base=base, dockerfile=dockerfile, clean=clean, labels=dict(label))
     with progress("making an image") as told, front.client() as client:
-        image = client.image.create(path, progress=told, **options)
+        image = client.image.create(_source(source), progress=told, **options)
     if front.as_json:
         return json_line(image)
     if image.skipped_count:
         note(f"sandkeep: {image.skipped_count} files were left out: sockets and devices cannot be in an image")
     return print(image.image_id)
+
+
+def _source(word: str) -> str:
+    """The whole path that a word means, or the reference that it is."""
+    if not word:
+        raise click.BadParameter("it is empty: give a directory or a reference", param_hint="PATH|REF")
+    if not (os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..")):
+        return word
+    try:
+        return os.path.abspath(os.path.expanduser(word))
+    except FileNotFoundError:
+        raise click.BadParameter("the present directory was removed: give a whole path", param_hint="PATH") from None
 
 
 @command(examples=["sandkeep image ls", "sandkeep image ls --json | jq -r '.[].image_id'"])
@@ -52,9 +92,18 @@ def ls(front: Frontend, everything: bool) -> None:
         images: list[Image] = every(client.image.list, "images", all=everything)
     if front.as_json:
         return json_line(images)
-    rows = [(i.image_id, i.status, age(i.created_at), size(i.size_bytes), i.file_count, i.source) for i in images]
+    rows = [
+        (i.image_id, i.status, age(i.created_at), size(i.size_bytes), i.kind, _short(i.docker_image_id), i.source)
+        for i in images
+    ]
+    kind, docker = Column("KIND", least=9, spare=True), Column("DOCKER ID", least=12, spare=True)
     source = Column("SOURCE", least=12, shorten=cut_middle)
-    return table(("IMAGE", status(), "AGE", "SIZE", Column("FILES", least=5, spare=True), source), rows)
+    return table(("IMAGE", status(), "AGE", "SIZE", kind, docker, source), rows)
+
+
+def _short(docker_image_id: str | None) -> str:
+    """As much of an id as Docker's own lists show."""
+    return (docker_image_id or "").removeprefix("sha256:")[:12]
 
 
 @command(examples=["sandkeep image get $IMG"])
@@ -71,9 +120,14 @@ def get(front: Frontend, image: str) -> None:
             ("image", found.image_id),
             ("status", found.status),
             ("provider", found.provider),
+            ("kind", found.kind),
             ("source", found.source),
+            ("base", found.base),
+            ("dockerfile", found.dockerfile),
+            ("docker image", found.docker_image_id),
+            ("docker tag", found.docker_image_tag),
             ("created", when(found.created_at)),
-            ("size", f"{size(found.size_bytes)} in {found.file_count} files"),
+            ("size", size(found.size_bytes) + (f" in {found.file_count} files" if found.file_count else "")),
             ("digest", found.digest),
             ("labels", ", ".join(f"{key}={value}" for key, value in found.labels.items())),
             *(("left out", f"{skipped.path} ({skipped.why})") for skipped in found.skipped),

@@ -20,9 +20,11 @@ from sandkeep.cli.words import (
     PLACE,
     PROCESS,
     PROVIDER,
+    REFERENCE,
     RUNNING,
     SANDBOX,
     SIGNAL,
+    SOURCE,
     VARIABLE,
 )
 from sandkeep.dialing import Daemon
@@ -30,9 +32,9 @@ from sandkeep.errors import SandkeepError
 from sandkeep.settings import parse_size
 
 __all__ = [
-    "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "METHOD", "PLACE", "PROCESS", "PROVIDER", "RUNNING",
-    "SANDBOX", "SIGNAL", "VARIABLE", "Command", "Frontend", "Pair", "Refusal", "Size", "command", "common",
-    "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
+    "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "METHOD", "PLACE", "PROCESS", "PROVIDER", "REFERENCE",
+    "RUNNING", "SANDBOX", "SIGNAL", "SOURCE", "VARIABLE", "Command", "Frontend", "Pair", "Refusal", "Size",
+    "command", "common", "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])

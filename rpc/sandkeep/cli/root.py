@@ -20,6 +20,8 @@ COMMANDS: Final = {
     "create": ("sandboxes:create", "Make a sandbox from an image and start it."),
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
+    "suspend": ("sandboxes:suspend", "Have everything in sandboxes stand still."),
+    "resume": ("sandboxes:resume", "Have sandboxes go on, or start lost ones anew on their files."),
     "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
     "stats": ("stats:stats", "What running sandboxes use, as it changes."),
     "sandbox": ("root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
@@ -43,7 +45,7 @@ COMMANDS: Final = {
 
 SUBJECTS: Final = {
     "Images": ("image",),
-    "Sandboxes": ("create", "ls", "get", "rm", "stats", "sandbox"),
+    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp",),
     "What happened": ("events", "history"),
@@ -59,7 +61,8 @@ IMAGE_COMMANDS: Final = {
 }
 
 SANDBOX_COMMANDS: Final = {
-    name: COMMANDS[name] for name in ("create", "ls", "get", "rm", "stats", "exec", "run", "history")
+    name: COMMANDS[name]
+    for name in ("create", "ls", "get", "suspend", "resume", "rm", "stats", "exec", "run", "history")
 }
 
 STORE_COMMANDS: Final = {

@@ -74,7 +74,7 @@ def ls(front: Frontend, everything: bool) -> None:
     rows = [
         (
             s.sandbox_id,
-            s.status + (", not adopted" if s.note else ""),
+            s.status + _remark(s),
             age(s.created_at),
             s.running_processes,
             s.image_id,
@@ -82,6 +82,13 @@ def ls(front: Frontend, everything: bool) -> None:
         for s in found
     ]
     return table(("SANDBOX", status(), "AGE", Column("RUNS", least=4, spare=True), identifier("IMAGE")), rows)
+
+
+def _remark(sandbox: Sandbox) -> str:
+    """What the note of a sandbox is about, in a word or two."""
+    if not sandbox.note:
+        return ""
+    return ", waits" if sandbox.status == "stopping" else ", not adopted"
 
 
 @command(examples=["sandkeep get $BOX", "sandkeep get $BOX --json | jq .spec"])
@@ -141,3 +148,30 @@ def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
             with progress(f"ending {sandbox}") as told:
                 ended = client.sandbox.terminate(sandbox, progress=told)
             json_line(ended) if front.as_json else print(ended.sandbox_id, flush=True)
+
+
+@command(examples=["sandkeep suspend $BOX", "sandkeep suspend tests other"])
+@click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
+@common()
+def suspend(front: Frontend, sandboxes: tuple[str, ...]) -> None:
+    """Have everything in sandboxes stand still, and print their ids. `resume` has it go on."""
+    with front.client() as client:
+        for sandbox in sandboxes:
+            with progress(f"suspending {sandbox}") as told:
+                suspended = client.sandbox.suspend(sandbox, progress=told)
+            json_line(suspended) if front.as_json else print(suspended.sandbox_id, flush=True)
+
+
+@command(examples=["sandkeep resume $BOX", "sandkeep resume $BOX --secret TOKEN"])
+@click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
+@secret_option
+@common()
+def resume(front: Frontend, sandboxes: tuple[str, ...], secret: Any) -> None:
+    """Have suspended sandboxes go on, and print their ids. One that was lost or failed is started anew on its files,
+    where its provider can do that; the secrets that it had are needed again then.
+    """
+    with front.client() as client:
+        for sandbox in sandboxes:
+            with progress(f"resuming {sandbox}") as told:
+                resumed = client.sandbox.resume(sandbox, secrets=dict(secret), progress=told)
+            json_line(resumed) if front.as_json else print(resumed.sandbox_id, flush=True)

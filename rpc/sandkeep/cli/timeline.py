@@ -42,8 +42,13 @@ def _exit(data: dict[str, Any]) -> str:
     return "  ".join([f"exit {data['exit_code']}", *why, *written])
 
 
+def _image(data: dict[str, Any]) -> str:
+    return str(data["source"]) + (f" on {data['base']}" if data.get("base") else "")
+
+
 def _content(data: dict[str, Any]) -> str:
-    return f"{data['file_count']} files, {size(data['size_bytes'])}"
+    count = f"{data['file_count']} files, " if data["file_count"] else ""
+    return count + size(data["size_bytes"])
 
 
 def _written(data: dict[str, Any]) -> str:
@@ -55,6 +60,10 @@ def _failure(data: dict[str, Any]) -> str:
     return f"{data['message']} [{data['code']}]"
 
 
+def _by_whom(data: dict[str, Any]) -> str:
+    return "from outside" if data.get("outside") else ""
+
+
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "daemon.started": lambda data: f"sandkeep {data['software']}, pid {data['pid']}",
     "daemon.stopped": lambda data: str(data["reason"]),
@@ -63,7 +72,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "log.redact_requested": lambda data: f"event {data['position']}",
     "log.redacted": lambda data: f"event {data['position']} {data['what']}".rstrip(),
     "log.event_lost": lambda _: "damaged, and lost in a repair",
-    "image.create_requested": lambda data: str(data["source"]),
+    "image.create_requested": _image,
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
     "image.create_failed": _failure,
@@ -73,6 +82,12 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.created": _isolation,
     "sandbox.create_failed": _failure,
     "sandbox.adopted": lambda _: "found running",
+    "sandbox.suspend_requested": lambda _: "",
+    "sandbox.suspended": _by_whom,
+    "sandbox.suspend_failed": _failure,
+    "sandbox.resume_requested": lambda data: "anew, on its files" if data.get("anew") else "",
+    "sandbox.resumed": lambda data: _by_whom(data) or (_isolation(data) if data.get("isolation") else ""),
+    "sandbox.resume_failed": _failure,
     "sandbox.failed": lambda data: str(data["message"]),
     "sandbox.lost": lambda data: str(data["message"]),
     "sandbox.terminate_requested": lambda data: str(data["reason"]).replace("_", " "),
@@ -89,7 +104,8 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
 
 COLOURS: Final = {
     "created": "green", "started": "green", "adopted": "green", "create_failed": "red", "launch_failed": "red",
-    "failed": "red", "lost": "red", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim", "removed": "dim",
+    "failed": "red", "lost": "red", "suspend_failed": "red", "resume_failed": "red", "resumed": "green",
+    "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim", "removed": "dim",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 

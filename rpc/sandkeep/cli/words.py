@@ -20,6 +20,8 @@ class Word(click.ParamType[str]):
 
 SANDBOX: Final = Word("sandbox")
 IMAGE: Final = Word("image")
+SOURCE: Final = Word("image source")
+REFERENCE: Final = Word("reference")
 PROCESS: Final = Word("process")
 RUNNING: Final = Word("running process")
 PLACE: Final = Word("place")

@@ -419,7 +419,7 @@ def _sandbox_record(state_dir: str, sandbox: Sandbox) -> SandboxRecord:
         provider=Provider(sandbox.provider),
         sandbox_path=f"{state_dir}/sandboxes/{sandbox.sandbox_id}",
         tmux_session_name=SHELL_NAME,
-        is_closed=sandbox.status not in ("creating", "running"),
+        is_closed=sandbox.status in ("stopping", "stopped", "failed", "lost"),
     )
 
 

@@ -1,6 +1,7 @@
 """The view of images."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -36,6 +37,11 @@ class ImageState(Struct, kw_only=True, array_like=True):
         """Whether a plain list leaves it out."""
         return self.status in ("failed", "removed")
 
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What its provider goes by when it makes sandboxes of it."""
+        return self.created.details if self.created else {}
+
     def view(self) -> model.Image:
         """The image as readers see it."""
         made = self.created
@@ -47,6 +53,10 @@ class ImageState(Struct, kw_only=True, array_like=True):
             status=self.status,
             owner=self.owner,
             created_at=rfc3339(self.requested_us),
+            base=self.requested.base,
+            dockerfile=self.requested.dockerfile,
+            docker_image_id=self.details.get("docker_image_id"),
+            docker_image_tag=self.details.get("docker_image_tag"),
             labels=self.requested.labels,
             digest=made.digest if made else None,
             size_bytes=made.size_bytes if made else 0,

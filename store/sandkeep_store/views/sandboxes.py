@@ -14,6 +14,18 @@ if TYPE_CHECKING:
     from sandkeep_store.views.state import State
 
 
+class Change(Struct, kw_only=True):
+    """The last order to suspend or resume a sandbox: its position, what the sandbox was before, and whether it was
+    carried out, or with what it failed.
+    """
+
+    position: int
+    before: model.SandboxStatus
+    done: bool = False
+    error: tuple[str, str] | None = None
+    interrupted: bool = False
+
+
 class SandboxState(Struct, kw_only=True):
     """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing. `interrupted`: only
     the end of an earlier daemon kept it from being made.
@@ -34,6 +46,7 @@ class SandboxState(Struct, kw_only=True):
     error: tuple[str, str] | None = None
     last_status: str | None = None
     interrupted: bool = False
+    change: Change | None = None
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
     named: dict[str, ProcessState] = field(default_factory=dict)
@@ -137,6 +150,42 @@ def _lost(state: "State", event: events.SandboxLost, fact: Fact) -> None:
         sandbox.last_status = event.last_status
 
 
+@folds(events.SandboxSuspendRequested)
+def _suspend_requested(state: "State", event: events.SandboxSuspendRequested, fact: Fact) -> None:
+    _begin_change(state, fact, "suspending")
+
+
+@folds(events.SandboxSuspended)
+def _suspended(state: "State", event: events.SandboxSuspended, fact: Fact) -> None:
+    _finish_change(state, fact)
+    _advance(state, fact, "suspended")
+
+
+@folds(events.SandboxSuspendFailed)
+def _suspend_failed(state: "State", event: events.SandboxSuspendFailed, fact: Fact) -> None:
+    _undo_change(state, event, fact)
+
+
+@folds(events.SandboxResumeRequested)
+def _resume_requested(state: "State", event: events.SandboxResumeRequested, fact: Fact) -> None:
+    _begin_change(state, fact, "resuming")
+
+
+@folds(events.SandboxResumed)
+def _resumed(state: "State", event: events.SandboxResumed, fact: Fact) -> None:
+    _finish_change(state, fact)
+    sandbox = _advance(state, fact, "running")
+    if sandbox is not None:
+        sandbox.ended_us = sandbox.error = None
+        sandbox.isolation = event.isolation or sandbox.isolation
+        sandbox.handle = sandbox.handle if event.handle is None else event.handle
+
+
+@folds(events.SandboxResumeFailed)
+def _resume_failed(state: "State", event: events.SandboxResumeFailed, fact: Fact) -> None:
+    _undo_change(state, event, fact)
+
+
 @folds(events.SandboxFileWritten)
 def _file_written(state: "State", event: events.SandboxFileWritten, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
@@ -156,6 +205,26 @@ def _terminated(state: "State", event: events.SandboxTerminated, fact: Fact) -> 
     sandbox = _advance(state, fact, "stopped")
     if sandbox is not None:
         sandbox.terminated_reason, sandbox.ended_us = event.reason, fact.time_us
+
+
+def _begin_change(state: "State", fact: Fact, status: model.SandboxStatus) -> None:
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None:
+        sandbox.change = Change(position=fact.position, before=sandbox.status)
+    _advance(state, fact, status)
+
+
+def _finish_change(state: "State", fact: Fact) -> None:
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None and sandbox.change is not None and sandbox.status in ("suspending", "resuming"):
+        sandbox.change.done = True
+
+
+def _undo_change(state: "State", event: events.SandboxSuspendFailed | events.SandboxResumeFailed, fact: Fact) -> None:
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None and sandbox.change is not None:
+        sandbox.change.error, sandbox.change.interrupted = (event.code, event.message), event.interrupted
+        _advance(state, fact, sandbox.change.before)
 
 
 def _end(state: "State", fact: Fact, status: model.SandboxStatus, error: tuple[str, str]) -> SandboxState | None:

@@ -1,4 +1,4 @@
-"""How much of the disk a local sandbox occupies, however the code inside hides it. Everything here blocks."""
+"""How much of the disk a sandbox occupies, however the code inside hides it. Everything here blocks."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -13,20 +13,19 @@ BLOCK_BYTES: Final = 4096
 _REMOVED: Final = 'find -L "$@" -maxdepth 1 -type f -links 0 -printf "%D %i %b\\n" 2>/dev/null | sort -u'
 """What prints device, number and blocks of each file that has no name any more, but is open in one of the processes."""
 
-_OURS: Final = ("workspace", "run/sandkeep/out")
-"""What lies on the disk, as the code inside sees it."""
 
-
-def occupied(directory: str, first: int, groups: Mapping[str, str], root: bool) -> int:
-    """How many bytes the sandbox in `directory`, with the first process `first`, has on the disk."""
-    paths = [path for name in ("upper", "out") if os.path.isdir(path := f"{directory}/{name}")]
+def occupied(paths: Sequence[str], first: int, groups: Mapping[str, str], inside: Sequence[str], *, root: bool) -> int:
+    """How many bytes a sandbox with the first process `first` has on the disk: in the directories `paths`, and in files
+    that have no name any more. `inside` is what the code inside calls the places that lie on the disk.
+    """
+    paths = [path for path in paths if os.path.isdir(path)]
     if not paths:
         return 0
     written = max(_total(["-B1"], paths, root), _total(["--inodes"], paths, root) * BLOCK_BYTES)
-    return written + _removed(first, groups)
+    return written + _removed(first, groups, inside)
 
 
-def _total(unit: list[str], paths: list[str], root: bool) -> int:
+def _total(unit: list[str], paths: Sequence[str], root: bool) -> int:
     # In a namespace of his own a user can look into directories that the code inside has closed.
     enter = [] if root else ["unshare", "--user", "--map-root-user", "--"]
     done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *paths], timeout_s=120)
@@ -34,10 +33,10 @@ def _total(unit: list[str], paths: list[str], root: bool) -> int:
     return int(total.split()[0])
 
 
-def _removed(first: int, groups: Mapping[str, str]) -> int:
+def _removed(first: int, groups: Mapping[str, str], inside: Sequence[str]) -> int:
     """The bytes of files that have no name any more, but are open."""
     try:
-        devices = {os.stat(f"/proc/{first}/root/{name}").st_dev for name in _OURS}
+        devices = {os.stat(f"/proc/{first}/root/{name}").st_dev for name in inside}
         namespace = os.readlink(f"/proc/{first}/ns/pid")
     except OSError:  # it has ended, or is not isolated
         return 0

@@ -1,0 +1,165 @@
+"""What carries a process: one task, in the nursery of its sandbox, from its start to the record of its end.
+
+It starts the process, records that it started and how it ended (in one append when the end came first), and enforces
+its time limit.
+"""
+
+import logging
+import math
+from signal import Signals
+
+import trio
+
+from sandkeep import events, failpoints
+from sandkeep.clock import now_us
+from sandkeep.errors import SandkeepError, StateError
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.processes import ProcessState
+from sandkeepd.core import Core
+from sandkeepd.insisting import insist
+from sandkeepd.providers.base import Exit, Instance, Launch
+from sandkeepd.sandboxes import Runtime, Sandboxes
+from sandkeepd.turns import my_turn
+
+logger = logging.getLogger("sandkeepd")
+
+GRACE_S = 0.1
+"""How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
+
+
+class Carriers:
+    """Carries processes, newly launched ones and those of an earlier daemon."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+
+    async def carry(
+        self, runtime: Runtime, process: ProcessState, launch: Launch, intent: Recorded, *, eager: bool
+    ) -> None:
+        """Start the process and follow it to its end."""
+        runtime.kills.begin(process.process_id)
+        try:
+            pid = await runtime.instance.launch(launch)
+            failpoints.reach("launch.answered")
+        except SandkeepError as error:
+            runtime.kills.forget(process.process_id)
+            await self._record(
+                process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent
+            )
+            return
+        started = events.ProcessStarted(pid=pid)
+        exited = runtime.instance.exit_of(process.process_id)
+        if exited is None and not eager:
+            grace = min(GRACE_S, process.requested.timeout_s or GRACE_S)
+            exited = await _wait(runtime.instance, process.process_id, grace)
+        if exited is not None:
+            await self._end(runtime, process, exited, intent, started)
+            return
+        await self._record(process, started, cause=intent)
+        await self.follow(runtime, process, intent)
+
+    async def follow(self, runtime: Runtime, process: ProcessState, intent: Recorded | None) -> None:
+        """Wait for the end of a process that is on record as started; kill it when its time is up."""
+        instance = runtime.instance
+        exited = await _wait(instance, process.process_id, _time_left(process))
+        if exited is None:
+            await self._sandboxes.awake(process.sandbox_id)  # what stands still cannot be killed, nor tell its end
+            exited = instance.exit_of(process.process_id) or await self._time_out(instance, process, intent)
+        await self._end(runtime, process, exited, intent)
+
+    async def _time_out(self, instance: Instance, process: ProcessState, intent: Recorded | None) -> Exit:
+        assert process.requested.timeout_s is not None
+        if not process.timed_out:
+            await self._record(process, events.ProcessTimedOut(timeout_s=process.requested.timeout_s), cause=intent)
+        await instance.signal(process.process_id, Signals.SIGKILL)
+        return await instance.wait(process.process_id)
+
+    async def adopt(self, runtime: Runtime, process: ProcessState, found: trio.Event) -> None:
+        """Take over a process of an earlier daemon: one that was started, or that nobody knows whether it was.
+
+        `found` is set once the instance knows it, or it is certain that it will not.
+        """
+        try:
+            pid = await self._find(runtime, process, found)
+        except StateError:
+            return  # the sandbox has ended, and whoever keeps it tells how its processes did
+        if pid is None:
+            await self._record(process, _never_seen(process))
+            return
+        if runtime.instance.exit_of(process.process_id) is None:
+            runtime.kills.begin(process.process_id)
+        if process.status == "starting":
+            await self._record(process, events.ProcessStarted(pid=pid))
+        await self.follow(runtime, process, None)
+
+    async def _find(self, runtime: Runtime, process: ProcessState, asked: trio.Event) -> int | None:
+        """Ask a sandbox after a process, again and again until it answers: who follows a process does not give up.
+
+        Raises `not_ready` when the sandbox has ended, of which another task tells.
+        """
+
+        async def find() -> int | None:
+            try:
+                return await runtime.instance.find(process.process_id)
+            finally:
+                asked.set()
+
+        return await insist(find, f"adopting {process.process_id}", passing=(StateError,))
+
+    async def _end(
+        self, runtime: Runtime, process: ProcessState, exited: Exit, intent: Recorded | None, *before: events.Event
+    ) -> None:
+        instance, process_id = runtime.instance, process.process_id
+        if process.requested.durable:
+            await self._sync(instance, process_id)
+        oom_killed = runtime.kills.took(process, exited.exit_code)
+        outcome: events.Event
+        if exited.exit_code is None:
+            outcome = events.ProcessLost(message=exited.message or "nobody saw how the process ended")
+        else:
+            sizes = [instance.read(process_id, stream, 0, 0).size for stream in ("stdout", "stderr")]
+            outcome = events.ProcessExited(
+                exit_code=exited.exit_code, stdout_bytes=sizes[0], stderr_bytes=sizes[1], oom_killed=oom_killed
+            )
+        await self._record(process, *before, outcome, cause=intent)
+        instance.forget(process_id)
+
+    async def _sync(self, instance: Instance, process_id: str) -> None:
+        """Have the journals on the disk. One that fails to write them may never do so, and the end has to be told."""
+        try:
+            await trio.to_thread.run_sync(instance.sync, process_id)
+        except OSError as error:
+            why = error.strerror or str(error)
+            logger.error("its output may not survive a power cut", extra={"process_id": process_id, "why": why})
+
+    async def _record(self, process: ProcessState, *facts: events.Event, cause: Recorded | None = None) -> None:
+        await self._core.record([NewEvent(process.process_id, fact, process.sandbox_id) for fact in facts], cause)
+
+
+def _never_seen(process: ProcessState) -> events.Event:
+    """What is told of a process that its sandbox knows nothing of, when a daemon adopts it."""
+    if process.status == "starting":
+        message = "the daemon stopped before the process was started: launch it again"
+        return events.ProcessLaunchFailed(code="not_ready", message=message, interrupted=True)
+    return events.ProcessLost(message="the sandbox has no record of the process any more")
+
+
+async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | None:
+    """How the process ended, or None if it still runs after so many seconds."""
+    known = instance.exit_of(process_id)
+    if known is not None:  # it had ended before anybody waited, however little time is left
+        return known
+    with trio.move_on_after(seconds):
+        exited = await instance.wait(process_id)
+        await my_turn()
+        return exited
+    return instance.exit_of(process_id)
+
+
+def _time_left(process: ProcessState) -> float:
+    limit = process.requested.timeout_s
+    if limit is None or process.started_us is None:
+        return math.inf
+    gone = max(0.0, (now_us() - process.started_us) / 1e6)  # a clock that was put back gives nobody more time
+    return max(0.0, limit - gone)

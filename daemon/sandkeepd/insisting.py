@@ -1,0 +1,65 @@
+"""What has to be done, by whoever may not answer now: tried again, at growing intervals, until it is done."""
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+
+from sandkeep.errors import ProviderError, SandkeepError
+from sandkeepd.core import as_sandkeep_error
+from sandkeepd.providers.base import Provider, Recovering
+
+T = TypeVar("T")
+
+logger = logging.getLogger("sandkeepd")
+
+RETRY_S: Final = 1.0
+MOST_RETRY_S: Final = 60.0
+"""How long after a failure it is tried again; each time twice as long as before, up to the most."""
+
+
+async def insist(
+    work: Callable[[], Awaitable[T]],
+    what: str,
+    provider: Provider | None = None,
+    *,
+    deadline_s: float = math.inf,
+    told: Callable[[SandkeepError], None] | None = None,
+    passing: tuple[type[SandkeepError], ...] = (),
+) -> T:
+    """Do some work, again and again until it is done. What takes longer than `deadline_s` is tried anew.
+
+    `told` hears of each failure. Errors that are `passing` are raised at once. When the `provider` knows that its
+    engine answers again, nobody waits any longer.
+    """
+    delay = RETRY_S
+    while True:
+        try:
+            with trio.fail_after(deadline_s):
+                return await work()
+        except passing:
+            raise
+        except trio.TooSlowError:
+            error: SandkeepError = _silent(provider, deadline_s)
+        except Exception as unforeseen:  # noqa: BLE001  # whatever it was, it is not done
+            error = as_sandkeep_error(unforeseen)
+        if told is not None:
+            told(error)
+        logger.warning("no answer yet", extra={"what": what, "why": error.message, "again_in_s": delay})
+        with trio.move_on_after(delay):
+            await _recovered(provider)
+        delay = min(2 * delay, MOST_RETRY_S)
+
+
+def _silent(provider: Provider | None, seconds: float) -> ProviderError:
+    message = f"its provider did not answer within {seconds:g} s"
+    return ProviderError("provider_unavailable", message, engine=provider.name if provider is not None else None)
+
+
+async def _recovered(provider: object) -> None:
+    if isinstance(provider, Recovering):
+        await provider.recovered()
+    else:
+        await trio.sleep_forever()

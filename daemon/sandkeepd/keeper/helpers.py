@@ -1,0 +1,121 @@
+"""Helper commands: what is run inside a sandbox for the daemon's own purposes, outside the record, and then removed."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from signal import Signals
+from typing import Final
+
+import trio
+
+from sandkeep.errors import SandkeepError
+from sandkeep.ids import new_id
+from sandkeepd.keeper import pipes, requests
+from sandkeepd.keeper.channel import REQUEST_DEADLINE_S
+from sandkeepd.keeper.launching import Launcher
+from sandkeepd.keeper.place import Place
+from sandkeepd.keeper.processes import Known
+from sandkeepd.keeper.talk import Talk
+from sandkeepd.providers.base import Instance, Launch
+
+HELPER_OUTPUT_BYTES: Final = 64 * 1024
+"""How much of what a helper command says is read, if no more is expected: the code inside can add any amount."""
+
+TIDY_UP_S: Final = 25.0
+"""How long a helper command that is not wanted any more has for removing what it began."""
+
+LAST_WORDS_S: Final = 1.0
+"""How long the end of one that was killed is waited for: the code inside can keep that from being told."""
+
+ASK_AGAIN_S: Final = 1.0
+"""How often it is told so meanwhile."""
+
+
+class Helpers:
+    """The helper commands of one sandbox, which are processes of `instance` as others are."""
+
+    def __init__(self, instance: Instance, talk: Talk, place: Place, launcher: Launcher) -> None:
+        self._instance = instance
+        self._talk = talk
+        self._place = place
+        self._launcher = launcher
+
+    async def run(
+        self, command: Sequence[str], stdin: bytes | None, *, working_dir: str | None, most_bytes: int
+    ) -> tuple[int | None, bytes, bytes]:
+        """See `Instance.run_command`. Its journals are removed when it is done."""
+        process_id = new_id(pipes.HELPER)
+        try:
+            launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
+            await self._launcher.launch(launch)
+            how = await self._instance.wait(process_id)
+            stdout = await trio.to_thread.run_sync(self._instance.read, process_id, "stdout", 0, most_bytes)
+            stderr = self._instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
+            return how.exit_code, stdout.data, stderr.data
+        finally:
+            await self._drop_in_time(process_id)
+
+    @asynccontextmanager
+    async def piped(
+        self, command: Sequence[str], *, incoming: bool, working_dir: str | None
+    ) -> AsyncIterator[pipes.Piped]:
+        """See `Piping.run_piped`."""
+        process_id = new_id(pipes.HELPER)
+        piped: pipes.Piped | None = None
+        try:
+            with pipes.Ends(self._place.in_dir, process_id, self._place.input_owner) as ends:
+                launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
+                await self._launcher.launch(launch, ends.opening(incoming=incoming))
+                piped = pipes.Piped(self._instance, process_id, ends.data(incoming=incoming), ends.control())
+                try:
+                    await self._hear_ready(piped)
+                    ends.let_go()
+                    yield piped
+                finally:
+                    piped.close()
+        finally:
+            if piped is None or not piped.left_alone or self._instance.exit_of(process_id):
+                await self._drop_in_time(process_id)
+
+    async def _hear_ready(self, piped: pipes.Piped) -> None:
+        with self._talk.pause.patience(REQUEST_DEADLINE_S) as patience:
+            await piped.expect("ready")
+        if patience.cancelled_caught:
+            raise self._talk.silent()
+
+    async def end_earlier(self) -> None:
+        """End the helper commands that an earlier daemon did not see to their end, and remove what is left of them."""
+        for process_id in pipes.left_behind(self._place.in_dir):
+            with suppress(SandkeepError):  # it is ending
+                await self._kill(process_id, Signals.SIGTERM)
+            self._place.remove_helper(process_id)
+
+    async def _drop_in_time(self, process_id: str) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
+            await self._drop(process_id)
+
+    async def _drop(self, process_id: str) -> None:
+        process = self._talk.processes.get(process_id)
+        if process:
+            with trio.move_on_after(TIDY_UP_S):  # a helper removes what it had not finished
+                await self._ask_to_go(process_id, process)
+        if process and process.exit is None and not self._talk.gone.is_set():
+            for _ in range(2):  # of one whose pid is not known the second takes what it would be told by
+                await self._kill(process_id, Signals.SIGKILL)
+                with trio.move_on_after(LAST_WORDS_S):
+                    await process.ended.wait()
+                    break
+        self._instance.forget(process_id)
+        self._place.remove_helper(process_id)
+
+    async def _ask_to_go(self, process_id: str, process: Known) -> None:
+        """Again and again: a shell that starts a program at that moment takes the signal from it, and waits for it. And
+        what the code inside has stopped goes on, to go.
+        """
+        while process.exit is None and not self._talk.gone.is_set():
+            for number in (Signals.SIGTERM, Signals.SIGCONT):
+                await self._kill(process_id, number)
+            with trio.move_on_after(ASK_AGAIN_S):
+                await process.ended.wait()
+
+    async def _kill(self, process_id: str, signal: int) -> None:
+        await self._talk.send(requests.request("kill", process_id, str(int(signal))))

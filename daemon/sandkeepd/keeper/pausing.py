@@ -1,0 +1,43 @@
+"""Whether a sandbox stands still. What its code is given time for is given that time again when it goes on."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+
+
+class Pause:
+    """The state of one sandbox: paused or not. Its provider sets it, whoever brought it about."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._changed = trio.Event()
+        self._waiting: dict[trio.CancelScope, float] = {}
+
+    def set(self, paused: bool) -> None:
+        """Take note that it stands still, or goes on."""
+        if paused == self.is_on:
+            return
+        self.is_on = paused
+        now = trio.current_time()
+        for scope, left in self._waiting.items():
+            self._waiting[scope] = scope.deadline - now if paused else left
+            scope.deadline = math.inf if paused else now + left
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def changed(self, paused: bool) -> None:
+        """Wait until it is not so any more."""
+        while self.is_on == paused:
+            await self._changed.wait()
+
+    @contextmanager
+    def patience(self, seconds: float) -> Iterator[trio.CancelScope]:
+        """Cancel a block after so many seconds, not counting those in which the sandbox stands still."""
+        with trio.CancelScope(deadline=math.inf if self.is_on else trio.current_time() + seconds) as scope:
+            self._waiting[scope] = seconds
+            try:
+                yield scope
+            finally:
+                del self._waiting[scope]

@@ -1,0 +1,98 @@
+"""The two directories that a sandbox shares with the daemon, and the files in them that belong to one process.
+
+in/   .control      FIFO of requests; the keeper's standard input, so it needs no name inside
+      .keeper       the script
+      ID            how to start a process      ID.stdin   its input: a file, or a FIFO
+out/  exits         the keeper's answers        p/ID.{stdout,stderr,pid}   written inside, only read here
+"""
+
+import os
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from sandkeep.errors import DaemonError, SandkeepError
+from sandkeepd.keeper import pipes
+
+_ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
+"""What the names of a process's files in `in` end in."""
+
+_WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".pid")
+
+
+class Place:
+    """The directories of one sandbox. `directory` holds `in` and `out`; `inside` is what the code inside calls it, when
+    that is not the same; `input_owner` is the uid and gid that must be able to open a process's input.
+    """
+
+    def __init__(self, directory: str, inside: str | None, input_owner: tuple[int, int] | None) -> None:
+        self.in_dir = f"{directory}/in"
+        self.out_dir = f"{directory}/out"
+        self.journals = f"{inside or directory}/out/p"
+        """The directory of the journals, as the code inside sees it."""
+        self.input_owner = input_owner
+
+    @property
+    def control(self) -> str:
+        """The FIFO of requests."""
+        return f"{self.in_dir}/.control"
+
+    def was_started(self, process_id: str) -> bool:
+        """Whether the code inside has noted a pid for it, now or when an earlier daemon was there."""
+        return os.path.lexists(f"{self.out_dir}/p/{process_id}.pid")
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Make a file in `in`. A small one, too, may have to wait until the file system has flushed what others wrote.
+
+        Raises OSError.
+        """
+        await trio.to_thread.run_sync(_write_new, f"{self.in_dir}/{name}", data)
+
+    async def make_fifo(self, name: str) -> None:
+        """Make a FIFO in `in` that the sandbox's user can open. Raises OSError."""
+        await trio.to_thread.run_sync(_make_fifo, f"{self.in_dir}/{name}", self.input_owner)
+
+    def remove_input(self, process_id: str) -> None:
+        """Remove the input of a process, which has been told that it is at its end."""
+        _unlink(f"{self.in_dir}/{process_id}.stdin")
+
+    def remove_start(self, process_id: str) -> None:
+        """Remove what a process was started by."""
+        for end in _ENDS:
+            _unlink(f"{self.in_dir}/{process_id}{end}")
+
+    def remove_ended(self, process_id: str) -> None:
+        """Remove what a process that has ended needs no more. Its journal stays."""
+        self.remove_start(process_id)
+        _unlink(f"{self.out_dir}/p/{process_id}.tmux")
+
+    def remove_helper(self, process_id: str) -> None:
+        """Remove every file of a helper command."""
+        for end in ("", ".stdin", *pipes.ENDS):
+            _unlink(f"{self.in_dir}/{process_id}{end}")
+        for end in _WRITTEN_INSIDE:
+            _unlink(f"{self.out_dir}/p/{process_id}{end}")
+
+
+def no_room(error: OSError) -> SandkeepError:
+    """The error for a file that could not be made."""
+    return DaemonError("storage_unavailable", f"the state directory cannot be written: {error.strerror}")
+
+
+def _write_new(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with open(fd, "wb", buffering=0) as file:
+        while data:
+            data = data[file.write(data) :]
+
+
+def _make_fifo(path: str, owner: tuple[int, int] | None) -> None:
+    os.mkfifo(path, 0o600)
+    if owner:
+        os.chown(path, *owner)
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

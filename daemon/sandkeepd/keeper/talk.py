@@ -1,0 +1,217 @@
+"""The conversation with a keeper: what it is asked, and what is learned of the sandbox's processes from its answers.
+
+Nobody is waited for to hear it: what a daemon missed while it was away is still in `exits`. And as the code inside can
+write there, too, no more is listened to than one sandbox may have of the daemon's time.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
+from sandkeepd.keeper import fifo, journal, requests, terminal
+from sandkeepd.keeper.allowance import Allowance
+from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
+from sandkeepd.keeper.pausing import Pause
+from sandkeepd.keeper.place import Place
+from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Earlier, Known
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.base import Exit
+
+LOOK_S: Final = 0.5
+"""How soon after something was told, or somebody who could tell has gone, it is asked whether all is well."""
+
+LOOK_EACH_S: Final = 0.005
+"""How much later for each process: a keeper with many, on a machine with much to do, takes its time for that."""
+
+EARLIER_S: Final = 600.0
+"""How long it is kept what an earlier daemon was told, or would have been; by then the new one has asked after all."""
+
+REST_S: Final = 0.05
+"""How long a sandbox is not listened to that says more than it can need to."""
+
+
+class Talk:
+    """The conversation with one sandbox's keeper. `heard` is told every answer, after it was learned from.
+
+    `processes` are those that somebody has asked after; whoever does so puts them there.
+    """
+
+    def __init__(
+        self, sandbox_id: str, place: Place, watcher: Watcher, heard: Callable[[journal.Answer], None]
+    ) -> None:
+        self.processes: dict[str, Known] = {}
+        self.gone = trio.Event()
+        """Set when the sandbox is gone, and there is nobody to talk to."""
+        self.closed = False
+        self.pause = Pause()
+        self._sandbox_id = sandbox_id
+        self._watcher = watcher
+        self._heard = heard
+        self._control = place.control
+        self._channel = Channel(sandbox_id, place.control)
+        self._earlier = Earlier()
+        self._adopted = False
+        self._allowance = Allowance()
+        self._exits = journal.ExitsReader(place.out_dir)
+        try:
+            self._watch: int | None = watcher.add(self._exits.fd, self._hear, closings=True)
+        except BaseException:
+            self._exits.close()
+            raise
+
+    # Asking
+
+    async def send(self, *lines: bytes) -> None:
+        """Send request lines. Raises `not_ready` when the sandbox is gone, `provider_unavailable`."""
+        self.check_present()
+        await self._channel.send(*lines, deadline_s=REQUEST_DEADLINE_S)
+
+    async def news(self, process: Known, enough: Callable[[], bool]) -> None:
+        """Wait until the keeper's answers are `enough`.
+
+        Raises `provider_unavailable`, or `not_ready` when it is gone.
+        """
+        with self.pause.patience(REQUEST_DEADLINE_S) as patience:
+            while not enough():
+                self.check_present()
+                await process.news.wait()
+        if patience.cancelled_caught:
+            raise self.silent()
+
+    def silent(self) -> SandkeepError:
+        """The error for a keeper that has not answered in time."""
+        return self._channel.silent(REQUEST_DEADLINE_S)
+
+    def check_present(self) -> None:
+        """Raise `not_ready` when the sandbox is gone."""
+        if self.gone.is_set():
+            raise StateError(
+                "not_ready", f"sandbox {self._sandbox_id} has ended: create another", sandbox_id=self._sandbox_id
+            )
+
+    def known(self, process_id: str) -> Known:
+        """A process that was asked after. Raises `not_found`."""
+        process = self.processes.get(process_id)
+        if process is None:
+            raise CallerError(
+                "not_found", f"sandbox {self._sandbox_id} has no process {process_id[:80]!r}", process_id=process_id
+            )
+        return process
+
+    def begin(self, process_id: str) -> Known:
+        """Begin to ask after a process, with what an earlier daemon was told of it, or would have been."""
+        process = self.processes[process_id] = Known()
+        self._earlier.tell(process_id, process)
+        return process
+
+    def sweep(self) -> None:
+        """Ask after the processes whose watchers may have been killed, or whose ends were not told, and have what ended
+        reaped. Nothing is waited for: what finds no room in the FIFO is asked another time.
+        """
+        self._watcher.never(self._look)
+        if self._ask_after([name for name, process in self.processes.items() if process.runs]):
+            self._exits.spoilt = False
+
+    def _look(self) -> None:
+        """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
+        if self._exits.spoilt:
+            self.sweep()
+        elif any(process.exit is None for process in self.processes.values()):
+            self._ask_after(())
+
+    def _ask_after(self, process_ids: Sequence[str]) -> bool:
+        """Whether all could be asked."""
+        fd = None if self.closed or self.gone.is_set() or self.pause.is_on else fifo.open_fifo(self._control)
+        if fd is None:
+            return False
+        try:
+            for line in requests.questions(process_ids):
+                os.write(fd, line)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    # Hearing
+
+    async def remember_earlier(self) -> None:
+        """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
+        self._adopted = True
+        self._watcher.later(self._forget_earlier, EARLIER_S)
+        await self.catch_up()
+
+    def _forget_earlier(self) -> None:
+        """Whoever had to be asked after was: what else the code inside has told is not kept."""
+        self._adopted = False
+        self._earlier = Earlier()
+
+    async def catch_up(self) -> None:
+        """Read what `exits` holds by now, letting others go on: the code inside may have written any amount."""
+        for _ in range(journal.MAX_ROUNDS):
+            if self.closed or not self._read_answers():
+                return
+            await trio.lowlevel.checkpoint()
+
+    def _hear(self) -> None:
+        if self.closed or self._watch is None:
+            return
+        self._watcher.later(self._look, LOOK_S + LOOK_EACH_S * len(self.processes))
+        with self._allowance.spending():
+            more = self._read_answers()
+        if self._allowance.is_spent:
+            self._rest()
+            self._watcher.later(self._hear_again, REST_S)
+        elif more:
+            trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after what others have to say
+
+    def _rest(self) -> None:
+        """Listen no more for now, as the code inside writes what nobody needs."""
+        if self._watch is not None:
+            self._watcher.remove(self._watch, self._hear)
+            self._watch = None
+
+    def _hear_again(self) -> None:
+        if self.closed:
+            return
+        try:
+            self._watch = self._watcher.add(self._exits.fd, self._hear, closings=True)
+        except ProviderError:  # there is no watch to be had
+            self._watcher.later(self._hear_again, REST_S)
+        else:
+            self._hear()
+
+    def _read_answers(self) -> bool:
+        """Learn from the next answers; whether there may be more already."""
+        answers, more = self._exits.read()
+        for answer in answers:
+            process = self.processes.get(answer.process_id)
+            if process is not None:
+                process.learn(answer.word)
+            elif self._adopted and not terminal.is_viewer(answer.process_id):
+                self._earlier.remember(answer)
+            self._heard(answer)
+        return more
+
+    # The end
+
+    def break_off(self) -> None:
+        """The sandbox is gone, and what still ran in it has ended with it."""
+        self.gone.set()
+        for process in self.processes.values():
+            if process.exit is None:
+                process.end(Exit(exit_code=None, message=LOST_WITH_SANDBOX))
+            process.tell()
+
+    def close(self) -> None:
+        """Listen no more, and let go of the processes' input. The sandbox goes on."""
+        self.closed = True
+        self._rest()
+        for callback in (self._hear_again, self._look, self._forget_earlier):
+            self._watcher.never(callback)
+        self._exits.close()
+        for process in self.processes.values():
+            process.close_input()

@@ -1,0 +1,114 @@
+"""Terminals of running processes: those who look at them, and what is typed into them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import trio
+
+from sandkeep.errors import StateError
+from sandkeep.ids import new_id
+from sandkeepd.hostprocess import Identity, identify
+from sandkeepd.keeper import fifo, journal, terminal
+from sandkeepd.keeper.place import Place
+from sandkeepd.keeper.pty import open_pty
+from sandkeepd.keeper.talk import Talk
+from sandkeepd.providers.base import Instance, Launch
+
+
+class Viewers:
+    """The terminals of one sandbox. A viewer is a process of `instance` as others are, and no trace of it stays.
+
+    `handle` says in `first` which process is the sandbox's first.
+    """
+
+    def __init__(self, instance: Instance, talk: Talk, place: Place, handle: Mapping[str, Any]) -> None:
+        self._instance = instance
+        self._talk = talk
+        self._place = place
+        self._handle = handle
+        self._attaching: set[str] = set()
+        self._earlier: frozenset[str] = frozenset()
+
+    async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
+        """See `Terminals.open_terminal`."""
+        if self._talk.known(process_id).exit:
+            raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
+        fd, number = self._open_pty(rows, cols)
+        viewer = new_id(terminal.VIEWER)
+        self._attaching.add(viewer)
+        journals = self._place.journals
+        try:
+            command = terminal.viewer(journals, process_id, number, term, read_only=read_only)
+            await self._instance.launch(Launch(process_id=viewer, command=command, working_dir=journals))
+            if not await terminal.shown(fd, self._talk.processes[viewer].ended):
+                raise terminal.not_attached(self._instance.read(viewer, "stderr", 0, 500).data)
+        except BaseException:
+            trio.lowlevel.notify_closing(fd)
+            os.close(fd)  # which ends the viewer
+            raise
+        finally:
+            self._attaching.discard(viewer)
+            if viewer not in self._talk.processes or self._instance.exit_of(viewer):
+                self._remove(viewer)
+        return fd
+
+    def _open_pty(self, rows: int, cols: int) -> tuple[int, int]:
+        """A new terminal in the sandbox. Its first process is looked at last, as its pid may become another's."""
+        first = msgspec.convert(self._handle["first"], Identity)
+        fd, number = open_pty(f"/proc/{first.pid}/root", self._place.input_owner, rows, cols)
+        if identify(first.pid) == first:
+            return fd, number
+        os.close(fd)
+        raise StateError("not_ready", f"sandbox {self._instance.sandbox_id} has ended: create another")
+
+    def heard(self, answer: journal.Answer) -> None:
+        """When a viewer has gone, nothing shall stay of it, whichever daemon it came to."""
+        name = answer.process_id
+        if terminal.is_viewer(name) and answer.says_end and (name in self._talk.processes or name in self._earlier):
+            self._remove(name)
+
+    def remember_earlier(self) -> None:
+        """Take note of the viewers that came to an earlier daemon."""
+        self._earlier = frozenset(filter(terminal.is_viewer, os.listdir(self._place.in_dir)))
+
+    def remove_all(self) -> None:
+        """The sandbox is gone, and all viewers with it."""
+        with suppress(OSError):
+            for viewer in filter(terminal.is_viewer, os.listdir(self._place.in_dir)):
+                self._remove(viewer)
+
+    def _remove(self, viewer: str) -> None:
+        if viewer not in self._attaching:
+            self._talk.processes.pop(viewer, None)
+            self._place.remove_helper(viewer)
+
+    def end_stuck(self, process_id: str) -> None:
+        """Have the tmux of a killed process killed, if it has one: it may hang, and so nobody knows of the end."""
+        fd = fifo.open_fifo(f"{self._place.in_dir}/{process_id}.told")
+        if fd is not None:
+            with suppress(OSError):  # it is full
+                os.write(fd, terminal.STUCK)
+            os.close(fd)
+
+    async def resize(self, process_id: str, rows: int, cols: int) -> None:
+        """See `Terminals.resize_terminal`."""
+        await self._ask_tmux(terminal.resize(self._place.journals, process_id, rows, cols))
+
+    async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
+        """See `Terminals.type_into`."""
+        async with self._talk.known(process_id).input_lock:
+            if typed := terminal.typed(data, eof=eof):
+                await self._ask_tmux(terminal.typing(self._place.journals, process_id, new_id(terminal.VIEWER)), typed)
+        return len(data)
+
+    async def _ask_tmux(self, command: Sequence[str], stdin: bytes | None = None) -> None:
+        try:
+            with trio.fail_after(terminal.DEADLINE_S):
+                code, _, stderr = await self._instance.run_command(command, stdin, working_dir=self._place.journals)
+        except trio.TooSlowError:
+            raise terminal.silent() from None
+        if code != 0:
+            raise terminal.refused(stderr)

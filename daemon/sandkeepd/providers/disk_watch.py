@@ -1,0 +1,80 @@
+"""What ends sandboxes that have written more than they may."""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Final, Generic, Protocol, TypeVar
+
+import trio
+
+from sandkeep.errors import SandkeepError
+from sandkeepd.providers.base import Ending
+
+PERIOD_S: Final = 10.0
+"""How often it is looked at what the sandboxes have written."""
+
+REST: Final = 3
+"""How many times as long as such a look took, the sandbox is not looked at again, if that is more."""
+
+_AT_ONCE: Final = 4
+
+
+class Limited(Protocol):
+    """A sandbox that may write so much. `ending` is how it ended, once that is decided."""
+
+    @property
+    def disk_bytes(self) -> int:
+        """How much it may have on the disk."""
+        ...
+
+    ending: Ending | None
+    look_after: float
+    """Before this time, by Trio's clock, it is not looked at again."""
+
+
+L = TypeVar("L", bound=Limited)
+
+
+class DiskWatch(Generic[L]):
+    """Looks at the sandboxes of a provider. `occupied` blocks and answers how many bytes one has on the disk; `end`
+    ends one.
+    """
+
+    def __init__(
+        self, instances: Mapping[str, L], occupied: Callable[[L], int], end: Callable[[L], Awaitable[None]]
+    ) -> None:
+        self._instances = instances
+        self._occupied = occupied
+        self._end = end
+        self._limiter = trio.CapacityLimiter(_AT_ONCE)
+
+    async def run(self) -> None:
+        """Look at them all, now and then, until cancelled.
+
+        One with so many files that it takes long does not keep the others from their turn, and is looked at less often.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.sleep(PERIOD_S)
+                for instance in list(self._instances.values()):
+                    if instance.look_after <= trio.current_time():
+                        instance.look_after = math.inf
+                        nursery.start_soon(self._try, instance)
+
+    async def _try(self, instance: L) -> None:
+        began = trio.current_time()
+        try:
+            with suppress(SandkeepError):  # the next round tries again
+                await self.check(instance)
+        finally:
+            now = trio.current_time()
+            instance.look_after = now + REST * (now - began)
+
+    async def check(self, instance: L) -> None:
+        """Look once at what a sandbox has written, and end it when that is too much."""
+        written = await trio.to_thread.run_sync(self._occupied, instance, limiter=self._limiter)
+        limit = instance.disk_bytes
+        if written > limit and instance.ending is None:
+            message = f"it had written {written} bytes, and its limit is {limit}"
+            instance.ending = Ending(kind="disk_limit", message=message)
+            await self._end(instance)

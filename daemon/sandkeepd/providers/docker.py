@@ -1,0 +1,424 @@
+"""The Docker provider: sandboxes as containers of an engine on this machine.
+
+The engine makes containers, pauses and removes them, and says why one ended. What goes on inside is the keeper's, as
+everywhere: the engine may be down, and commands are carried out all the same. `docker_plan` decides what a container
+will be, `docker_container` says it in the engine's words, `docker_start` makes it. See `base` for the interface.
+"""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+
+import msgspec
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import ProviderError, SandkeepError
+from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeepd import cgroups
+from sandkeepd.hostprocess import open_process
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers import disk_usage, docker_plan, docker_probe, docker_start
+from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
+from sandkeepd.providers.disk_watch import DiskWatch
+from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
+from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
+from sandkeepd.providers.docker_plan import Plan
+from sandkeepd.providers.docker_start import Handle, Job
+from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
+from sandkeepd.providers.local_layout import TEMPORARY, Layout
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+ASKED_S: Final = 20.0
+"""How long it may take to find out what works."""
+
+READY_S: Final = 30.0
+"""How long the keeper of a new container may take to answer."""
+
+NEWS_S: Final = 3.0
+"""How long an engine may take to say why a container ended, before that is told without it."""
+
+INTERRUPTION_S: Final = 30.0
+"""Within this time after an engine went away, the end of a container is taken for its doing."""
+
+
+class DockerInstance(KeptInstance):
+    """A container with a keeper."""
+
+    plan: Plan
+    engine: Engine
+    look_after: float = 0.0
+    control_groups: Mapping[str, str]
+
+    def groups(self) -> Mapping[str, str]:
+        """See `Measuring.groups`."""
+        return self.control_groups
+
+    async def suspend(self) -> None:
+        """See `Pausing.suspend`."""
+        await self.engine.call(lambda client: docker_start.pause(client, self.container_id))
+        self.pause.set(True)
+
+    async def resume(self) -> None:
+        """See `Pausing.resume`."""
+        await self.engine.call(lambda client: docker_start.pause(client, self.container_id, paused=False))
+        self.pause.set(False)
+
+    @property
+    def disk_bytes(self) -> int:
+        """How much it may have on the disk."""
+        return self.plan.disk_bytes
+
+    @property
+    def container_id(self) -> str:
+        """What the engine calls it."""
+        found: str = self.handle["container_id"]
+        return found
+
+
+class DockerProvider(KeptProvider[DockerInstance]):
+    """See `Provider`. It runs tasks of its own, so `open_docker` makes it."""
+
+    name = "docker"
+
+    def __init__(
+        self, state_dir: str, engine: Engine, *, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
+    ) -> None:
+        super().__init__(watcher, nursery)
+        self.layout = Layout(state_dir)
+        self.engine = engine
+        self.log_id = log_id
+        self._disk_limit = disk_limit
+        self._limiter = trio.CapacityLimiter(16)
+        self.disks = DiskWatch(self._instances, self._occupied, self._end_for_disk)
+        self._driver: str | None = None
+        self._following = False
+
+    def _sandbox(self, sandbox_id: str) -> str:
+        return self.layout.sandbox(sandbox_id)
+
+    # Sandboxes
+
+    def default_network(self) -> Network:
+        """See `Provider.default_network`."""
+        return docker_plan.default_network()
+
+    def plan(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str = "",
+    ) -> dict[str, Any]:
+        """See `Provider.plan`."""
+        self.layout.sandbox(sandbox_id)
+        document: dict[str, Any] = msgspec.to_builtins(
+            docker_plan.decide(sandbox_id, owner, spec, details, self._disk_limit)
+        )
+        return document
+
+    async def create(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
+    ) -> DockerInstance:
+        """See `Provider.create`."""
+        await self._follow_engine()
+        self.layout.prepare()
+        job = self._job(sandbox_id, spec, secrets, plan)
+        try:
+            return await self._start(job, secrets, docker_start.start)
+        except BaseException:
+            with trio.CancelScope(shield=True), suppress(SandkeepError):  # else the daemon's next start removes it
+                await self.terminate(sandbox_id, plan, {})
+            raise
+
+    def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
+        return Job(
+            sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), plan=msgspec.convert(plan, Plan), spec=spec,
+            log_id=self.log_id, secrets=sorted(secrets),
+        )  # fmt: skip
+
+    async def _start(
+        self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
+    ) -> DockerInstance:
+        """Prepare the directories, `start` the container, and hold it once its keeper answers."""
+        await self._in_thread(docker_start.make_directories, job)
+        failpoints.reach("docker.directories")
+        with docker_start.control_held_open(job):
+            with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
+                handle = await self.engine.call(lambda client: start(client, job))
+            return await self._begin(job, handle, secrets)
+
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> DockerInstance:
+        """See `Reviving.revive`."""
+        await self._follow_engine()
+        await self.halt(sandbox_id, plan, handle)
+        container_id = msgspec.convert(handle, Handle).container_id
+        try:
+            return await self._start(
+                self._job(sandbox_id, spec, secrets, plan),
+                secrets,
+                lambda client, job: docker_start.start_again(client, container_id, job),
+            )
+        except BaseException:
+            with trio.CancelScope(shield=True), suppress(SandkeepError):
+                await self.halt(sandbox_id, plan, {})
+            raise
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Reviving.halt`."""
+        with trio.CancelScope(shield=True):
+            await self._in_thread(_kill, handle)
+            await self.engine.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
+            instance = self._instances.get(sandbox_id)
+            if instance is not None:
+                await self._see_end(instance)
+
+    async def recovered(self) -> None:
+        """See `Recovering.recovered`."""
+        self._begin_to_follow()
+        await self.engine.recovered()
+
+    async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
+        """Hold a container that was just started, once its keeper answers."""
+        isolation = await self._isolation(job.plan)
+        instance = self._hold(job.sandbox_id, job.spec, job.plan, isolation, handle)
+        alive = False
+        if instance is not None:
+            with trio.move_on_after(READY_S):
+                alive = await instance.is_alive()
+        if instance is None or not alive:
+            raise ProviderError("provider_unavailable", docker_start.why_not_started(job, await self._state(handle)))
+        docker_start.close_control(job)
+        await instance.share_secrets(secrets)
+        failpoints.reach("docker.secrets")
+        return instance
+
+    def _hold(
+        self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle
+    ) -> DockerInstance | None:
+        env = {**plan.env, **{name: value for name, value in spec.env.items() if name not in handle.secrets}}
+
+        def make() -> DockerInstance:
+            made = DockerInstance(
+                sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
+                handle=msgspec.to_builtins(handle), leader=plan.leader, env=env,
+                working_dir=spec.working_dir or plan.workspace, input_owner=docker_start.owner_of_files(plan),
+                inside=docker_plan.INSIDE,
+            )  # fmt: skip
+            made.plan, made.engine = plan, self.engine
+            made.control_groups = cgroups.groups_of_pid(handle.first.pid)
+            made.pause.set(cgroups.is_frozen(handle.first.pid))
+            if not plan.tmux:
+                made.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
+            return made
+
+        return self._take_hold(handle.first, make)
+
+    async def _isolation(self, plan: Plan) -> Isolation:
+        if self._driver is None:
+            self._driver = await self.engine.call(lambda client: str(client.info().get("Driver") or "unknown"))
+        held = {"pids": "cgroup", "disk": "rlimit and watcher"}
+        held |= {name: "cgroup" for name, limit in (("memory", plan.memory_bytes), ("cpus", plan.cpus)) if limit}
+        notes = []
+        if plan.uid == 0:
+            notes.append("its code is root inside, and on the host, without any capabilities")
+        if plan.shell and not any(word.startswith("--default-signal") for word in plan.leader):
+            notes.append("its image's env cannot reset signals: what runs in it ignores SIGINT and SIGQUIT")
+        return Isolation(
+            mechanism="docker", files=self._driver, host_uid=plan.uid, workspace=plan.workspace, limits=held,
+            notes=notes,
+        )  # fmt: skip
+
+    async def adopt(
+        self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
+    ) -> DockerInstance | None:
+        """See `Provider.adopt`. A container whose first process runs needs no engine to be taken over."""
+        decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
+        self._begin_to_follow()
+        try:
+            instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
+        except OSError as error:  # nothing of that tells whether the sandbox is gone
+            raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
+        if instance is None:
+            return None
+        try:
+            await instance.remember_earlier()
+        except BaseException:
+            await self._let_go(instance)
+            raise
+        return instance
+
+    async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Provider.terminate`. What runs ends at once, also when the engine is down; the rest waits for it."""
+        instance = self._instances.get(sandbox_id)
+        if instance is not None:
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        with trio.CancelScope(shield=True):
+            await self._in_thread(_kill, handle)
+            failpoints.reach("docker.killed")
+            await self.engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
+            failpoints.reach("docker.removed")
+            if instance is not None:
+                await self._see_end(instance)
+            await self._in_thread(self._clear, sandbox_id)
+
+    def _clear(self, sandbox_id: str) -> None:
+        """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
+        self.layout.tidy(sandbox_id)
+        self.layout.discard([f"{self._sandbox(sandbox_id)}/{name}" for name in TEMPORARY])
+
+    async def forget(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Provider.forget`."""
+        await self._in_thread(self.layout.discard, [self._sandbox(sandbox_id) for sandbox_id in sandbox_ids])
+
+    # What the engine tells
+
+    async def _follow_engine(self) -> None:
+        """Ask whether the engine answers, and hear from now on what becomes of our containers."""
+        await self.engine.call(lambda client: client.ping())
+        self._begin_to_follow()
+
+    def _begin_to_follow(self) -> None:
+        if not self._following:
+            self._following = True
+            filters = {"type": ["container"], "label": [f"{LOG_LABEL}={self.log_id}"]}
+            self._nursery.start_soon(self.engine.follow, filters, self._hear, self._look_soon)
+
+    def _hear(self, event: Event) -> None:
+        """Something happened to one of our containers, perhaps from outside."""
+        instance = self._instances.get(event.get("Actor", {}).get("Attributes", {}).get(SANDBOX_LABEL, ""))
+        if instance is not None and event.get("Action") in ("pause", "unpause"):
+            instance.pause.set(event["Action"] == "pause")
+
+    def _look_soon(self) -> None:
+        """Whatever happened while nothing was heard is looked at: the end of a container is seen without the engine."""
+        for instance in self._instances.values():
+            instance.pause.set(cgroups.is_frozen(instance.handle["first"]["pid"]))
+
+    async def _state(self, handle: Handle) -> dict[str, Any] | None:
+        """What the engine says of a container's state; None when there is no such container."""
+        try:
+            found = await self.engine.call(lambda client: client.inspect_container(handle.container_id))
+        except RefusedError as refused:
+            if refused.status == 404:
+                return None
+            raise
+        state: dict[str, Any] = found["State"]
+        return state
+
+    async def _why_ended(self, instance: DockerInstance) -> Ending:
+        try:
+            with trio.fail_after(NEWS_S):
+                state = await self._state(msgspec.convert(instance.handle, Handle))
+        except (SandkeepError, trio.TooSlowError):
+            return _lost_with_engine()
+        if state is None:
+            return Ending(kind="lost", message="its container was removed outside Sandkeep")
+        if trio.current_time() - self.engine.interrupted < INTERRUPTION_S:
+            return _lost_with_engine()
+        starved = ", after the kernel had killed in it for want of memory" if state.get("OOMKilled") else ""
+        message = f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')}){starved}"
+        return Ending(kind="failed", message=message)
+
+    # All that there is
+
+    async def capabilities(self) -> ProviderCapabilities:
+        """See `Provider.capabilities`."""
+        try:
+            with trio.fail_after(ASKED_S):
+                found = await self.engine.call(docker_probe.look)
+        except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
+            why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
+            return ProviderCapabilities(provider=self.name, works=False, why=why)
+        return docker_probe.report(self.name, found, root=os.geteuid() == 0)
+
+    async def found(self) -> tuple[list[str], list[str]]:
+        """See `Provider.found`."""
+        containers = await self.engine.call(docker_start.marked)
+        return sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id}), []
+
+    async def clean_up(self, ledger: Ledger) -> Swept:
+        """See `Provider.clean_up`. Where there never was an engine, there is nothing to be cleaned."""
+        if not self.engine.is_there and not ledger.plans():
+            return Swept()
+        removed, foreign = dict[str, None](), dict[str, None]()
+        for mark in await self.engine.call(docker_start.marked):
+            if mark.log_id != self.log_id:
+                foreign[f"{mark.kind} {mark.name}"] = None
+            elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile
+                removed[f"sandbox {mark.sandbox_id}"] = None
+                await self.terminate(mark.sandbox_id, {}, {})
+        return Swept(removed=list(removed), foreign=list(foreign))
+
+    # What goes on beside
+
+    def _occupied(self, instance: DockerInstance) -> int:
+        handle = msgspec.convert(instance.handle, Handle)
+        paths = [*handle.written, self._out(instance.sandbox_id)]
+        inside = [instance.plan.workspace, f"{docker_plan.INSIDE}/out", "/"]
+        return disk_usage.occupied(paths, handle.first.pid, instance.groups(), inside, root=os.geteuid() == 0)
+
+    async def _end_for_disk(self, instance: DockerInstance) -> None:
+        await self._in_thread(_kill, instance.handle)
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
+
+
+def _lost_with_engine() -> Ending:
+    message = "the Docker engine stopped, and its containers with it, as it has no live-restore: resume the sandbox"
+    return Ending(kind="lost", message=message)
+
+
+def _kill(handle: dict[str, Any]) -> None:
+    """End the first process of a container, and so all of them, without the engine; if that is ours to do. Blocks."""
+    pidfd = open_process(msgspec.convert(handle, Handle).first) if handle else None
+    if pidfd is not None:
+        try:
+            with suppress(OSError):  # only root may; then the engine does it
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+
+
+@asynccontextmanager
+async def open_docker(
+    state_dir: str, *, disk_limit: int, log_id: str = "", engine: Engine | None = None
+) -> AsyncIterator[DockerProvider]:
+    """Open the Docker provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it.
+
+    Nothing is asked of the engine before it is needed, so that a daemon comes up without one.
+    """
+    way = engine or Engine()
+
+    def make(watcher: Watcher, nursery: trio.Nursery) -> DockerProvider:
+        provider = DockerProvider(
+            state_dir, way, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
+        )
+        nursery.start_soon(provider.disks.run)
+        return provider
+
+    try:
+        async with running(make) as provider:
+            yield provider
+    finally:
+        way.close()

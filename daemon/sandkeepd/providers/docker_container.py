@@ -1,0 +1,130 @@
+"""The configuration of a sandbox's container, as the engine's HTTP interface takes it. No input or output here.
+
+All that is set is to be seen in ``docker inspect``; secrets are not set here at all, they reach the keeper by its
+request channel.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from sandkeep.model import SandboxSpec
+from sandkeepd.providers.docker_plan import INSIDE, Plan, Volume
+
+SANDBOX_LABEL: Final = "sandkeep.sandbox"
+OWNER_LABEL: Final = "sandkeep.owner"
+LOG_LABEL: Final = "sandkeep.log"
+
+SANDBOX_VARIABLE: Final = "SANDKEEP_SANDBOX"
+
+SAID: Final = "p/.start"
+"""What the first program says before the keeper speaks, in `out`."""
+
+_START: Final = f'exec "$0" "$@" <>{INSIDE}/in/.control 2>{INSIDE}/out/{SAID}'
+"""Opened in both directions, so that the daemon's death is no end of file."""
+
+_SCRATCH: Final = "rw,nosuid,nodev"
+_MAX_HOST_NAME: Final = 63
+
+
+def labels(sandbox_id: str, owner: str, log_id: str) -> dict[str, str]:
+    """By what everything of a sandbox is known again."""
+    return {SANDBOX_LABEL: sandbox_id, OWNER_LABEL: owner, LOG_LABEL: log_id}
+
+
+def configuration(
+    sandbox_id: str,
+    log_id: str,
+    plan: Plan,
+    spec: SandboxSpec,
+    directory: str,
+    program: list[str],
+    seccomp: str | None,
+    secrets: Collection[str],
+) -> dict[str, Any]:
+    """The body of a request that makes a container. `directory` holds `in` and `out`; `seccomp` is a profile's text."""
+    env = {SANDBOX_VARIABLE: sandbox_id, **spec.env}
+    return {
+        "Image": plan.image,
+        "Hostname": host_name(plan.name),
+        "User": f"{plan.uid}:{plan.gid}",
+        "Env": [f"{name}={value}" for name, value in env.items() if name not in secrets],
+        "Labels": {**spec.labels, **labels(sandbox_id, plan.owner, log_id)},
+        "WorkingDir": plan.workspace,
+        "Entrypoint": program,
+        "Cmd": [],
+        "Tty": False,
+        "OpenStdin": False,
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": _host(plan, directory, seccomp, labels(sandbox_id, plan.owner, log_id)),
+    }
+
+
+def _host(plan: Plan, directory: str, seccomp: str | None, marks: Mapping[str, str]) -> dict[str, Any]:
+    security = ["no-new-privileges:true"]
+    if seccomp is not None:
+        security.append(f"seccomp={seccomp}")
+    return {
+        "Init": False,  # the keeper is the first process, and reaps
+        "CapDrop": ["ALL"],
+        "SecurityOpt": security,
+        "Privileged": False,
+        "ReadonlyRootfs": plan.read_only_root,
+        "Tmpfs": _scratch(plan) if plan.read_only_root else {},
+        "NetworkMode": plan.network,
+        "PidsLimit": plan.pids,
+        "Memory": plan.memory_bytes or 0,
+        "MemorySwap": plan.memory_bytes or 0,
+        "NanoCpus": int((plan.cpus or 0) * 1e9),
+        "IpcMode": "private",
+        "ShmSize": min(plan.scratch_bytes, 64 * 1024**2),
+        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+        "LogConfig": {"Type": "none"},
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": False,
+        "Mounts": [*_shared(directory), *_workspace(plan, marks), *(_volume(volume, {}) for volume in plan.volumes)],
+    }
+
+
+def _scratch(plan: Plan) -> dict[str, str]:
+    return {
+        "/tmp": f"{_SCRATCH},exec,mode=1777,size={plan.scratch_bytes}",  # noqa: S108 - inside
+        "/run": f"{_SCRATCH},mode=1777,size={min(plan.scratch_bytes, 64 * 1024**2)}",
+    }
+
+
+def _shared(directory: str) -> list[dict[str, Any]]:
+    """Nobody inside can replace what is in `out`, also where the code inside has the uid that owns it."""
+    places = [("in", True), ("out", True), ("out/p", False), ("out/exits", False)]
+    return [_bind(f"{directory}/{name}", f"{INSIDE}/{name}", read_only=read_only) for name, read_only in places]
+
+
+def _bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
+    options = {"Propagation": "rprivate"}
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only, "BindOptions": options}
+
+
+def _workspace(plan: Plan, marks: Mapping[str, str]) -> list[dict[str, Any]]:
+    volume = plan.workspace_volume
+    if volume is not None:
+        return [_volume(volume, marks if volume.own else {})]
+    options = {"Mode": 0o1777, "SizeBytes": plan.disk_bytes}
+    return [{"Type": "tmpfs", "Target": plan.workspace, "TmpfsOptions": options}]
+
+
+def _volume(volume: Volume, marks: Mapping[str, str]) -> dict[str, Any]:
+    if volume.host:
+        return _bind(volume.source, volume.target, read_only=volume.read_only)
+    mount = {"Type": "volume", "Source": volume.source, "Target": volume.target, "ReadOnly": volume.read_only}
+    return {**mount, "VolumeOptions": {"Labels": dict(marks)}}
+
+
+def keeper(shell: str, disk_bytes: int) -> list[str]:
+    """The words that start the keeper: the container's only program of ours."""
+    limits = [str(-(-disk_bytes // 512)), "", ""]
+    return [shell, "-c", _START, shell, f"{INSIDE}/in/.keeper", f"{INSIDE}/in", f"{INSIDE}/out", *limits]
+
+
+def host_name(name: str) -> str:
+    """What a machine can be called that looks most like it."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", name)[:_MAX_HOST_NAME].strip("-")

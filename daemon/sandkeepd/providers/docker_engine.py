@@ -1,0 +1,183 @@
+"""The way to a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
+
+An engine that is down is told at once: nothing listens on its socket. One that hangs takes connections and answers
+none, so before anything that may take long it is asked whether it answers at all.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import trio
+
+from sandkeep import docker_settings
+from sandkeep.errors import ProviderError, SetupError
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 16
+"""How many requests are under way at once; more take no less time."""
+
+ANSWER_S: Final = 5
+"""How long an engine may take to say that it is there."""
+
+REQUEST_S: Final = 120
+"""How long one request may take, when the machine has much to do."""
+
+BELIEVED_S: Final = 1.0
+"""For how long it counts that an engine has answered."""
+
+AGAIN_S: Final = 1.0
+"""How long after the end of its stream of events an engine is connected to again."""
+
+Event = dict[str, Any]
+
+
+class RefusedError(ProviderError):
+    """The engine answered that it will not: `status` is that of HTTP."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__("provider_unavailable", f"the Docker engine refused: {words}")
+        self.status = status
+        self.words = words
+
+
+class Engine:
+    """One engine. Nothing is connected to, or even imported, before the first request."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
+        self._limiter = trio.CapacityLimiter(AT_ONCE)
+        self._client: APIClient | None = None
+        self._asking: APIClient | None = None
+        self._heard = -BELIEVED_S
+        self._back = trio.Event()
+        self.interrupted = -float("inf")
+        """When its stream of events last ended, by `trio.current_time`: it may have been stopped then."""
+
+    @property
+    def path(self) -> str:
+        """Its socket. Raises `not_configured`."""
+        return self._path or docker_settings.HOST()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a socket at all, as there is wherever an engine was ever started."""
+        with suppress(SetupError):
+            return os.path.exists(self.path)
+        return False
+
+    async def call(self, work: Callable[["APIClient"], T]) -> T:
+        """Do some work with the SDK's client, in a thread.
+
+        Raises `provider_unavailable` when the engine is down or hangs, and as a `RefusedError` when it answers so.
+        """
+        return await trio.to_thread.run_sync(self._work, work, limiter=self._limiter)
+
+    async def stream(self, work: Callable[["APIClient"], T]) -> T:
+        """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
+        return await trio.to_thread.run_sync(
+            self._work, work, None, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
+        )
+
+    def _work(self, work: Callable[["APIClient"], T], timeout_s: int | None = REQUEST_S) -> T:
+        import requests
+        from docker.errors import APIError, DockerException
+
+        try:
+            client = self._awake()
+            answer = work(client if timeout_s else self._patient())
+        except APIError as refused:
+            raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
+        except (requests.RequestException, DockerException, OSError) as error:
+            self._heard = -BELIEVED_S
+            raise self.down(error) from None
+        self._heard = time.monotonic()
+        return answer
+
+    def _awake(self) -> "APIClient":
+        """The client, once the engine has answered."""
+        if self._client is None or time.monotonic() - self._heard > BELIEVED_S:
+            self._asking = self._asking or self._connect(ANSWER_S)
+            self._asking.ping()
+            self._heard = time.monotonic()
+        self._client = self._client or self._connect(REQUEST_S)
+        return self._client
+
+    def _connect(self, timeout_s: int | None) -> "APIClient":
+        """A client that speaks as the engine does. Left out, the SDK asks for the version first."""
+        from docker import APIClient
+
+        version = self._client.api_version if self._client is not None else "auto"
+        return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s or ANSWER_S, max_pool_size=AT_ONCE)
+
+    def _patient(self) -> "APIClient":
+        """A client of its own for something that may take long, and may be left to itself."""
+        client = self._connect(None)
+        client.timeout = None  # type: ignore[assignment]
+        return client
+
+    def down(self, error: object) -> ProviderError:
+        """The error for an engine that does not answer."""
+        why = "does not answer" if "timed out" in str(error).lower() else "is not running"
+        words = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
+        return ProviderError("provider_unavailable", words)
+
+    async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:
+        """Hear of events for as long as this is not cancelled; `begun` each time when from then on none is missed."""
+        while True:
+            with suppress(ProviderError, SetupError):
+                await self._follow_once(filters, hear, begun)
+            self.interrupted = trio.current_time()
+            await trio.sleep(AGAIN_S)
+
+    async def recovered(self) -> None:
+        """Wait until the stream of events begins anew: the engine answers again, if it did not. Needs `follow`."""
+        await self._back.wait()
+
+    def _begun(self, begun: Callable[[], None]) -> None:
+        self._back.set()
+        self._back = trio.Event()
+        begun()
+
+    async def _follow_once(
+        self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]
+    ) -> None:
+        opened = []
+
+        def read(client: "APIClient") -> None:
+            stream = client.events(decode=True, filters=filters)
+            opened.append(stream)
+            trio.from_thread.run_sync(self._begun, begun)
+            for event in stream:
+                trio.from_thread.run_sync(hear, event)
+
+        try:
+            await self.stream(functools.partial(_until_gone, read))
+        finally:
+            for stream in opened:
+                with suppress(Exception):  # it has ended by itself
+                    stream.close()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for client in (self._client, self._asking):
+            if client is not None:
+                client.close()
+        self._client = self._asking = None
+
+
+def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:
+    """Read until the daemon has gone: a thread that was left to itself cannot tell it anything."""
+    with suppress(trio.RunFinishedError, trio.Cancelled):
+        read(client)
+
+
+def _sentence(refused: Any) -> str:
+    return " ".join(str(refused.explanation or refused).split())[:500]

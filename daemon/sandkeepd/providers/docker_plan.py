@@ -1,0 +1,204 @@
+"""What a Docker sandbox will be, decided from the request, the image's details and the administrator's settings.
+
+The settings are the most that callers get, and are read here: what was decided is on record before anything is made.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from sandkeep import docker_settings as settings
+from sandkeep.errors import CallerError, SetupError
+from sandkeep.model import Network, SandboxSpec
+
+INSIDE: Final = "/run/sandkeep"
+WORKSPACE: Final = "/workspace"
+
+LEAST_MEMORY: Final = 6 * 1024**2
+"""Docker makes no container with less."""
+
+DEFAULT_SCRATCH_BYTES: Final = 1024**3
+"""The size of `/tmp`, when memory is not limited to less."""
+
+RESERVED: Final = "sandkeep."
+"""What the names of our own labels begin with."""
+
+_PLAIN: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+_SHELLS_OWN: Final = frozenset({"IFS", "OPTIND", "OPTARG", "PPID", "PS1", "PS2", "PS4", "PWD", "OLDPWD"})
+
+
+class Details(Struct, frozen=True, kw_only=True):
+    """What was found out about an image when it was made. `shell` is None when it has none, and `why` says more.
+
+    `leader` are the words that make a process the leader of a group of its own; `user` is the uid and gid of the
+    image's own user; `workdir` is where its programs start, and `writable` whether that user can write there.
+    """
+
+    docker_image_id: str
+    docker_image_tag: str
+    user: tuple[int, int] = (0, 0)
+    env: dict[str, str] = field(default_factory=dict)
+    shell: str | None = None
+    leader: list[str] = field(default_factory=list)
+    tmux: bool = False
+    workdir: str = WORKSPACE
+    writable: bool = False
+    why: str | None = None
+
+
+class Volume(Struct, frozen=True, kw_only=True):
+    """A volume of the engine's, or a directory of the host (`host`), and where it is seen inside. `own`: it goes with
+    the sandbox.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+    host: bool = False
+    own: bool = False
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What `DockerProvider.plan` decided. `env` are the variables that a shell could not pass on unchanged."""
+
+    name: str
+    owner: str
+    image: str
+    uid: int
+    gid: int
+    shell: str | None
+    leader: list[str]
+    tmux: bool
+    workspace: str
+    writable: bool
+    workspace_volume: Volume | None
+    volumes: list[Volume] = field(default_factory=list)
+    read_only_root: bool
+    network: str
+    seccomp: str
+    pids: int
+    memory_bytes: int | None
+    cpus: float | None
+    disk_bytes: int
+    scratch_bytes: int
+    env: dict[str, str] = field(default_factory=dict)
+    why_no_shell: str | None = None
+
+
+def default_network() -> Network:
+    """The network of sandboxes that did not ask for one."""
+    named = settings.NETWORK()
+    return "none" if named in ("", "none") else "host" if named == "host" else "bridge"
+
+
+def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str, Any], disk_bytes: int) -> Plan:
+    """The plan of a sandbox. Raises `not_supported`, `invalid`, `not_configured`, and `permission_denied` for what goes
+    beyond the administrator's settings.
+    """
+    if spec.isolation == "none":
+        raise SetupError("not_supported", "a Docker sandbox is always isolated: leave out isolation")
+    try:
+        image = msgspec.convert(dict(details), Details)
+    except msgspec.ValidationError:
+        words = "the image was not made for Docker: make it again with provider='docker'"
+        raise SetupError("not_supported", words) from None
+    uid, gid = _user(spec, image)
+    if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
+        raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
+    _check_labels(spec)
+    workspace = WORKSPACE if image.workdir == "/" else image.workdir
+    return Plan(
+        name=f"sandbox-{sandbox_id}", owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
+        shell=image.shell, leader=image.leader, tmux=image.tmux, why_no_shell=image.why,
+        workspace=workspace, writable=image.writable and (uid, gid) == image.user,
+        workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
+        volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or settings.READ_ONLY(),
+        network=_network(spec.network), seccomp=settings.SECCOMP(), pids=_pids(spec.pids),
+        memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
+        scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
+        env={name: value for name, value in image.env.items() if not _PLAIN.fullmatch(name) or name in _SHELLS_OWN},
+    )  # fmt: skip
+
+
+def _beyond(setting: str, field: str, words: str) -> CallerError:
+    return CallerError("permission_denied", f"{field}: {words}, says the administrator by {setting}", field=field)
+
+
+def _user(spec: SandboxSpec, image: Details) -> tuple[int, int]:
+    decided = settings.USER()
+    if not decided:
+        return image.user if spec.user is None else _numbers(spec.user)
+    if spec.user is not None and _numbers(spec.user) != _numbers(decided):
+        raise _beyond(settings.USER.name, "user", f"it can only be {decided}")
+    return _numbers(decided)
+
+
+def _numbers(user: str) -> tuple[int, int]:
+    uid, _, gid = user.partition(":")
+    return int(uid), int(gid or uid)
+
+
+def _pids(asked: int | None) -> int:
+    most = settings.PIDS_LIMIT()
+    if most is not None and asked is not None and asked > most:
+        raise _beyond(settings.PIDS_LIMIT.name, "pids", f"at most {most}")
+    return asked or most or settings.DEFAULT_PIDS
+
+
+def _network(asked: Network) -> str:
+    decided = settings.NETWORK()
+    if asked == "none" or (asked == "host" and decided in ("", "host")):
+        return asked
+    if decided == "none" or asked == "host":
+        raise _beyond(settings.NETWORK.name, "network", f"at most {decided}")
+    return "bridge" if decided in ("", "host") else decided
+
+
+def _workspace_volume(sandbox_id: str, owner: str, workspace: str, *, read_only: bool) -> Volume | None:
+    mode, prefix = settings.VOLUME_MODE(), settings.VOLUME_PREFIX()
+    if mode == "none":
+        return None
+    if mode == "static" and not settings.VOLUME_NAME():
+        words = f"{settings.VOLUME_NAME.name} must name the volume, as {settings.VOLUME_MODE.name} is static"
+        raise SetupError("not_configured", words, setting=settings.VOLUME_NAME.name)
+    names = {"session": prefix + sandbox_id, "user": f"{prefix}user-{_slug(owner)}", "static": settings.VOLUME_NAME()}
+    return Volume(source=names[mode], target=workspace, read_only=read_only, own=mode == "session")
+
+
+def _volumes(spec: SandboxSpec, owner: str, workspace: str) -> list[Volume]:
+    """The volumes that were asked for: directories of the host, and volumes of the owner's own, by their names."""
+    found: list[Volume] = []
+    taken = [workspace]
+    for asked in spec.volumes:
+        target = asked.target.rstrip("/")
+        if not _is_free(target, taken):
+            words = f"volumes: {asked.target!r} cannot be a place for one: use an absolute path of its own"
+            raise CallerError("invalid", words, field="volumes")
+        taken.append(target)
+        host = asked.source.startswith("/")
+        source = asked.source if host else f"{settings.VOLUME_PREFIX()}{_slug(owner)}-{asked.source}"
+        found.append(Volume(source=source, target=target, read_only=asked.read_only or spec.read_only, host=host))
+    return found
+
+
+def _is_free(target: str, taken: Sequence[str]) -> bool:
+    parts = target.split("/")
+    if parts[0] or len(parts) < 2 or {"", ".", ".."} & set(parts[1:]):
+        return False
+    kept = target == INSIDE or target.startswith(f"{INSIDE}/") or parts[1] in ("proc", "sys", "dev")
+    return not kept and target not in ("/run", *taken)
+
+
+def _slug(owner: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_.-]", "-", owner)
+
+
+def _check_labels(spec: SandboxSpec) -> None:
+    for name in spec.labels:
+        if name.startswith(RESERVED):
+            raise CallerError(
+                "invalid", f"labels: names with {RESERVED!r} are Sandkeep's: choose others", field="labels"
+            )

@@ -1,0 +1,44 @@
+"""What a Docker engine can hold, and what that means for its sandboxes."""
+
+from typing import TYPE_CHECKING, Any
+
+from sandkeep.model import Capability, ProviderCapabilities
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+
+def look(client: "APIClient") -> dict[str, Any]:
+    """What the engine says of itself. Blocks."""
+    found: dict[str, Any] = client.info()
+    found["Networks"] = [network["Name"] for network in client.networks()]
+    return found
+
+
+def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapabilities:
+    """The same, as capabilities of the provider."""
+    options = [option.split(",")[0].removeprefix("name=") for option in found.get("SecurityOptions") or ()]
+    controls = {"cpus": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
+    features = {
+        "isolation": Capability(works=True),
+        **{
+            f"limit_{name}": _if(found.get(key), f"the engine has no control group that limits {name}")
+            for name, key in controls.items()
+        },
+        "limit_disk": _if(root, "only root sees what a container writes: files are limited, their sum is not"),
+        "live_restore": _if(
+            found.get("LiveRestoreEnabled"),
+            "a restart of the engine ends every container: set live-restore in its daemon.json",
+        ),
+        "seccomp": _if("seccomp" in options, "the engine has no seccomp: system calls are not filtered"),
+        "network_bridge": _if("bridge" in found["Networks"], "the engine has no network called bridge"),
+        "terminals": Capability(works=True, why="in images that have tmux"),
+        "suspend": Capability(works=True),
+        "uid_per_sandbox": Capability(works=False, why="processes are the image's user: give sandboxes a user"),
+    }
+    why = None if "rootless" not in options else "the engine is rootless, for which this was not tried"
+    return ProviderCapabilities(provider=provider, works=True, why=why, features=features)
+
+
+def _if(works: Any, why: str) -> Capability:
+    return Capability(works=bool(works), why=None if works else why)

@@ -1,0 +1,315 @@
+"""Starting a Docker sandbox, and removing what there is of it. Everything here blocks, and is given the SDK's client.
+
+A container's name can be taken: by what is left of an earlier attempt at the same sandbox, which is removed; by a
+container that the engine is removing already, which is waited for; or by somebody else's, which is left alone.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import Struct, field
+
+from sandkeep import failpoints
+from sandkeep.errors import DaemonError, ProviderError, SetupError, StateError
+from sandkeep.model import SandboxSpec
+from sandkeepd.hostprocess import Identity, identify
+from sandkeepd.keeper import KEEPER_SOURCE
+from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
+from sandkeepd.providers.docker_plan import Plan
+from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+GONE_S: Final = 30.0
+"""How long a container that is being removed may take to be gone."""
+
+_POLL_S: Final = 0.05
+
+
+class Handle(Struct, frozen=True, kw_only=True):
+    """What it takes to find a container again: its id, its first process, and the names of its secrets. `written` are
+    the directories of the host in which the engine keeps what it writes.
+    """
+
+    first: Identity
+    container_id: str
+    secrets: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One start."""
+
+    sandbox_id: str
+    directory: str
+    plan: Plan
+    spec: SandboxSpec
+    log_id: str
+    secrets: list[str]
+
+
+def owner_of_files(plan: Plan) -> tuple[int, int] | None:
+    """Who the files must belong to that the code inside writes or reads from; None when they cannot be given away."""
+    return (plan.uid, plan.gid) if os.geteuid() == 0 else None
+
+
+def make_directories(job: Job) -> None:
+    """What is shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's."""
+    try:
+        os.makedirs(job.directory, mode=0o700, exist_ok=True)
+        for name in ("in", "out", "out/p"):
+            os.makedirs(f"{job.directory}/{name}", mode=0o755, exist_ok=True)
+        if not os.path.lexists(f"{job.directory}/{SANDBOX_MARK}"):
+            write_mark(f"{job.directory}/{SANDBOX_MARK}", job.log_id)
+        with open(KEEPER_SOURCE, "rb") as source, open(f"{job.directory}/in/.keeper", "wb") as copy:
+            copy.write(source.read())
+        with open(f"{job.directory}/out/exits", "ab"):
+            pass
+        _make_control(job)
+        _give_away(job)
+    except OSError as error:
+        words = f"the state directory cannot be written: {error.strerror}: make room there"
+        raise DaemonError("storage_unavailable", words) from None
+
+
+def _make_control(job: Job) -> None:
+    """The way to the keeper. Only the container's first program may open it, so it is the daemon's afterwards."""
+    path = f"{job.directory}/in/.control"
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    os.mkfifo(path, 0o600)
+    owner = owner_of_files(job.plan)
+    if owner is not None:
+        os.chown(path, *owner)
+    else:
+        os.chmod(path, 0o666)  # noqa: S103 - nobody but the container can reach it
+
+
+@contextmanager
+def control_held_open(job: Job) -> Iterator[None]:
+    """Keep what is sent to the keeper, for the length of a block: a FIFO that nobody has open forgets it."""
+    fd = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def close_control(job: Job) -> None:
+    """The keeper has opened its way: nobody else inside shall."""
+    path = f"{job.directory}/in/.control"
+    os.chmod(path, 0o600)
+    if os.geteuid() == 0:
+        os.chown(path, 0, 0)
+    with suppress(OSError):
+        os.unlink(f"{job.directory}/out/{SAID}")
+
+
+def _give_away(job: Job) -> None:
+    owner = owner_of_files(job.plan)
+    for name, mode in (("out/p", 0o1777), ("out/exits", 0o666)):
+        path = f"{job.directory}/{name}"
+        if owner is not None:
+            os.chown(path, *owner)
+        elif job.plan.uid != os.geteuid():
+            os.chmod(path, mode)
+
+
+def start(client: "APIClient", job: Job) -> Handle:
+    """Make and start the container; answer by what it is found again. Raises what the engine refuses in our words."""
+    assert job.plan.shell is not None
+    program = keeper(job.plan.shell, job.plan.disk_bytes)
+    body = configuration(
+        job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, program, _profile(job.plan.seccomp), job.secrets
+    )
+    container_id = _create(client, job, body)
+    failpoints.reach("docker.created")
+    return _begin(client, container_id, job)
+
+
+def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
+    """Start a container that has ended. Raises `not_ready` when it is not there any more."""
+    from docker.errors import NotFound
+
+    try:
+        return _begin(client, container_id, job)
+    except NotFound:
+        words = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
+        raise StateError("not_ready", words, sandbox_id=job.sandbox_id) from None
+
+
+def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
+    _start(client, container_id)
+    failpoints.reach("docker.started")
+    found = client.inspect_container(container_id)
+    state = found["State"]
+    first = identify(state["Pid"]) if state.get("Pid") else None
+    if first is None:
+        raise ProviderError("provider_unavailable", why_not_started(job, state))
+    return Handle(first=first, container_id=container_id, secrets=job.secrets, written=_written(found))
+
+
+def _written(found: dict[str, Any]) -> list[str]:
+    volumes = [mount["Source"] for mount in found["Mounts"] if mount["Type"] == "volume" and mount.get("RW")]
+    layer = (found.get("GraphDriver") or {}).get("Data") or {}
+    return [path for path in (layer.get("UpperDir"), *volumes) if path]
+
+
+def _profile(seccomp: str) -> str | None:
+    """The seccomp profile as the engine wants it: its text."""
+    if seccomp == "default":
+        return None
+    if seccomp == "unconfined":
+        return seccomp
+    try:
+        with open(seccomp, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        words = f"SANDBOX_DOCKER_SECCOMP: the profile {seccomp} cannot be read: {error}"
+        raise SetupError("not_configured", words, setting="SANDBOX_DOCKER_SECCOMP") from None
+
+
+def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
+    from docker.errors import APIError, ImageNotFound
+
+    deadline = time.monotonic() + GONE_S
+    while True:
+        try:
+            made: str = client.create_container_from_config(body, job.plan.name)["Id"]  # type: ignore[no-untyped-call]
+        except ImageNotFound:
+            words = "its image is gone from the Docker engine: make the image again, with clean"
+            raise ProviderError("provider_unavailable", words) from None
+        except APIError as refused:
+            if refused.status_code != 409 or time.monotonic() > deadline:
+                raise
+            _make_way(client, job)
+        else:
+            return made
+
+
+def _make_way(client: "APIClient", job: Job) -> None:
+    """The name is taken: have what is left of an earlier attempt removed, or wait for its removal."""
+    from docker.errors import NotFound
+
+    try:
+        found = client.inspect_container(job.plan.name)
+    except NotFound:
+        time.sleep(_POLL_S)  # it has gone this moment, or its name is released any moment
+        return
+    marks = found["Config"].get("Labels") or {}
+    if (marks.get(LOG_LABEL), marks.get(SANDBOX_LABEL)) != (job.log_id, job.sandbox_id):
+        words = f"the container {job.plan.name} is not ours: remove it, or choose another id"
+        raise StateError("conflict", words, sandbox_id=job.sandbox_id)
+    _remove_container(client, found["Id"])
+
+
+def _start(client: "APIClient", container_id: str) -> None:
+    from docker.errors import APIError, NotFound
+
+    try:
+        client.start(container_id)
+    except NotFound:
+        raise
+    except APIError as refused:
+        words = " ".join(str(refused.explanation).split())
+        raise ProviderError("provider_unavailable", f"the container did not start: {words[:500]}") from None
+
+
+def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
+    """A sentence on a container whose keeper does not answer."""
+    try:
+        with open(f"{job.directory}/out/{SAID}", "rb") as file:
+            said = file.read(500).decode(errors="replace").strip()
+    except OSError:
+        said = ""
+    state = state or {}
+    told = said or state.get("Error") or f"it ended with {state.get('ExitCode')}" if not state.get("Running") else said
+    return f"the sandbox did not start: {told or 'its keeper does not answer'}"
+
+
+def remove(client: "APIClient", sandbox_id: str, log_id: str) -> None:
+    """Remove a sandbox's containers, whatever state they are in, and its own volume. Safe to repeat.
+
+    Found by their labels: a name alone says nothing.
+    """
+    from docker.errors import NotFound
+
+    marks = {"label": _labels(sandbox_id, log_id)}
+    for container in client.containers(all=True, filters=marks):
+        _remove_container(client, container["Id"])
+    for volume in client.volumes(filters=marks)["Volumes"] or ():
+        with suppress(NotFound):
+            client.remove_volume(volume["Name"], force=True)
+
+
+def halt(client: "APIClient", sandbox_id: str, log_id: str) -> None:
+    """End what runs of a sandbox's containers, and leave them. Safe to repeat."""
+    for container in client.containers(filters={"label": _labels(sandbox_id, log_id)}):
+        with _allowed(404, 409):  # it has ended this moment
+            client.kill(container["Id"])
+        with _allowed(404):
+            client.wait(container["Id"], timeout=int(GONE_S))
+
+
+def pause(client: "APIClient", container_id: str, *, paused: bool = True) -> None:
+    """Have a container stand still, or go on. Safe to repeat."""
+    from docker.errors import APIError
+
+    try:
+        (client.pause if paused else client.unpause)(container_id)
+    except APIError:  # as it is so already, for which engines have several answers
+        if client.inspect_container(container_id)["State"]["Paused"] != paused:
+            raise
+
+
+@contextmanager
+def _allowed(*statuses: int) -> Iterator[None]:
+    from docker.errors import APIError
+
+    try:
+        yield
+    except APIError as refused:
+        if refused.status_code not in statuses:
+            raise
+
+
+def _labels(sandbox_id: str, log_id: str) -> list[str]:
+    return [f"{LOG_LABEL}={log_id}", f"{SANDBOX_LABEL}={sandbox_id}"]
+
+
+class Mark(NamedTuple):
+    """A ``container`` or ``volume`` of a sandbox, and whose it says that it is."""
+
+    kind: str
+    name: str
+    sandbox_id: str
+    log_id: str
+
+
+def marked(client: "APIClient") -> list[Mark]:
+    """Every container and volume that is of some sandbox, whosever."""
+    filters = {"label": [LOG_LABEL, SANDBOX_LABEL]}
+    found = [("container", each["Names"][0].lstrip("/"), each) for each in client.containers(all=True, filters=filters)]
+    found += [("volume", each["Name"], each) for each in client.volumes(filters=filters)["Volumes"] or ()]
+    return [Mark(kind, name, each["Labels"][SANDBOX_LABEL], each["Labels"][LOG_LABEL]) for kind, name, each in found]
+
+
+def _remove_container(client: "APIClient", container_id: str) -> None:
+    from docker.errors import APIError, NotFound
+
+    deadline = time.monotonic() + GONE_S
+    while True:
+        try:
+            client.remove_container(container_id, force=True, v=True)
+        except NotFound:
+            return
+        except APIError as refused:
+            if refused.status_code != 409 or time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)  # it is being removed already
+        else:
+            return

@@ -1,0 +1,207 @@
+"""What all providers share whose sandboxes have a keeper: how they are held, listened to, and read afterwards.
+
+A sandbox is held by a descriptor of its first process: when that ends, the sandbox has ended, whoever brought it about.
+What it wrote lies in `out` in a directory of its own on the host, where it can be read also without the sandbox.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import trio
+
+from sandkeep.model import Network
+from sandkeepd.hostprocess import Identity, keep_descriptors_private, open_process, reap, wait_ended
+from sandkeepd.keeper import dropping, journal
+from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.keeper.processes import last_exits
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.base import Chunk, Dropped, Ending, Exit
+from sandkeepd.turns import my_turn
+
+SWEEP_PERIOD_S: Final = 20.0
+"""How often the keepers are asked after watchers that were killed."""
+
+END_TOLD_S: Final = 5.0
+"""How long the end of a sandbox that was killed may take to be noticed."""
+
+
+class Held(Protocol):
+    """What an instance must have to be held here, beside what an `Instance` has."""
+
+    sandbox_id: str
+    pidfd: int
+    """The sandbox's first process."""
+    child: int | None
+    """The process to be reaped when the sandbox has ended, if this daemon started it."""
+    ending: Ending | None
+    """How it ended, if whoever ended it has said so."""
+    scope: trio.CancelScope
+    """What waits for its end."""
+
+    async def ended(self) -> Ending:
+        """See `Instance.ended`."""
+        ...
+
+    async def went(self, ending: Ending) -> None:
+        """The sandbox is gone, and that is how."""
+        ...
+
+    def sweep(self) -> None:
+        """Ask after ends that may not have been told. Must not wait."""
+        ...
+
+    async def aclose(self) -> None:
+        """See `Instance.aclose`."""
+        ...
+
+
+class KeptInstance(KeeperInstance):
+    """A sandbox that has a keeper, and is held by a provider. See `Held`."""
+
+    pidfd: int
+    child: int | None = None
+    ending: Ending | None = None
+    scope: trio.CancelScope
+
+    async def aclose(self) -> None:
+        """See `Instance.aclose`."""
+        if not self.is_closed:
+            self.scope.cancel()
+            trio.lowlevel.notify_closing(self.pidfd)
+            os.close(self.pidfd)
+        await super().aclose()
+
+
+InstanceT = TypeVar("InstanceT", bound=Held)
+ProviderT = TypeVar("ProviderT", bound="KeptProvider[Any]")
+
+
+class KeptProvider(ABC, Generic[InstanceT]):
+    """The part of a `Provider` that is the same for all that have keepers.
+
+    A subclass says where the directory of a sandbox is, and how it was ended if nobody said so. It needs the tasks that
+    `running` starts.
+    """
+
+    def __init__(self, watcher: Watcher, nursery: trio.Nursery) -> None:
+        self._watcher = watcher
+        self._nursery = nursery
+        self._instances: dict[str, InstanceT] = {}
+
+    @abstractmethod
+    def _sandbox(self, sandbox_id: str) -> str:
+        """The directory of a sandbox on the host. Raises `invalid` for what cannot be an id."""
+
+    @abstractmethod
+    async def _why_ended(self, instance: InstanceT) -> Ending:
+        """How a sandbox ended that nobody here has ended."""
+
+    def default_network(self) -> Network:
+        """See `Provider.default_network`."""
+        return "none"
+
+    # Holding
+
+    def _take_hold(self, first: Identity, make: Callable[[], InstanceT]) -> InstanceT | None:
+        """Hold the sandbox whose first process is `first`, as the instance that `make` makes, until it is let go.
+
+        Answers None when it has ended, or has made its answers unreadable.
+        """
+        pidfd = open_process(first)
+        if pidfd is None:
+            return None
+        try:
+            instance = make()
+        except (FileNotFoundError, PermissionError, NotADirectoryError, journal.NotAFileError):
+            os.close(pidfd)
+            return None
+        except BaseException:
+            os.close(pidfd)
+            raise
+        instance.pidfd, instance.scope = pidfd, trio.CancelScope()
+        self._instances[instance.sandbox_id] = instance
+        self._nursery.start_soon(self._await_end, instance)
+        return instance
+
+    async def _await_end(self, instance: InstanceT) -> None:
+        with instance.scope:
+            await trio.lowlevel.checkpoint()  # it may have been closed already
+            await wait_ended(instance.pidfd)
+            await my_turn()
+            if instance.child is not None:
+                await trio.to_thread.run_sync(reap, instance.child)
+            await instance.went(instance.ending or await self._why_ended(instance))
+
+    async def _let_go(self, instance: InstanceT) -> None:
+        """Hold it no more. The sandbox goes on, if it was not ended."""
+        with trio.CancelScope(shield=True):
+            await instance.aclose()
+        if self._instances.get(instance.sandbox_id) is instance:
+            del self._instances[instance.sandbox_id]
+
+    async def _see_end(self, instance: InstanceT) -> None:
+        """Have the end of a sandbox that was killed told to whoever waits for it, and let go of it."""
+        with trio.move_on_after(END_TOLD_S):  # whoever closed it already hears no more
+            await instance.ended()
+        await self._let_go(instance)
+
+    async def aclose(self) -> None:
+        """See `Provider.aclose`."""
+        for instance in list(self._instances.values()):
+            await instance.aclose()
+        self._instances.clear()
+
+    async def sweep(self) -> None:
+        """Ask all keepers after lost watchers, now and then. Runs until cancelled."""
+        while True:
+            await trio.sleep(SWEEP_PERIOD_S)
+            for instance in list(self._instances.values()):
+                instance.sweep()
+                await trio.lowlevel.checkpoint()
+
+    # What was written
+
+    def _out(self, sandbox_id: str) -> str:
+        return f"{self._sandbox(sandbox_id)}/out"
+
+    def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
+        """See `Provider.last_exits`."""
+        return last_exits(self._out(sandbox_id), process_ids)
+
+    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+        """See `Provider.read_ended`."""
+        return journal.read_journal(self._out(sandbox_id), process_id, stream, offset, max_bytes)
+
+    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
+        """See `Provider.trim_output`."""
+        return dropping.trim(self._out(sandbox_id), running, most_bytes)
+
+    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
+        """See `Provider.drop_output`."""
+        dropping.drop(self._out(sandbox_id), process_ids)
+
+    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
+        """See `Provider.open_journal`."""
+        return journal.open_for_caller(self._out(sandbox_id), process_id, stream)
+
+
+@asynccontextmanager
+async def running(make: Callable[[Watcher, trio.Nursery], ProviderT]) -> AsyncIterator[ProviderT]:
+    """The provider that `make` makes, with the tasks that it needs, for the length of a block. Its sandboxes outlive
+    it. What else it needs beside it starts in the nursery that it is given.
+    """
+    keep_descriptors_private()
+    with Watcher() as watcher:
+        async with trio.open_nursery() as nursery:
+            provider = make(watcher, nursery)
+            nursery.start_soon(watcher.run)
+            nursery.start_soon(provider.sweep)
+            try:
+                yield provider
+            finally:
+                with trio.CancelScope(shield=True):
+                    await provider.aclose()
+                nursery.cancel_scope.cancel()

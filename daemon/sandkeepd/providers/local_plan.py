@@ -1,0 +1,170 @@
+"""What a local sandbox will be: decided from the request and from what this machine can hold, with no effect."""
+
+import shutil
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from sandkeep.errors import CallerError, ProviderError, SetupError
+from sandkeep.model import SandboxSpec
+from sandkeep.settings import UID_RANGE
+from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.providers.base import Caller
+from sandkeepd.providers.local_probe import Abilities
+
+DEFAULT_PIDS: Final = 2048
+DEFAULT_SCRATCH_BYTES: Final = 1024**3
+"""The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What was decided. `uid` is the host's, None when it is the daemon's own user's."""
+
+    mechanism: str
+    uid: int | None
+    gid: int | None
+    groups: list[int] = field(default_factory=list)
+    inner_uid: int = 1000
+    inner_gid: int = 1000
+    limits: Limits
+    disk_bytes: int
+    scratch_bytes: int
+    cgroups: dict[str, str] = field(default_factory=dict)
+    held_by: dict[str, str] = field(default_factory=dict)
+
+
+class Planner:
+    """Decides for one daemon: `uid_base` begins its range of host uids, `root` is whether it may give them out."""
+
+    def __init__(self, hierarchies: Hierarchies, *, uid_base: int, disk_limit: int, root: bool) -> None:
+        self._hierarchies = hierarchies
+        self._uid_base = uid_base
+        self._disk_limit = disk_limit
+        self._root = root
+        self._bubblewrap: str | None = None
+
+    def decide(self, sandbox_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]) -> Plan:
+        """See `Provider.plan`."""
+        mechanism = self._mechanism(spec)
+        if spec.network == "bridge":
+            raise SetupError("not_supported", "the local provider has no bridge network: use network 'none' or 'host'")
+        if spec.volumes:
+            raise SetupError(
+                "not_supported", "the local provider has no volumes: make an image for docker", field="volumes"
+            )
+        inner_uid, inner_gid = _inner_user(spec.user)
+        limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
+        disk_bytes = spec.disk_bytes or self._disk_limit
+        host_uid = self._host_uid(sandbox_id, taken)
+        groups: list[int] = []
+        host_gid = host_uid
+        if mechanism == "none":
+            _check_bare(spec)
+            host_uid, host_gid, groups = (
+                (caller.uid, caller.gid, list(caller.groups)) if self._root else (None, None, [])
+            )
+        return Plan(
+            mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
+            limits=limits, disk_bytes=disk_bytes, scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
+            cgroups=self._hierarchies.plan(sandbox_id, limits),
+            held_by=self._held_by(limits),
+        )  # fmt: skip
+
+    def of_stray(self, sandbox_id: str, owner: int | None, taken: Collection[int | None]) -> Plan:
+        """What the plan of a sandbox that no event owns must have said. Its files are `owner`'s, which is its host uid
+        unless that is one of those `taken` by others, or a user's of the host.
+        """
+        everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
+        ours = self._root and owner is not None and self._uid_base < owner < self._uid_base + UID_RANGE
+        uid = owner if ours and owner not in taken else None
+        return Plan(
+            mechanism="bubblewrap", uid=uid, gid=uid, limits=everything, disk_bytes=0, scratch_bytes=0,
+            cgroups=self._hierarchies.plan(sandbox_id, everything),
+        )  # fmt: skip
+
+    def _mechanism(self, spec: SandboxSpec) -> str:
+        if spec.isolation == "none":
+            return "none"
+        self._bubblewrap = self._bubblewrap or shutil.which("bwrap")
+        if self._bubblewrap is None:
+            raise SetupError("not_supported", "bubblewrap is missing: install the package bubblewrap")
+        return "bubblewrap"
+
+    def _host_uid(self, sandbox_id: str, taken: Sequence[dict[str, Any]]) -> int | None:
+        """A uid of the range that no living sandbox has. The search begins at the id's own place, so that uids rest."""
+        if not self._root:
+            return None
+        used = {plan.get("uid") for plan in taken}
+        first = int.from_bytes(sandbox_id.encode()[-6:], "big")
+        for step in range(UID_RANGE - 1):
+            uid = self._uid_base + 1 + (first + step) % (UID_RANGE - 1)
+            if uid not in used:
+                return uid
+        raise ProviderError("provider_unavailable", f"all {UID_RANGE - 1} host uids are in use: terminate sandboxes")
+
+    def _held_by(self, limits: Limits) -> dict[str, str]:
+        held = {"disk": "rlimit and watcher"}
+        for name, controller in (("pids", "pids"), ("memory", "memory"), ("cpus", "cpu")):
+            if controller not in limits.controllers():
+                continue
+            if self._hierarchies.has(controller):
+                held[name] = "cgroup"
+            elif name == "cpus":
+                raise SetupError(
+                    "not_supported", "cpus cannot be limited here: the daemon needs a writable cpu control group"
+                )
+            else:
+                held[name] = "rlimit"
+        return held
+
+
+def notes(plan: Plan, files: str, found: Abilities) -> list[str]:
+    """What of a sandbox is weaker than it could be, in sentences. `files` is how it got the image's."""
+    weaker = [why_weaker(name) for name, how in plan.held_by.items() if how == "rlimit"]
+    if plan.mechanism == "none":
+        weaker.append("nothing isolates: the code runs as its caller, sees the host, and shares its network")
+    elif plan.uid is None:
+        weaker.append("its files belong to the daemon's own user on the host")
+    if plan.mechanism == "bubblewrap" and found.no_nested_userns.why:
+        weaker.append(found.no_nested_userns.why)
+    if files != "overlay":
+        weaker.append(f"the image was copied: {found.overlay.why or 'no overlay without isolation'}")
+    return weaker
+
+
+def why_weaker(limit: str) -> str:
+    """What it means that a limit is not held by a control group."""
+    return {
+        "cpus": "cpus cannot be limited: the daemon has no writable cpu control group",
+        "memory": "memory is limited for each process, not for all together: there is no writable memory control group",
+        "pids": "processes are counted by uid: there is no writable pids control group",
+    }[limit]
+
+
+def _check_bare(spec: SandboxSpec) -> None:
+    """Raise `not_supported` for what nothing is there for without isolation."""
+    if spec.user is not None:
+        raise SetupError("not_supported", "without isolation a sandbox runs as its caller: leave out user")
+    if spec.read_only:
+        raise SetupError("not_supported", "without isolation nothing can be made read-only: leave out read_only")
+
+
+def _scratch(memory_bytes: int | None, disk_bytes: int) -> int:
+    """The size of each of the three file systems that lie in memory: together they leave a quarter to the processes."""
+    return min(DEFAULT_SCRATCH_BYTES, disk_bytes, (memory_bytes or disk_bytes) // 4)
+
+
+def _inner_user(user: str | None) -> tuple[int, int]:
+    """The uid and gid inside. Raises `invalid`."""
+    if user is None:
+        return 1000, 1000
+    uid, colon, gid = user.partition(":")
+    if (
+        not uid.isascii()
+        or not uid.isdigit()
+        or len(uid) > 9
+        or (colon and not (gid.isascii() and gid.isdigit() and len(gid) < 10))
+    ):
+        raise CallerError("invalid", f"user: {user[:80]!r} is not a uid such as 1000, or uid:gid", field="user")
+    return int(uid), int(gid) if colon else int(uid)

@@ -1,0 +1,78 @@
+"""References of container images: what is one, what it is in full, and which nobody may name.
+
+An engine takes the beginning of an image's id as well, and finds with it what other users have built. So only names
+are taken here, and a name that could be an id is never given to the engine without its tag.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from sandkeep.errors import CallerError
+
+OUR_NAME: Final = "sandkeep"
+"""The name of all images that are made here: ``sandkeep:IMAGE_ID``."""
+
+HUB: Final = "docker.io"
+_LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_DOMAIN: Final = rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?"
+_PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE: Final = re.compile(
+    rf"(?:(?P<domain>{_DOMAIN})/)?(?P<path>{_PART}(?:/{_PART})*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+_ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{64}")
+_BEGINNING: Final = re.compile(r"[0-9a-f]+")
+MOST_LENGTH: Final = 512
+
+
+class Reference(NamedTuple):
+    """A reference, taken apart: `path` is whole, as with ``library/`` on the hub."""
+
+    domain: str
+    path: str
+    tag: str | None
+    digest: str | None
+
+    @property
+    def name(self) -> str:
+        """The name as engines show it: without what they add themselves."""
+        if self.domain == HUB:
+            return self.path.removeprefix("library/") if self.path.count("/") == 1 else self.path
+        return f"{self.domain}/{self.path}"
+
+    @property
+    def in_full(self) -> str:
+        """With its tag, which is ``latest`` where nothing else is said; no engine takes this for an id."""
+        if self.digest:
+            return f"{self.name}@{self.digest}"
+        return f"{self.name}:{self.tag or 'latest'}"
+
+
+def parse(text: str, field: str) -> Reference:
+    """Take a reference apart. Raises `invalid`, which names `field`, also for what is kept from callers."""
+    found = _REFERENCE.fullmatch(text) if len(text) <= MOST_LENGTH else None
+    if found is None or _ID.fullmatch(text):
+        shown = text[:200]
+        message = f"{field}: {shown!r} is not a reference such as python:3.11-slim, nor an absolute path"
+        raise CallerError("invalid", message, field=field)
+    domain, path = _split(found["domain"], found["path"])
+    reference = Reference(domain, path, found["tag"], found["digest"])
+    if reference.name == OUR_NAME:
+        message = f"{field}: {text!r} is the name of what Sandkeep makes: give the image's id to sandbox.create instead"
+        raise CallerError("invalid", message, field=field)
+    return reference
+
+
+def could_be_an_id(text: str) -> bool:
+    """Whether an engine would take this also for the beginning of an image's id."""
+    return _BEGINNING.fullmatch(text) is not None
+
+
+def _split(domain: str | None, path: str) -> tuple[str, str]:
+    """The registry's name and the path there, as engines see it: a first part without a dot is no registry."""
+    if domain is not None and not ("." in domain or ":" in domain or domain == "localhost" or domain != domain.lower()):
+        domain, path = None, f"{domain}/{path}"
+    if domain in (None, HUB, f"index.{HUB}"):
+        return HUB, path if "/" in path else f"library/{path}"
+    assert domain is not None
+    return domain, path

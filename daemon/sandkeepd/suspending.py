@@ -1,0 +1,186 @@
+"""Sandboxes that stand still and go on again, and those that are started anew after they were lost or failed.
+
+An order is an intent, as every other; a carrier has the provider do it and records what came of it. Unlike an end, an
+order that fails is not tried again: the sandbox is what it was, and its caller is told why at once.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from sandkeep import events
+from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError, error_from
+from sandkeep.methods import SandboxResume, SandboxSuspend
+from sandkeep.model import Sandbox
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.providers.base import Instance, Pausing, Reviving
+from sandkeepd.sandboxes import Pending, Sandboxes
+
+ANSWER_DEADLINE_S: Final = 30.0
+"""How long a provider may take for having a sandbox stand still or go on."""
+
+Outcome = tuple[events.Event, Instance | None]
+"""What to record, and the instance to look after from then on, if there is a new one."""
+
+
+class Suspensions:
+    """The handlers of ``sandbox.suspend`` and ``sandbox.resume``."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+
+    # -- standing still -----------------------------------------------------------------------------------------------
+
+    async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
+        """Have everything in a sandbox stand still. One that is suspended is answered as it is."""
+        core, sandbox = self._core, decide.sandbox(self._core.state, request.params.sandbox_id)
+        while sandbox.status not in ("suspending", "suspended"):
+            runtime = await self._sandboxes.runtime(sandbox)
+            instance = pausing(runtime.instance, sandbox.requested.provider)
+            decide.require_running(sandbox)
+            intent = await self._order(sandbox, events.SandboxSuspendRequested(), request.meta)
+            if intent is not None:
+                work = partial(self._suspended, instance)
+                core.carry(partial(self._carry, sandbox, work, intent), f"suspending {sandbox.sandbox_id}")
+        return await self._outcome(sandbox)
+
+    async def _suspended(self, instance: Pausing) -> Outcome:
+        await in_time(instance.suspend)
+        return events.SandboxSuspended(), None
+
+    # -- going on -----------------------------------------------------------------------------------------------------
+
+    async def resume(self, request: Request[SandboxResume]) -> Sandbox:
+        """Have a suspended sandbox go on, or start one that was lost or failed anew. One that runs is answered as it
+        is.
+        """
+        core, sandbox = self._core, decide.sandbox(self._core.state, request.params.sandbox_id)
+        while sandbox.status not in ("resuming", "running"):
+            anew = sandbox.status != "suspended"
+            secrets = dict(request.params.secrets)
+            work = self._reviving(sandbox, secrets) if anew else await self._resuming(sandbox)
+            if not decide.may(sandbox, "sandbox.resume_requested"):
+                continue
+            intent = await self._order(sandbox, events.SandboxResumeRequested(anew=anew), request.meta)
+            if intent is not None:
+                core.carry(partial(self._carry, sandbox, work, intent), f"resuming {sandbox.sandbox_id}")
+        return await self._outcome(sandbox)
+
+    async def _resuming(self, sandbox: SandboxState) -> Callable[[], Awaitable[Outcome]]:
+        runtime = await self._sandboxes.held(sandbox)
+        return partial(self._resumed, pausing(runtime.instance, sandbox.requested.provider))
+
+    async def _resumed(self, instance: Pausing) -> Outcome:
+        await in_time(instance.resume)
+        return events.SandboxResumed(), None
+
+    def _reviving(self, sandbox: SandboxState, secrets: dict[str, str]) -> Callable[[], Awaitable[Outcome]]:
+        provider = self._core.provider(sandbox.requested.provider)
+        decide.revive(sandbox, secrets, can_revive=isinstance(provider, Reviving))
+        assert isinstance(provider, Reviving)
+        return partial(self._revived, sandbox, provider, secrets)
+
+    async def _revived(self, sandbox: SandboxState, provider: Reviving, secrets: dict[str, str]) -> Outcome:
+        asked = sandbox.requested
+        try:
+            instance = await provider.revive(
+                sandbox.sandbox_id, asked.image_id, asked.spec, secrets, asked.plan, sandbox.handle
+            )
+        finally:
+            secrets.clear()
+        return events.SandboxResumed(isolation=instance.isolation, handle=instance.handle), instance
+
+    # -- both ---------------------------------------------------------------------------------------------------------
+
+    async def _order(self, sandbox: SandboxState, event: events.Event, meta: events.Meta) -> Recorded | None:
+        """Put the order on record; None when something else happened to the sandbox at that instant."""
+        sandbox_id = sandbox.sandbox_id
+        try:
+            intent = await self._core.intend(NewEvent(sandbox_id, event, sandbox_id, sandbox.revision), meta)
+        except StateError:
+            return None
+        self._sandboxes.changing[sandbox_id] = Pending()
+        return intent
+
+    async def _carry(self, sandbox: SandboxState, work: Callable[[], Awaitable[Outcome]], intent: Recorded) -> None:
+        sandbox_id, core = sandbox.sandbox_id, self._core
+        pending = self._sandboxes.changing[sandbox_id]
+        outcome: events.Event | None = None
+        instance: Instance | None = None
+        try:
+            with pending.scope:
+                outcome, instance = await work()
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            outcome = failure_of(sandbox, as_sandkeep_error(unforeseen))
+        finally:
+            del self._sandboxes.changing[sandbox_id]
+            pending.finished.set()
+        if outcome is None or not decide.may(sandbox, outcome.type):
+            return  # it is being terminated, and that carrier ends what was made, or it ended by itself
+        try:
+            await core.record([NewEvent(sandbox_id, outcome, sandbox_id, intent.revision)], intent)
+        except StateError:
+            return  # the same, while this was on its way to the disk
+        if instance is not None:
+            self._sandboxes.keep(instance)
+        elif sandbox_id in self._sandboxes.runtimes:
+            await self._sandboxes.agree(self._sandboxes.runtimes[sandbox_id])
+
+    async def ordered_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
+        """The answer to a command that was given before."""
+        sandbox = self._core.state.sandboxes[first.stream]
+        await self._core.settled(first.stream, lambda: not _is_under_way(sandbox, first.position))
+        change = sandbox.change
+        if change is None or change.position != first.position:
+            return sandbox.view()
+        return ANEW if change.interrupted else await self._outcome(sandbox)
+
+    async def _outcome(self, sandbox: SandboxState) -> Sandbox:
+        """Wait until the last order is carried out, and answer the sandbox. Raises what the order failed with."""
+        change = sandbox.change
+        if change is None:
+            return sandbox.view()
+        await self._core.settled(sandbox.sandbox_id, lambda: not _is_under_way(sandbox, change.position))
+        if change.error is not None:
+            raise error_from(*change.error, {"sandbox_id": sandbox.sandbox_id})
+        if not change.done:
+            raise decide.not_ready(sandbox)
+        return sandbox.view()
+
+
+def _is_under_way(sandbox: SandboxState, position: int) -> bool:
+    """Whether the order at that position is being carried out."""
+    is_last = sandbox.change is not None and sandbox.change.position == position
+    return is_last and sandbox.status in ("suspending", "resuming")
+
+
+def failure_of(sandbox: SandboxState, error: SandkeepError, *, interrupted: bool = False) -> events.Event:
+    """What is recorded of an order that failed."""
+    kind = events.SandboxSuspendFailed if sandbox.status == "suspending" else events.SandboxResumeFailed
+    return kind(code=error.code, message=error.message, interrupted=interrupted)
+
+
+def pausing(instance: Instance, provider: str) -> Pausing:
+    """What suspends an instance. Raises `not_supported` where nothing does."""
+    if isinstance(instance, Pausing):
+        return instance
+    raise SetupError(
+        "not_supported", f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
+    )
+
+
+async def in_time(work: Callable[[], Awaitable[None]]) -> None:
+    """Have a provider do something. Raises `provider_unavailable` when it takes too long."""
+    try:
+        with trio.fail_after(ANSWER_DEADLINE_S):
+            await work()
+    except trio.TooSlowError:
+        message = f"its provider did not answer within {ANSWER_DEADLINE_S:g} s: try again"
+        raise ProviderError("provider_unavailable", message) from None

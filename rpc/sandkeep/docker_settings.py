@@ -1,0 +1,130 @@
+"""The settings of the Docker provider, for the administrator: what no caller can loosen. See `settings` for the manner.
+
+The names and meanings of the ``SANDBOX_DOCKER_*`` are those of AstraForge's sandboxes.
+"""
+
+import os
+import re
+from typing import Final, Literal, TypeAlias, cast, get_args
+
+from sandkeep.settings import Setting
+
+VolumeMode: TypeAlias = Literal["session", "user", "static", "none"]
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
+_USER: Final = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})?")
+
+
+def _socket_of_engine(text: str) -> str:
+    if not text.startswith("unix:///"):
+        raise ValueError(
+            "give unix:///PATH: the engine has to be on this machine, as sandboxes share directories with it"
+        )
+    return os.path.normpath(text.removeprefix("unix://"))
+
+
+def _volume_mode(text: str) -> VolumeMode:
+    if text not in get_args(VolumeMode):
+        raise ValueError("give session, user, static or none")
+    return cast("VolumeMode", text)
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("give a name of letters, digits, '_', '.' and '-'")
+    return text
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
+        raise ValueError("give 1 or 0")
+    return text.lower() in ("1", "true", "yes", "on")
+
+
+def _user(text: str) -> str:
+    if not _USER.fullmatch(text):
+        raise ValueError("give a uid such as 1000, or uid:gid")
+    return text
+
+
+def _seccomp(text: str) -> str:
+    if text not in ("default", "unconfined") and not text.startswith("/"):
+        raise ValueError("give default, unconfined, or the absolute path of a profile in JSON")
+    return text
+
+
+def _pids(text: str) -> int:
+    number = int(text)
+    if not 16 <= number <= 4_000_000:
+        raise ValueError("give a number from 16 to 4000000")
+    return number
+
+
+HOST = Setting(
+    "DOCKER_HOST",
+    _socket_of_engine,
+    lambda: "/var/run/docker.sock",
+    "unix:///var/run/docker.sock",
+    "The Docker engine that the Docker provider uses: `unix:///PATH`.",
+)
+VOLUME_MODE: Setting[VolumeMode] = Setting(
+    "SANDBOX_DOCKER_VOLUME_MODE",
+    _volume_mode,
+    lambda: "session",
+    "session",
+    "What a Docker sandbox's workspace lies on: `session`, a volume of its own that goes with it; `user`, one volume "
+    "for all sandboxes of an owner; `static`, one volume for all; `none`, memory. New volumes begin with what the "
+    "image has there.",
+)
+VOLUME_NAME = Setting(
+    "SANDBOX_DOCKER_VOLUME_NAME",
+    _name,
+    lambda: "",
+    "none",
+    "The volume of the mode `static`.",
+)
+VOLUME_PREFIX = Setting(
+    "SANDBOX_DOCKER_VOLUME_PREFIX",
+    _name,
+    lambda: "sandkeep-",
+    "sandkeep-",
+    "What the names of volumes begin with that Sandkeep makes.",
+)
+READ_ONLY = Setting(
+    "SANDBOX_DOCKER_READ_ONLY",
+    _switch,
+    lambda: True,
+    "1",
+    "Whether a Docker sandbox can change nothing but its workspace, its volumes, `/tmp` and `/run`.",
+)
+USER = Setting(
+    "SANDBOX_DOCKER_USER",
+    _user,
+    lambda: "",
+    "the image's own",
+    "Who the processes of Docker sandboxes are, as `uid` or `uid:gid`. Callers may then ask for nobody else.",
+)
+NETWORK = Setting(
+    "SANDBOX_DOCKER_NETWORK",
+    _name,
+    lambda: "",
+    "none, and bridge for callers who ask for it",
+    "The network of Docker sandboxes that did not ask for one: `none`, `bridge`, or a network of the engine's by name, "
+    "which callers then get for `bridge`. With `none` they get no other.",
+)
+SECCOMP = Setting(
+    "SANDBOX_DOCKER_SECCOMP",
+    _seccomp,
+    lambda: "default",
+    "default",
+    "The seccomp profile of Docker sandboxes: `default`, the engine's own; the absolute path of a profile; or "
+    "`unconfined`.",
+)
+PIDS_LIMIT = Setting[int | None](
+    "SANDBOX_DOCKER_PIDS_LIMIT",
+    _pids,
+    lambda: None,
+    "512, and more for callers who ask for it",
+    "How many processes a Docker sandbox has at most. Callers may then ask for less, not for more.",
+)
+DEFAULT_PIDS: Final = 512
