@@ -5,7 +5,8 @@ read is a number or it is not believed: then, as for what this kernel does not c
 a directory for each controller, version 2 one for all of them; a mapping of controllers to directories stands for both.
 
 Version 1 counts input and output only of disks that somebody has limited, and leaves the lines of others out. What it
-does not tell is summed up from the processes themselves: each has in its count what it waited for.
+does not tell is summed up from the processes themselves: each has in its count what it waited for, so what one did that
+has just ended is told a moment later.
 """
 
 import os

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.boxes import Box, new_box, until
@@ -20,6 +21,12 @@ EAT = "x = bytearray(300 << 20)"
 KILLED = 137
 
 REQUEST = events.ProcessLaunchRequested(sandbox_id="sbx", name=None, command=["true"])
+
+
+def features(client: Any) -> dict[str, Any]:
+    """What the local provider can do here."""
+    [local] = [one for one in client.daemon.capabilities().providers if one.provider == "local"]
+    return dict(local.features)
 
 
 def process(process_id: str, **more: object) -> ProcessState:
@@ -115,7 +122,7 @@ def test_where_nobody_counts_nothing_is_told(counted: Counted) -> None:
 def box(shared_daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     with shared_daemon.connect() as client:
         image = client.image.create(str(tmp_path_factory.mktemp("image"))).image_id
-        memory = client.daemon.capabilities().providers[0].features["limit_memory"]
+        memory = features(client)["limit_memory"]
     if memory.why:
         pytest.skip(memory.why)
     with new_box(shared_daemon, image, memory_bytes=64 * MIB) as made:
@@ -185,7 +192,7 @@ def test_several_at_once_are_no_more_than_were_killed(box: Box) -> None:
 def test_a_later_daemon_knows_it_of_what_runs_on(running_daemon: RunningDaemon, tmp_path: Path) -> None:
     with running_daemon.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
-        if client.daemon.capabilities().providers[0].features["limit_memory"].why:
+        if features(client)["limit_memory"].why:
             pytest.skip("no memory control group")
         sandbox = client.sandbox.create(image, memory_bytes=64 * MIB).sandbox_id
         client.sandbox.exec(sandbox, ["python3", "-c", EAT])
@@ -206,7 +213,7 @@ def test_a_sandbox_that_ends_by_it_says_so(running_daemon: RunningDaemon, tmp_pa
     """As when nothing else is left to be killed. Here its first process is ended by us, after the kernel had killed."""
     with running_daemon.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
-        if client.daemon.capabilities().providers[0].features["limit_memory"].why:
+        if features(client)["limit_memory"].why:
             pytest.skip("no memory control group")
         for eats in (True, False):
             sandbox = client.sandbox.create(image, memory_bytes=64 * MIB).sandbox_id
