@@ -265,7 +265,12 @@ def test_what_is_done_inside_is_counted(box: Box) -> None:
 def test_counts_never_become_less_while_processes_come_and_go(box: Box) -> None:
     """What is summed up from processes may miss one that ends in that instant."""
     script = "i=0; while [ $i -lt 60 ]; do head -c 100000 /dev/zero >f$i; i=$((i+1)); done"
-    worker = threading.Thread(target=lambda: Box(box.daemon, box.daemon.connect(), box.id).sh(script))
+
+    def work() -> None:
+        with box.daemon.connect() as client:
+            client.sandbox.exec(box.id, ["sh", "-c", script])
+
+    worker = threading.Thread(target=work)
     worker.start()
     samples = [stats(box)]
     while worker.is_alive():
