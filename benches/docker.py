@@ -170,7 +170,7 @@ def ours_written(client: Any, box: str, number: int) -> float:
 
 
 def run_written(made: PrivateEngine, place: str) -> float:
-    """From the start of the container's program to its end, as the engine had them: `docker run` itself takes longer."""
+    """From the start of the container's program to its end: `docker run` itself takes longer."""
     host = {"Binds": [f"{place}:/out"], "NetworkMode": "none", "LogConfig": {"Type": "none"}}
     body = {"Image": made.tools(), "Cmd": ["sh", "-c", f"{WRITER.format(GB)} >/out/file"], "HostConfig": host}
     container = ask(made, "POST", "/containers/create", body)["Id"]
