@@ -150,18 +150,13 @@ class PullLog:
 def not_pulled(reference: str, said: str) -> SandkeepError:
     """The error for a reference that the engine could not pull, from its words."""
     lowered = said.lower()
-    if "unauthorized" in lowered or "forbidden" in lowered or "no basic auth" in lowered:
+    if any(word in lowered for word in ("not found", "manifest unknown", "does not exist", "no matching manifest")):
+        words = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
+        return CallerError("not_found", words, reference=reference)
+    if any(word in lowered for word in ("unauthorized", "forbidden", "denied", "no basic auth")):
         return CallerError(
             "permission_denied", f"the registry does not let this engine pull {reference}: log in there", field="source"
         )
-    if (
-        "not found" in lowered
-        or "manifest unknown" in lowered
-        or "access denied" in lowered
-        or "no matching manifest" in lowered
-    ):
-        words = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
-        return CallerError("not_found", words, reference=reference)
     return ProviderError("provider_unavailable", f"{reference} is not here, and its registry cannot be reached: {said}")
 
 

@@ -7,6 +7,7 @@ everybody is told so until it answers.
 
 import functools
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -126,6 +127,9 @@ class Engine:
 
     def _awake(self) -> "APIClient":
         """The client, once the engine has answered."""
+        with socket.socket(socket.AF_UNIX) as door:  # the SDK would leave one open that does not connect
+            door.settimeout(ANSWER_S)
+            door.connect(self.path)
         self._asking = self._asking or self._connect(ANSWER_S)
         self._asking.ping()
         self._client = self._client or self._connect(REQUEST_S)

@@ -173,7 +173,7 @@ def _login(name: str, client: "APIClient") -> dict[str, str]:
 
     registry, _ = auth.resolve_repository_name(name)
     header = auth.get_config_header(client, registry)
-    return {"X-Registry-Auth": header.decode() if isinstance(header, bytes) else header} if header else {}
+    return {"X-Registry-Auth": header.decode()} if header else {}
 
 
 def _untag(client: "APIClient", tag: str) -> None:

@@ -59,6 +59,9 @@ class Asking:
             self.began = True
             try:
                 self._ask(client)
+            except Exception:
+                if not self._cut.is_set():  # else it says nothing about the engine
+                    raise
             finally:
                 client.close()
                 with suppress(trio.RunFinishedError):
