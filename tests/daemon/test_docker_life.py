@@ -283,7 +283,7 @@ def test_an_engine_that_is_restarted_under_sandboxes_that_stay(world: World) -> 
     world.cli("suspend", "box")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_an_engine_that_takes_its_containers_along(frail: World, number: int) -> None:
     frail.box()
     frail.launch("count", COUNT)
@@ -303,6 +303,7 @@ def test_an_engine_that_takes_its_containers_along(frail: World, number: int) ->
     frail.nothing_left()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("first", ["engine", "daemon"])
 def test_both_down_and_up(world: World, first: str) -> None:
     world.box()
@@ -314,6 +315,7 @@ def test_both_down_and_up(world: World, first: str) -> None:
     world.cli("suspend", "box")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("first", ["engine", "daemon"])
 def test_both_down_and_up_and_the_containers_gone(frail: World, first: str) -> None:
     frail.box()
@@ -355,6 +357,7 @@ def test_a_name_that_is_somebody_elses(world: World) -> None:
         world.engine.ask("DELETE", "/containers/sandbox-taken?force=1")
 
 
+@pytest.mark.soak
 def test_what_an_earlier_attempt_left_is_removed_or_waited_for(world: World) -> None:
     """Also while the engine is removing it: "marked for removal"."""
     with world.daemon.connect() as client:
