@@ -96,7 +96,9 @@ async def copying(instance: Instance, path: str, *, incoming: bool, form: Form) 
     Leaving the block without a commit undoes what came in.
     """
     if not isinstance(instance, Piping):
-        raise SetupError("not_supported", "this sandbox's provider cannot copy files yet")
+        raise SetupError(
+            "not_supported", "the sandbox's image has no shell, which copies need: read and write single files"
+        )
     command = ["sh", "-c", _SCRIPT, "sh", "receive" if incoming else "send", path]
     command += [form, new_id(HELPER)]
     try:

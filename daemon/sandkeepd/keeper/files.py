@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Final
 
 import trio
-from msgspec import Struct
 
 from sandkeep.clock import rfc3339
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
@@ -18,7 +17,7 @@ from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry, FileType
 from sandkeepd.keeper.failure import failure, shown
 from sandkeepd.keeper.pipes import HELPER
-from sandkeepd.providers.base import Instance
+from sandkeepd.providers.base import Directory, Filing, Instance
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 """The largest file that is read whole, and the most that the names in a directory may be together."""
@@ -121,13 +120,6 @@ _FORMATS: Final = {
 }  # fmt: skip
 
 
-class Directory(Struct, frozen=True, kw_only=True):
-    """Some files of a directory; `last` is the name after which there are more, None when there are none."""
-
-    entries: list[FileEntry]
-    last: bytes | None
-
-
 async def read_file(instance: Instance, path: str) -> bytes:
     """See `Instance.read_file`."""
     found = await read_piece(instance, path, 0, MAX_FILE_BYTES)
@@ -145,6 +137,8 @@ async def write_file(instance: Instance, path: str, data: bytes) -> None:
 
 async def read_piece(instance: Instance, path: str, offset: int, max_bytes: int) -> FileContent:
     """Up to `max_bytes` of a file from `offset`. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
+    if isinstance(instance, Filing):
+        return await instance.read_piece(path, offset, max_bytes)
     said = await _run(instance, path, _READ, str(offset), str(max_bytes), most_bytes=_HEAD_BYTES + max_bytes)
     head, _, data = said.partition(b"\n")
     match = re.fullmatch(rb"([0-9a-f]{1,8}) ([0-9]{1,19})", head)
@@ -164,12 +158,17 @@ async def write_whole(
     instance: Instance, path: str, data: bytes, *, mode: int | None = None, parents: bool = False
 ) -> None:
     """Write a file whole or not at all. Raises as `read_piece` does, and `disk_limit`."""
+    if isinstance(instance, Filing):
+        await instance.write_whole(path, data, mode=mode, parents=parents)
+        return
     octal = "" if mode is None else f"{mode:o}"
     await _run(instance, path, _WRITE, PASSING + new_id(HELPER), octal, "parents" if parents else "", stdin=data)
 
 
 async def list_directory(instance: Instance, path: str, after: bytes, limit: int) -> Directory:
     """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
+    if isinstance(instance, Filing):
+        return await instance.list_directory(path, after, limit)
     said = await _run(instance, path, _NAMES, str(MAX_FILE_BYTES), most_bytes=MAX_FILE_BYTES)
     if len(said) >= MAX_FILE_BYTES:
         raise CallerError("invalid", f"path: {path!r} holds too many files to be listed", field="path")
@@ -188,10 +187,11 @@ def _page(said: bytes, after: bytes, limit: int) -> tuple[list[bytes], bool]:
 
 def _entries(said: bytes, path: str) -> list[FileEntry]:
     pieces = said.split(b"\0")
-    return [_entry(path, *pieces[place : place + 3]) for place in range(0, len(pieces) - 2, 3)]
+    return [entry(path, *pieces[place : place + 3]) for place in range(0, len(pieces) - 2, 3)]
 
 
-def _entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
+def entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
+    """A file, from its name below ``./``, what it is (see `_ENTRIES`), and where it leads if it is a link."""
     match = _ENTRY.fullmatch(what)
     if match is None:
         raise _nonsense(path)

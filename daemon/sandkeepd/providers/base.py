@@ -25,7 +25,16 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
-from sandkeep.model import ImageKind, Isolation, Network, ProviderCapabilities, SandboxSpec, SkippedFile
+from sandkeep.model import (
+    FileContent,
+    FileEntry,
+    ImageKind,
+    Isolation,
+    Network,
+    ProviderCapabilities,
+    SandboxSpec,
+    SkippedFile,
+)
 
 Progress = Callable[[str], Awaitable[None]]
 InputNote = Callable[[int, int], None]
@@ -386,6 +395,35 @@ class Piping(Protocol):
         ...
 
 
+class Directory(Struct, frozen=True, kw_only=True):
+    """Some files of a directory; `last` is the name after which there are more, None when there are none."""
+
+    entries: list[FileEntry]
+    last: bytes | None
+
+
+@runtime_checkable
+class Filing(Protocol):
+    """What an instance can do beyond `Instance` when its files are reached in another way than by commands inside. As
+    there, everything is done with the rights of the sandbox's user, and what is written is whole or not at all.
+    """
+
+    async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
+        """Up to `max_bytes` of a file from `offset`.
+
+        Raises `not_found`, `invalid` (not a file), `permission_denied`.
+        """
+        ...
+
+    async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
+        """Write a file; with `parents` also the directories above it. Raises as `read_piece` does, and `disk_limit`."""
+        ...
+
+    async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
+        """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
+        ...
+
+
 @runtime_checkable
 class Building(Protocol):
     """What a provider can do beyond `Provider` when it makes images also by Dockerfiles, and of references."""
@@ -532,5 +570,5 @@ class Recovering(Protocol):
     """What a provider can do beyond `Provider` when it depends on an engine that may be down for a while."""
 
     async def recovered(self) -> None:
-        """Wait until the engine answers again after it did not. What waits to be tried again is tried then."""
+        """Wait until the engine answers again, of which an error has told that it did not."""
         ...

@@ -20,15 +20,18 @@ from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import disk_usage, docker_plan, docker_probe, docker_start
-from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
+from sandkeepd.providers.base import Caller, Chunk, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
+from sandkeepd.providers.docker_exec import ExecInstance
+from sandkeepd.providers.docker_execs import refuse_secrets
 from sandkeepd.providers.docker_images import DockerImages
+from sandkeepd.providers.docker_instance import DockerInstance
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_start import Handle, Job
-from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
+from sandkeepd.providers.kept import KeptProvider, running
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
 
 T = TypeVar("T")
@@ -46,45 +49,18 @@ READY_S: Final = 30.0
 NEWS_S: Final = 3.0
 """How long an engine may take to say why a container ended, before that is told without it."""
 
+LOOK_AGAIN_S: Final = 0.1
+REMOVED_S: Final = 1.5
+"""How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
+
 INTERRUPTION_S: Final = 30.0
 """Within this time after an engine went away, the end of a container is taken for its doing."""
 
 
-class DockerInstance(KeptInstance):
-    """A container with a keeper."""
-
-    plan: Plan
-    engine: Engine
-    look_after: float = 0.0
-    control_groups: Mapping[str, str]
-
-    def groups(self) -> Mapping[str, str]:
-        """See `Measuring.groups`."""
-        return self.control_groups
-
-    async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
-        await self.engine.call(lambda client: docker_start.pause(client, self.container_id))
-        self.pause.set(True)
-
-    async def resume(self) -> None:
-        """See `Pausing.resume`."""
-        await self.engine.call(lambda client: docker_start.pause(client, self.container_id, paused=False))
-        self.pause.set(False)
-
-    @property
-    def disk_bytes(self) -> int:
-        """How much it may have on the disk."""
-        return self.plan.disk_bytes
-
-    @property
-    def container_id(self) -> str:
-        """What the engine calls it."""
-        found: str = self.handle["container_id"]
-        return found
+Held = DockerInstance | ExecInstance
 
 
-class DockerProvider(KeptProvider[DockerInstance]):
+class DockerProvider(KeptProvider[Held]):
     """See `Provider`. It runs tasks of its own, so `open_docker` makes it."""
 
     name = "docker"
@@ -141,24 +117,39 @@ class DockerProvider(KeptProvider[DockerInstance]):
     ) -> dict[str, Any]:
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
-        document: dict[str, Any] = msgspec.to_builtins(
-            docker_plan.decide(sandbox_id, owner, spec, details, self._disk_limit)
-        )
+        decided = docker_plan.decide(sandbox_id, owner, spec, details, self._disk_limit)
+        if decided.shell is None:
+            docker_exec.require_means()
+        document: dict[str, Any] = msgspec.to_builtins(decided)
         return document
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
-    ) -> DockerInstance:
+    ) -> Held:
         """See `Provider.create`."""
         await self._follow_engine()
         self.layout.prepare()
         job = self._job(sandbox_id, spec, secrets, plan)
+        if job.plan.shell is None:
+            refuse_secrets(secrets)
         try:
             return await self._start(job, secrets, docker_start.start)
         except BaseException:
-            with trio.CancelScope(shield=True), suppress(SandkeepError):  # else the daemon's next start removes it
-                await self.terminate(sandbox_id, plan, {})
+            with trio.CancelScope(shield=True):
+                await self._undo(sandbox_id, plan)
             raise
+
+    async def _undo(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        """Remove what there is of a container that was not to be; if the engine does not answer, once it does again."""
+        try:
+            await self.terminate(sandbox_id, plan, {})
+        except SandkeepError as error:
+            if "engine" in error.data:
+                self._nursery.start_soon(self._undo_later, sandbox_id, plan)
+
+    async def _undo_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        await self.engine.recovered()
+        await self._undo(sandbox_id, plan)
 
     def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
         return Job(
@@ -166,9 +157,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
             log_id=self.log_id, secrets=sorted(secrets),
         )  # fmt: skip
 
-    async def _start(
-        self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
-    ) -> DockerInstance:
+    async def _start(self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]) -> Held:
         """Prepare the directories, `start` the container, and hold it once its keeper answers."""
         await self._in_thread(docker_start.make_directories, job)
         failpoints.reach("docker.directories")
@@ -185,7 +174,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
         secrets: Mapping[str, str],
         plan: dict[str, Any],
         handle: dict[str, Any],
-    ) -> DockerInstance:
+    ) -> Held:
         """See `Reviving.revive`."""
         await self._follow_engine()
         await self.halt(sandbox_id, plan, handle)
@@ -212,10 +201,9 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     async def recovered(self) -> None:
         """See `Recovering.recovered`."""
-        self._begin_to_follow()
         await self.engine.recovered()
 
-    async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
+    async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> Held:
         """Hold a container that was just started, once its keeper answers."""
         isolation = await self._isolation(job.plan)
         instance = self._hold(job.sandbox_id, job.spec, job.plan, isolation, handle)
@@ -232,24 +220,29 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     def _hold(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle
-    ) -> DockerInstance | None:
+    ) -> Held | None:
         env = {**plan.env, **{name: value for name, value in spec.env.items() if name not in handle.secrets}}
 
-        def make() -> DockerInstance:
+        document, working_dir = msgspec.to_builtins(handle), spec.working_dir or plan.workspace
+
+        def with_keeper() -> Held:
             made = DockerInstance(
                 sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
-                handle=msgspec.to_builtins(handle), leader=plan.leader, env=env,
-                working_dir=spec.working_dir or plan.workspace, input_owner=docker_start.owner_of_files(plan),
-                inside=docker_plan.INSIDE,
+                handle=document, leader=plan.leader, env=env, working_dir=working_dir,
+                input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
-            made.plan, made.engine = plan, self.engine
-            made.control_groups = cgroups.groups_of_pid(handle.first.pid)
-            made.pause.set(cgroups.is_frozen(handle.first.pid))
+            made.contain(plan, self.engine)
             if not plan.tmux:
                 made.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
             return made
 
-        return self._take_hold(handle.first, make)
+        def without() -> Held:
+            return ExecInstance(
+                sandbox_id, self._sandbox(sandbox_id), self._watcher, self._nursery, self.engine, isolation=isolation,
+                handle=document, plan=plan, working_dir=working_dir,
+            )  # fmt: skip
+
+        return self._take_hold(handle.first, with_keeper if plan.shell else without)
 
     async def _isolation(self, plan: Plan) -> Isolation:
         if self._driver is None:
@@ -259,7 +252,9 @@ class DockerProvider(KeptProvider[DockerInstance]):
         notes = []
         if plan.uid == 0:
             notes.append("its code is root inside, and on the host, without any capabilities")
-        if plan.shell and not any(word.startswith("--default-signal") for word in plan.leader):
+        if plan.shell is None:
+            notes += docker_exec.NOTES
+        elif not any(word.startswith("--default-signal") for word in plan.leader):
             notes.append("its image's env cannot reset signals: what runs in it ignores SIGINT and SIGQUIT")
         return Isolation(
             mechanism="docker", files=self._driver, host_uid=plan.uid, workspace=plan.workspace, limits=held,
@@ -268,7 +263,7 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
-    ) -> DockerInstance | None:
+    ) -> Held | None:
         """See `Provider.adopt`. A container whose first process runs needs no engine to be taken over."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
         self._begin_to_follow()
@@ -290,14 +285,13 @@ class DockerProvider(KeptProvider[DockerInstance]):
         instance = self._instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
-        with trio.CancelScope(shield=True):
-            await self._in_thread(_kill, handle)
-            failpoints.reach("docker.killed")
-            await self.engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
-            failpoints.reach("docker.removed")
-            if instance is not None:
-                await self._see_end(instance)
-            await self._in_thread(self._clear, sandbox_id)
+        await self._in_thread(_kill, handle)
+        failpoints.reach("docker.killed")
+        await self.engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
+        failpoints.reach("docker.removed")
+        if instance is not None:
+            await self._see_end(instance)
+        await self._in_thread(self._clear, sandbox_id)
 
     def _clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
@@ -343,10 +337,19 @@ class DockerProvider(KeptProvider[DockerInstance]):
         state: dict[str, Any] = found["State"]
         return state
 
-    async def _why_ended(self, instance: DockerInstance) -> Ending:
+    async def _last_state(self, handle: Handle) -> dict[str, Any] | None:
+        """The state of a container that has ended; None when it was removed, as it is a moment after it was killed."""
+        deadline = trio.current_time() + REMOVED_S
+        state = await self._state(handle)
+        while state is not None and trio.current_time() < deadline:
+            await trio.sleep(LOOK_AGAIN_S)
+            state = await self._state(handle)
+        return state
+
+    async def _why_ended(self, instance: Held) -> Ending:
         try:
             with trio.fail_after(NEWS_S):
-                state = await self._state(msgspec.convert(instance.handle, Handle))
+                state = await self._last_state(msgspec.convert(instance.handle, Handle))
         except (SandkeepError, trio.TooSlowError):
             return _lost_with_engine()
         if state is None:
@@ -389,15 +392,22 @@ class DockerProvider(KeptProvider[DockerInstance]):
         images = await self.images.clean_up(ledger)
         return Swept(removed=[*removed, *images.removed], foreign=[*foreign, *images.foreign])
 
+    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+        """See `Provider.read_ended`."""
+        chunk = super().read_ended(sandbox_id, process_id, stream, offset, max_bytes)
+        return docker_records.noted(self._out(sandbox_id), process_id, chunk)
+
     # What goes on beside
 
-    def _occupied(self, instance: DockerInstance) -> int:
+    def _occupied(self, instance: Held) -> int:
         handle = msgspec.convert(instance.handle, Handle)
         paths = [*handle.written, self._out(instance.sandbox_id)]
-        inside = [instance.plan.workspace, f"{docker_plan.INSIDE}/out", "/"]
+        inside = [instance.plan.workspace, "/"]
+        if instance.plan.shell is not None:
+            inside.append(f"{docker_plan.INSIDE}/out")
         return disk_usage.occupied(paths, handle.first.pid, instance.groups(), inside, root=os.geteuid() == 0)
 
-    async def _end_for_disk(self, instance: DockerInstance) -> None:
+    async def _end_for_disk(self, instance: Held) -> None:
         await self._in_thread(_kill, instance.handle)
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
@@ -405,7 +415,10 @@ class DockerProvider(KeptProvider[DockerInstance]):
 
 
 def _lost_with_engine() -> Ending:
-    message = "the Docker engine stopped, and its containers with it, as it has no live-restore: resume the sandbox"
+    message = (
+        "it ended while the Docker engine was down or stopping, which takes containers along without live-restore: "
+        "resume the sandbox"
+    )
     return Ending(kind="lost", message=message)
 
 

@@ -82,7 +82,11 @@ def _host(plan: Plan, directory: str, seccomp: str | None, marks: Mapping[str, s
         "LogConfig": {"Type": "none"},
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
-        "Mounts": [*_shared(directory), *_workspace(plan, marks), *(_volume(volume, {}) for volume in plan.volumes)],
+        "Mounts": [
+            *_shared(plan, directory),
+            *_workspace(plan, marks),
+            *(_volume(volume, {}) for volume in plan.volumes),
+        ],
     }
 
 
@@ -93,10 +97,13 @@ def _scratch(plan: Plan) -> dict[str, str]:
     }
 
 
-def _shared(directory: str) -> list[dict[str, Any]]:
-    """Nobody inside can replace what is in `out`, also where the code inside has the uid that owns it."""
+def _shared(plan: Plan, directory: str) -> list[dict[str, Any]]:
+    """Nobody inside can replace what is in `out`, also where the code inside has the uid that owns it. Without a keeper
+    nobody inside sees it.
+    """
     places = [("in", True), ("out", True), ("out/p", False), ("out/exits", False)]
-    return [_bind(f"{directory}/{name}", f"{INSIDE}/{name}", read_only=read_only) for name, read_only in places]
+    seen = places[:1] if plan.shell is None else places
+    return [_bind(f"{directory}/{name}", f"{INSIDE}/{name}", read_only=read_only) for name, read_only in seen]
 
 
 def _bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeepd.hostprocess import Identity, identify
-from sandkeepd.keeper import KEEPER_SOURCE
+from sandkeepd.keeper import KEEPER_SOURCE, leader
+from sandkeepd.providers import docker_idle
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
-from sandkeepd.providers.docker_plan import Plan
+from sandkeepd.providers.docker_plan import INSIDE, Plan
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 GONE_S: Final = 30.0
 """How long a container that is being removed may take to be gone."""
+
+IDLE: Final = ".idle"
+"""The first program of a container without a shell, in `in`."""
 
 _POLL_S: Final = 0.05
 
@@ -58,22 +62,40 @@ def owner_of_files(plan: Plan) -> tuple[int, int] | None:
 
 
 def make_directories(job: Job) -> None:
-    """What is shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's."""
+    """What is shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's.
+
+    Without a shell there is no keeper: `in` holds the first program then, and `out` is all the daemon's.
+    """
     try:
         os.makedirs(job.directory, mode=0o700, exist_ok=True)
         for name in ("in", "out", "out/p"):
             os.makedirs(f"{job.directory}/{name}", mode=0o755, exist_ok=True)
         if not os.path.lexists(f"{job.directory}/{SANDBOX_MARK}"):
             write_mark(f"{job.directory}/{SANDBOX_MARK}", job.log_id)
-        with open(KEEPER_SOURCE, "rb") as source, open(f"{job.directory}/in/.keeper", "wb") as copy:
-            copy.write(source.read())
         with open(f"{job.directory}/out/exits", "ab"):
             pass
+        if job.plan.shell is None:
+            _make_idle(job)
+            return
+        with open(KEEPER_SOURCE, "rb") as source, open(f"{job.directory}/in/.keeper", "wb") as copy:
+            copy.write(source.read())
+        leader.install(f"{job.directory}/in")
         _make_control(job)
         _give_away(job)
     except OSError as error:
         words = f"the state directory cannot be written: {error.strerror}: make room there"
         raise DaemonError("storage_unavailable", words) from None
+
+
+def _make_idle(job: Job) -> None:
+    program = docker_idle.program()
+    assert program is not None  # else there is no such plan
+    path = f"{job.directory}/in/{IDLE}"
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # it may be running
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755), "wb") as file:
+        os.fchmod(file.fileno(), 0o755)
+        file.write(program)
 
 
 def _make_control(job: Job) -> None:
@@ -92,6 +114,9 @@ def _make_control(job: Job) -> None:
 @contextmanager
 def control_held_open(job: Job) -> Iterator[None]:
     """Keep what is sent to the keeper, for the length of a block: a FIFO that nobody has open forgets it."""
+    if job.plan.shell is None:
+        yield
+        return
     fd = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         yield
@@ -101,6 +126,8 @@ def control_held_open(job: Job) -> Iterator[None]:
 
 def close_control(job: Job) -> None:
     """The keeper has opened its way: nobody else inside shall."""
+    if job.plan.shell is None:
+        return
     path = f"{job.directory}/in/.control"
     os.chmod(path, 0o600)
     if os.geteuid() == 0:
@@ -121,8 +148,7 @@ def _give_away(job: Job) -> None:
 
 def start(client: "APIClient", job: Job) -> Handle:
     """Make and start the container; answer by what it is found again. Raises what the engine refuses in our words."""
-    assert job.plan.shell is not None
-    program = keeper(job.plan.shell, job.plan.disk_bytes)
+    program = [f"{INSIDE}/in/{IDLE}"] if job.plan.shell is None else keeper(job.plan.shell, job.plan.disk_bytes)
     body = configuration(
         job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, program, _profile(job.plan.seccomp), job.secrets
     )
