@@ -61,7 +61,8 @@ def test_every_stage_is_marked_and_the_steps_are_counted_as_the_engine_does() ->
     "text",
     [
         "FROM a", "FROM 0", "FROM sandkeep", "FROM Sandkeep:x", 'FROM "sandkeep:x"', "FROM sandk\\eep:x",
-        f"FROM sha256:{'0a' * 32}", f"FROM {'0a' * 32}", "FROM docker.io/library/sandkeep:x", "FR\\\nOM \\\n# c\n sandkeep",
+        f"FROM sha256:{'0a' * 32}", f"FROM {'0a' * 32}", "FROM docker.io/library/sandkeep:x",
+        "FR\\\nOM \\\n# c\n sandkeep",
         "FROM $X", "FROM ${X:-sandkeep:y}", "FROM ${X-alpine}", "ARG X=sandkeep\nFROM $X", "ARG X=sand\\keep\nFROM $X",
         "ARG A=sandkeep B=$A:x\nFROM $B", "FROM x AS deb\nFROM dee", "FROM deb\nFROM x AS deb", "FROM x\nFROM 0",
         "FROM x\nCOPY --from=ab a b", "FROM x\nCOPY\x0b--from=sandkeep:x a b", "FROM x\nCOPY --fr\"om\"=sandkeep a b",
@@ -213,7 +214,10 @@ def test_packing_that_is_given_up_leaves_no_program(tmp_path: Path) -> None:
     for _ in range(4):
         next(pieces)
     pieces.close()
-    assert subprocess.run(["pgrep", "-f", f"--directory {tmp_path}"], capture_output=True, check=False).returncode == 1
+    assert (
+        subprocess.run(["pgrep", "-f", "--", f"--directory {tmp_path}"], capture_output=True, check=False).returncode
+        == 1
+    )
 
 
 def test_a_file_below_is_read_and_none_outside(tmp_path: Path) -> None:
