@@ -166,6 +166,9 @@ class PrivateEngine:
             self.process.send_signal(number)
             self.process.wait(60)
             self.process = None
+            if number == signal.SIGKILL:  # its containerd dies with it, and is taken for one that runs
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{self.root}/exec/containerd/containerd.pid")
 
     def remove_containers(self) -> None:
         """Remove every container and volume."""

@@ -448,6 +448,7 @@ async def open_docker(
             state_dir, way, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
         )
         nursery.start_soon(provider.disks.run)
+        nursery.start_soon(way.look_after)
         return provider
 
     try:

@@ -1,14 +1,13 @@
 """The way to a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
 
 An engine that is down is told at once: nothing listens on its socket. One that hangs takes connections and answers
-none, so before anything that may take long it is asked whether it answers at all; and of one that was found to hang
-that is believed for a moment.
+none, so before anything that may take long it is asked whether it answers at all; and once one was found to hang,
+everybody is told so until it answers.
 """
 
 import functools
 import os
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -32,12 +31,6 @@ ANSWER_S: Final = 5
 REQUEST_S: Final = 120
 """How long one request may take, when the machine has much to do."""
 
-BELIEVED_S: Final = 0.2
-"""For how long it counts that an engine has answered."""
-
-DOUBTED_S: Final = 1.0
-"""For how long it counts that it has not."""
-
 AGAIN_S: Final = 1.0
 """How long after the end of its stream of events an engine is connected to again."""
 
@@ -53,6 +46,10 @@ class RefusedError(ProviderError):
         self.words = words
 
 
+class HangingError(ProviderError):
+    """The engine does not answer, although it is there."""
+
+
 class Engine:
     """One engine. Nothing is connected to, or even imported, before the first request."""
 
@@ -61,8 +58,9 @@ class Engine:
         self._limiter = trio.CapacityLimiter(AT_ONCE)
         self._client: APIClient | None = None
         self._asking: APIClient | None = None
-        self._heard = -BELIEVED_S
-        self._failed: tuple[float, ProviderError] | None = None
+        self._hanging: HangingError | None = None
+        self._hangs = trio.Event()
+        self._is_looked_after = False
         self._probing = trio.Lock()
         self.interrupted = -float("inf")
         """When its stream of events last ended, by `trio.current_time`: it may have been stopped then."""
@@ -84,7 +82,30 @@ class Engine:
 
         Raises `provider_unavailable` when the engine is down or hangs, and as a `RefusedError` when it answers so.
         """
-        return await trio.to_thread.run_sync(self._work, work, limiter=self._limiter, abandon_on_cancel=True)
+        if self._hanging is not None:
+            raise HangingError(self._hanging.code, self._hanging.message, **self._hanging.data)
+        try:
+            return await trio.to_thread.run_sync(self._work, work, limiter=self._limiter, abandon_on_cancel=True)
+        except HangingError as error:
+            if self._is_looked_after:
+                self._hanging = error
+                self._hangs.set()
+            raise
+
+    async def look_after(self) -> None:
+        """See when an engine that hangs answers again. Runs until cancelled."""
+        self._is_looked_after = True
+        while True:
+            await self._hangs.wait()
+            self._hangs = trio.Event()
+            while self._hanging is not None:
+                try:
+                    await trio.to_thread.run_sync(self._work, _ping, abandon_on_cancel=True)
+                    self._hanging = None
+                except HangingError:
+                    continue
+                except ProviderError:  # it is down altogether
+                    self._hanging = None
 
     async def stream(self, work: Callable[["APIClient"], T]) -> T:
         """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
@@ -98,28 +119,19 @@ class Engine:
 
         try:
             client = self._awake()
-            answer = work(client if timeout_s else self._patient())
+            return work(client if timeout_s else self._patient())
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
-            self._heard = -BELIEVED_S
-            down = self.down(error)
-            self._failed = time.monotonic(), down
-            raise down from None
-        self._heard, self._failed = time.monotonic(), None
-        return answer
+            raise self.down(error) from None
 
     def _awake(self) -> "APIClient":
         """The client, once the engine has answered."""
-        if self._failed is not None and time.monotonic() - self._failed[0] < DOUBTED_S:
-            raise ProviderError(self._failed[1].code, self._failed[1].message, **self._failed[1].data)
-        if self._client is None or time.monotonic() - self._heard > BELIEVED_S:
-            with socket.socket(socket.AF_UNIX) as door:  # the SDK would leave one open that does not connect
-                door.settimeout(ANSWER_S)
-                door.connect(self.path)
-            self._asking = self._asking or self._connect(ANSWER_S)
-            self._asking.ping()
-            self._heard = time.monotonic()
+        with socket.socket(socket.AF_UNIX) as door:  # the SDK would leave one open that does not connect
+            door.settimeout(ANSWER_S)
+            door.connect(self.path)
+        self._asking = self._asking or self._connect(ANSWER_S)
+        self._asking.ping()
         self._client = self._client or self._connect(REQUEST_S)
         return self._client
 
@@ -138,9 +150,10 @@ class Engine:
 
     def down(self, error: object) -> ProviderError:
         """The error for an engine that does not answer."""
-        why = "does not answer" if "timed out" in str(error).lower() else "is not running"
+        hangs = "timed out" in str(error).lower()
+        why = "does not answer" if hangs else "is not running"
         words = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
-        return ProviderError("provider_unavailable", words, engine="docker")
+        return (HangingError if hangs else ProviderError)("provider_unavailable", words, engine="docker")
 
     async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:
         """Hear of events for as long as this is not cancelled; `begun` each time when from then on none is missed."""
@@ -156,7 +169,7 @@ class Engine:
             await trio.sleep(AGAIN_S)
             async with self._probing:
                 with suppress(ProviderError):
-                    await self.call(lambda client: client.ping())
+                    await self.call(_ping)
                     return
 
     async def _follow_once(
@@ -184,6 +197,10 @@ class Engine:
             if client is not None:
                 client.close()
         self._client = self._asking = None
+
+
+def _ping(client: "APIClient") -> None:
+    client.ping()
 
 
 def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:
