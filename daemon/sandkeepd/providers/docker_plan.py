@@ -34,7 +34,8 @@ class Details(Struct, frozen=True, kw_only=True):
     """What was found out about an image when it was made. `shell` is None when it has none, and `why` says more.
 
     `leader` are the words that make a process the leader of a group of its own; `user` is the uid and gid of the
-    image's own user; `workdir` is where its programs start, and `writable` whether that user can write there.
+    image's own user; `workdir` is where its programs start, and `writable` whether that user can write there. `env`
+    are the image's variables that a shell might not pass on; the others every process has anyway.
     """
 
     docker_image_id: str
@@ -88,6 +89,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     why_no_shell: str | None = None
 
 
+def is_lost_by_shells(name: str) -> bool:
+    """Whether a shell, as which the keeper runs, may not pass a variable of this name on as it got it."""
+    return not _PLAIN.fullmatch(name) or name in _SHELLS_OWN
+
+
 def default_network() -> Network:
     """The network of sandboxes that did not ask for one."""
     named = settings.NETWORK()
@@ -119,7 +125,7 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
         network=_network(spec.network), seccomp=settings.SECCOMP(), pids=_pids(spec.pids),
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
-        env={name: value for name, value in image.env.items() if not _PLAIN.fullmatch(name) or name in _SHELLS_OWN},
+        env=image.env,
     )  # fmt: skip
 
 
