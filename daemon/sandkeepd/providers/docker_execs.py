@@ -35,13 +35,14 @@ FIRST_LOOK_S: Final = 0.03
 LOOK_S: Final = 0.01
 """How soon after it was ordered the engine is asked whether it has started a process, and how often then."""
 
-DRAIN_S: Final = 5.0
+DRAIN_S: Final = 2.0
 """How long after the end of a process its output may take to arrive. What it left behind may go on writing for ever."""
 
 TOLD_S: Final = 30.0
 """How long the engine may take to say how a process ended."""
 
-ASK_AGAIN_S: Final = 0.25
+ASK_AGAIN_S: Final = 1.0
+"""How often an engine that is down is asked meanwhile."""
 
 NOT_STARTED: Final = 126
 """The exit code that the engine gives also when only the connection to a process broke."""
