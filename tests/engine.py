@@ -127,6 +127,27 @@ class PrivateEngine:
         """An image without a shell."""
         return self.image("test/bare:1", rootfs.bare, "ENV PATH=/bin", 'CMD ["/bin/sleep","1000"]')
 
+    def guest(self) -> str:
+        """That of `tools`, with a user of its own."""
+        return self.derived("test/guest:1", f"FROM {self.tools()}\nUSER 1234:1234\n")
+
+    def derived(self, name: str, dockerfile: str) -> str:
+        """An image of that name, built once by a Dockerfile that needs no files."""
+        import io
+        import tarfile
+
+        if name not in self._images:
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w") as archive:
+                entry = tarfile.TarInfo("Dockerfile")
+                entry.size = len(dockerfile)
+                archive.addfile(entry, io.BytesIO(dockerfile.encode()))
+            status, body = self.ask("POST", f"/build?t={name}&rm=1&forcerm=1&networkmode=none", raw=packed.getvalue())
+            assert status == 200, body
+            assert b"errorDetail" not in body, body
+            self._images.add(name)
+        return name
+
     # -- its life -----------------------------------------------------------------------------------------------------
 
     def send(self, number: int) -> None:

@@ -82,6 +82,15 @@ class Hierarchies:
         """Whether ``pids``, ``memory``, … can be limited or counted."""
         return controller in self._base
 
+    def uncounted(self) -> list[str]:
+        """What of that which sandboxes use is not counted here, in words."""
+        counted = {
+            "cpu time": self.has("cpuacct") or 2 in self._version.values(),
+            "memory": self.has("memory"),
+            "processes": self.has("pids"),
+        }
+        return [what for what, is_counted in counted.items() if not is_counted]
+
     def plan(self, sandbox_id: str, limits: Limits) -> dict[str, str]:
         """The group of a sandbox in each hierarchy that its limits need, or that counts what it uses: controller ->
         directory. No effect.

@@ -277,17 +277,6 @@ def _listen_to_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
     return [bytes(said[pipe]) for pipe in pipes]
 
 
-def session_leader() -> list[str]:
-    """The words before a command that give it a session, hence a group, of its own, and default signals. Blocks.
-
-    Shells leave what they start in the background with two signals ignored; only an `env` that knows the option undoes
-    that. Absolute, since a shell may have commands of the same names built in that do not.
-    """
-    setsid, env = (shutil.which(name, path=TOOL_PATH) or name for name in ("setsid", "env"))
-    resets = run_tool([env, "--default-signal", "true"]).returncode == 0
-    return [setsid, env, "--default-signal"] if resets else [setsid, env]
-
-
 async def wait_ended(pidfd: int) -> None:
     """Wait until the process of a pidfd has ended."""
     await trio.lowlevel.wait_readable(pidfd)

@@ -57,7 +57,12 @@ def referred(command: ImageCreate) -> Source:
     for field in ("base", "dockerfile"):
         if getattr(command, field) is not None:
             raise CallerError("invalid", f"{field}: it goes with a directory, not with a reference", field=field)
-    references.parse(command.source, "source")
+    try:
+        references.parse(command.source, "source")
+    except CallerError as error:
+        raise CallerError(
+            "invalid", f"{error.message}; a directory is given by its absolute path", field="source"
+        ) from None
     return Source(kind="reference", source=command.source)
 
 

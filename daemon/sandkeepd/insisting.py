@@ -31,8 +31,8 @@ async def insist(
 ) -> T:
     """Do some work, again and again until it is done. What takes longer than `deadline_s` is tried anew.
 
-    `told` hears of each failure. Errors that are `passing` are raised at once. When the `provider` knows that its
-    engine answers again, nobody waits any longer.
+    `told` hears of each failure. Errors that are `passing` are raised at once. When the engine of the `provider` was
+    down, and answers again, nobody waits any longer.
     """
     delay = RETRY_S
     while True:
@@ -49,7 +49,7 @@ async def insist(
             told(error)
         logger.warning("no answer yet", extra={"what": what, "why": error.message, "again_in_s": delay})
         with trio.move_on_after(delay):
-            await _recovered(provider)
+            await _recovered(provider if "engine" in error.data else None)
         delay = min(2 * delay, MOST_RETRY_S)
 
 

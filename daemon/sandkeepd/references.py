@@ -53,7 +53,7 @@ def parse(text: str, field: str) -> Reference:
     found = _REFERENCE.fullmatch(text) if len(text) <= MOST_LENGTH else None
     if found is None or _ID.fullmatch(text):
         shown = text[:200]
-        message = f"{field}: {shown!r} is not a reference such as python:3.11-slim, nor an absolute path"
+        message = f"{field}: {shown!r} is not a reference such as python:3.11-slim"
         raise CallerError("invalid", message, field=field)
     domain, path = _split(found["domain"], found["path"])
     reference = Reference(domain, path, found["tag"], found["digest"])

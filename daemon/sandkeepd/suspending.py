@@ -40,16 +40,19 @@ class Suspensions:
 
     async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
         """Have everything in a sandbox stand still. One that is suspended is answered as it is."""
-        core, sandbox = self._core, decide.sandbox(self._core.state, request.params.sandbox_id)
-        while sandbox.status not in ("suspending", "suspended"):
-            runtime = await self._sandboxes.runtime(sandbox)
-            instance = pausing(runtime.instance, sandbox.requested.provider)
-            decide.require_running(sandbox)
-            intent = await self._order(sandbox, events.SandboxSuspendRequested(), request.meta)
-            if intent is not None:
-                work = partial(self._suspended, instance)
-                core.carry(partial(self._carry, sandbox, work, intent), f"suspending {sandbox.sandbox_id}")
-        return await self._outcome(sandbox)
+        sandbox = decide.sandbox(self._core.state, request.params.sandbox_id)
+        while sandbox.status != "suspended":
+            if sandbox.status == "resuming":
+                await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "resuming")
+            elif sandbox.status == "suspending" or await self._begin_to_suspend(sandbox, request.meta):
+                return await self._outcome(sandbox)
+        return sandbox.view()
+
+    async def _begin_to_suspend(self, sandbox: SandboxState, meta: events.Meta) -> bool:
+        decide.require_running(sandbox)
+        runtime = await self._sandboxes.held(sandbox)
+        work = partial(self._suspended, pausing(runtime.instance, sandbox.requested.provider))
+        return await self._order(sandbox, events.SandboxSuspendRequested(), work, meta)
 
     async def _suspended(self, instance: Pausing) -> Outcome:
         await in_time(instance.suspend)
@@ -61,17 +64,18 @@ class Suspensions:
         """Have a suspended sandbox go on, or start one that was lost or failed anew. One that runs is answered as it
         is.
         """
-        core, sandbox = self._core, decide.sandbox(self._core.state, request.params.sandbox_id)
-        while sandbox.status not in ("resuming", "running"):
-            anew = sandbox.status != "suspended"
-            secrets = dict(request.params.secrets)
-            work = self._reviving(sandbox, secrets) if anew else await self._resuming(sandbox)
-            if not decide.may(sandbox, "sandbox.resume_requested"):
-                continue
-            intent = await self._order(sandbox, events.SandboxResumeRequested(anew=anew), request.meta)
-            if intent is not None:
-                core.carry(partial(self._carry, sandbox, work, intent), f"resuming {sandbox.sandbox_id}")
-        return await self._outcome(sandbox)
+        sandbox = decide.sandbox(self._core.state, request.params.sandbox_id)
+        while sandbox.status != "running":
+            if sandbox.status == "suspending":
+                await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "suspending")
+            elif sandbox.status == "resuming" or await self._begin_to_resume(sandbox, request):
+                return await self._outcome(sandbox)
+        return sandbox.view()
+
+    async def _begin_to_resume(self, sandbox: SandboxState, request: Request[SandboxResume]) -> bool:
+        anew = sandbox.status != "suspended"
+        work = self._reviving(sandbox, dict(request.params.secrets)) if anew else await self._resuming(sandbox)
+        return await self._order(sandbox, events.SandboxResumeRequested(anew=anew), work, request.meta)
 
     async def _resuming(self, sandbox: SandboxState) -> Callable[[], Awaitable[Outcome]]:
         runtime = await self._sandboxes.held(sandbox)
@@ -99,15 +103,22 @@ class Suspensions:
 
     # -- both ---------------------------------------------------------------------------------------------------------
 
-    async def _order(self, sandbox: SandboxState, event: events.Event, meta: events.Meta) -> Recorded | None:
-        """Put the order on record; None when something else happened to the sandbox at that instant."""
-        sandbox_id = sandbox.sandbox_id
+    async def _order(
+        self, sandbox: SandboxState, event: events.Event, work: Callable[[], Awaitable[Outcome]], meta: events.Meta
+    ) -> bool:
+        """Put an order on record and begin to carry it out; False when something else has happened to the sandbox
+        meanwhile.
+        """
+        core, sandbox_id = self._core, sandbox.sandbox_id
+        if not decide.may(sandbox, event.type):
+            return False
         try:
-            intent = await self._core.intend(NewEvent(sandbox_id, event, sandbox_id, sandbox.revision), meta)
+            intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, sandbox.revision), meta)
         except StateError:
-            return None
+            return False
         self._sandboxes.changing[sandbox_id] = Pending()
-        return intent
+        core.carry(partial(self._carry, sandbox, work, intent), f"{event.type} of {sandbox_id}")
+        return True
 
     async def _carry(self, sandbox: SandboxState, work: Callable[[], Awaitable[Outcome]], intent: Recorded) -> None:
         sandbox_id, core = sandbox.sandbox_id, self._core
@@ -116,7 +127,8 @@ class Suspensions:
         instance: Instance | None = None
         try:
             with pending.scope:
-                outcome, instance = await work()
+                if _is_under_way(sandbox, intent.position):  # its end was not ordered at that instant
+                    outcome, instance = await work()
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             outcome = failure_of(sandbox, as_sandkeep_error(unforeseen))
         finally:

@@ -5,7 +5,7 @@ read is a number or it is not believed: then, as for what this kernel does not c
 a directory for each controller, version 2 one for all of them; a mapping of controllers to directories stands for both.
 
 Version 1 counts input and output only of disks that somebody has limited, and leaves the lines of others out. What it
-does not tell is summed up from the processes themselves: each has in its count what it waited for.
+does not tell is summed up from the processes themselves: each has in its count what it has waited for.
 """
 
 import os
@@ -193,9 +193,11 @@ def _io(pairs: list[tuple[str, str]]) -> dict[str, int | None]:
 
 def _io_of_processes(group: str) -> dict[str, int | None]:
     """The sums of what the processes of a group have had read and written, with those that ended before them."""
-    pids = [pid for pid in (_read(f"{group}/cgroup.procs") or "").split() if pid.isdigit()]
-    if not 0 < len(pids) <= MOST_PROCESSES:
+    alive = _pids_in(f"{group}/cgroup.procs")
+    if not 0 < len(alive) <= MOST_PROCESSES:
         return {}
+    waited_for = [child for pid in alive for child in _pids_in(f"/proc/{pid}/task/{pid}/children")]
+    pids = sorted({*alive, *waited_for})  # those that ended, and nobody has waited for yet, are in no group any more
     pairs: list[tuple[str, str]] = []
     for pid in pids:
         text = _read(f"/proc/{pid}/io")
@@ -204,6 +206,10 @@ def _io_of_processes(group: str) -> dict[str, int | None]:
         words = dict(line.split(": ", 1) for line in (text or "").splitlines() if ": " in line)
         pairs += [(name, words[file]) for file, name in _OF_A_PROCESS.items() if file in words]
     return _io(pairs) if pairs else {}
+
+
+def _pids_in(path: str) -> list[str]:
+    return [pid for pid in (_read(path) or "").split() if pid.isdigit()]
 
 
 def _known(told: Mapping[str, int | float | None]) -> dict[str, int | float]:

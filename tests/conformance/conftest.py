@@ -58,15 +58,19 @@ class World:
     async def import_image(self) -> None:
         """Make the image of `source`."""
         caller = Caller(uid=os.geteuid(), gid=os.getegid())
-        made = await self.provider.import_image(self.image_id, directory(self.source), caller, no_progress)
+        base = None if self.engine is None else self.engine.guest()
+        wanted = ImageRequest(kind="directory", source=str(self.source), base=base)
+        made = await self.provider.import_image(self.image_id, wanted, caller, no_progress)
         self.details = made.details
 
     def plan(self, sandbox_id: str, image_id: str | None = None, **fields: Any) -> dict[str, Any]:
         """The plan of a sandbox, as if there were no other."""
         taken: list[dict[str, Any]] = fields.pop("taken", [])
         image_id = image_id or self.image_id
-        spec = self.spec(**fields)
-        return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=self.details, owner="uid:0")
+        spec, details = self.spec(**fields), self.details
+        if image_id != self.image_id and details:
+            details = {**details, "docker_image_id": f"sha256:{'0a' * 32}"}
+        return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=details, owner="uid:0")
 
     def spec(self, **fields: Any) -> SandboxSpec:
         return SandboxSpec(isolation="none" if self.kind == "none" else "default", **fields)
@@ -85,6 +89,8 @@ class World:
     async def close(self) -> None:
         for sandbox_id in self.plans:
             await self.terminate(sandbox_id)
+        if self.kind == "docker":  # its engine outlives the test
+            await self.provider.remove_image(self.image_id)
 
 
 def directory(source: Path) -> ImageRequest:
@@ -136,15 +142,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
     made = World(request.param, tmp_path / "state", source, engine)
     async with AsyncExitStack() as stack:
         await made.open(stack)
-        if made.kind == "docker":
-            made.details = {
-                "docker_image_id": made.engine.get("/images/" + made.engine.tools() + "/json")["Id"],
-                "docker_image_tag": "x", "user": [1234, 1234], "shell": "/bin/sh", "tmux": True,
-                "leader": ["/usr/bin/setsid", "/usr/bin/env", "--default-signal=INT,QUIT,USR1"],
-                "workdir": "/workspace", "writable": True,
-            }  # fmt: skip
-        else:
-            await made.import_image()
+        await made.import_image()
         try:
             yield made
         finally:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.needs("bwrap", "tmux")
 GUIDES = {
     "copy-files": (),
     "give-secrets": (),
+    "measure-sandboxes": ("root",),
     "mend-a-damaged-log": (),
     "react-to-events": (),
     "tail-logs": ("node",),

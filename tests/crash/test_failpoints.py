@@ -30,7 +30,10 @@ NOT_IN_THE_STORY = {
 }
 """What only comes of a failure."""
 
-TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(GROWTH))
+NOT_LOCAL = ("sandbox.suspend", "sandbox.resume")
+"""What the local provider cannot do; see `test_suspending`."""
+
+TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith((*GROWTH, *NOT_LOCAL)))
 COMMITS = [f"{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]
 POINTS = [point for point in failpoints.POINTS if not point.startswith(GROWTH)]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")

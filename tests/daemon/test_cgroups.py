@@ -67,7 +67,11 @@ def test_controllers_that_were_not_delegated(tmp_path: Path) -> None:
     assert hierarchies.has("pids")
     assert not hierarchies.has("cpu")
     assert list(hierarchies.plan("sbx_1", LIMITS)) == ["pids"]
-    assert not Hierarchies(str(tmp_path / "none"), "3:pids:/\n0::/\n").has("pids")
+    assert hierarchies.uncounted() == ["memory"]
+    assert version_1(tmp_path / "1").uncounted() == []
+    nowhere = Hierarchies(str(tmp_path / "none"), "3:pids:/\n0::/\n")
+    assert not nowhere.has("pids")
+    assert nowhere.uncounted() == ["cpu time", "memory", "processes"]
 
 
 def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:

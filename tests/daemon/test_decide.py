@@ -2,6 +2,7 @@
 
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from tests.store.test_views import Log, running_sandbox
 
@@ -36,6 +37,46 @@ def test_every_status_has_a_word_for_not_being_ready() -> None:
     statuses = {*get_args(SandboxStatus)} - {"running"}
     assert set(decide.WHY_NOT_READY) == statuses
     assert {status for may in decide.SANDBOX_MAY.values() for status in may} <= statuses | {"running"}
+
+
+MAY = {
+    "creating": "created create_failed terminate_requested",
+    "running": "adopted suspend_requested suspended failed lost terminate_requested",
+    "suspending": "suspended suspend_failed failed lost terminate_requested",
+    "suspended": "adopted resume_requested resumed failed lost terminate_requested",
+    "resuming": "resumed resume_failed failed lost terminate_requested",
+    "stopping": "terminated lost",
+    "stopped": "",
+    "failed": "resume_requested terminate_requested",
+    "lost": "resume_requested terminate_requested",
+}
+
+
+def test_what_may_follow_in_each_state_of_a_sandbox() -> None:
+    """The table read the other way round: nothing is allowed that is not meant to be."""
+    assert set(MAY) == {*get_args(SandboxStatus)}
+    for status, words in MAY.items():
+        allowed = {kind for kind, states in decide.SANDBOX_MAY.items() if status in states}
+        assert allowed - {"process.launch_requested"} == {f"sandbox.{word}" for word in words.split()}, status
+    told = {kind for kind in EVENTS if kind.startswith("sandbox.")} - {
+        "sandbox.create_requested",
+        "sandbox.file_written",
+    }
+    assert told == {kind for kind in decide.SANDBOX_MAY if kind.startswith("sandbox.")}
+
+
+def test_what_is_started_anew() -> None:
+    sandbox = world().sandboxes["sbx_0"]
+    sandbox.status = "lost"
+    decide.revive(sandbox, {}, can_revive=True)
+    assert "'fake'" not in refused("not_ready", decide.revive, sandbox, {}, can_revive=False).message
+    sandbox.requested = msgspec.structs.replace(sandbox.requested, secrets=["A", "B", "C"])
+    error = refused("secret_missing", decide.revive, sandbox, {"B": "x"}, can_revive=True)
+    assert error.data["secrets"] == ["A", "C"]
+    sandbox.made = False
+    refused("not_ready", decide.revive, sandbox, {}, can_revive=True)
+    sandbox.status = "stopped"
+    assert "has ended" in refused("not_ready", decide.revive, sandbox, {}, can_revive=True).message
 
 
 WITHOUT_EVENT = {

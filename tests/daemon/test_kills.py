@@ -1,9 +1,11 @@
 """Who is told to have been killed for want of memory: who was, and of whom that cannot be said is not."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.boxes import Box, new_box, until
@@ -19,6 +21,12 @@ EAT = "x = bytearray(300 << 20)"
 KILLED = 137
 
 REQUEST = events.ProcessLaunchRequested(sandbox_id="sbx", name=None, command=["true"])
+
+
+def features(client: Any) -> dict[str, Any]:
+    """What the local provider can do here."""
+    [local] = [one for one in client.daemon.capabilities().providers if one.provider == "local"]
+    return dict(local.features)
 
 
 def process(process_id: str, **more: object) -> ProcessState:
@@ -114,7 +122,7 @@ def test_where_nobody_counts_nothing_is_told(counted: Counted) -> None:
 def box(shared_daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     with shared_daemon.connect() as client:
         image = client.image.create(str(tmp_path_factory.mktemp("image"))).image_id
-        memory = client.daemon.capabilities().providers[0].features["limit_memory"]
+        memory = features(client)["limit_memory"]
     if memory.why:
         pytest.skip(memory.why)
     with new_box(shared_daemon, image, memory_bytes=64 * MIB) as made:
@@ -132,6 +140,22 @@ def test_what_eats_too_much_is_told(box: Box, command: list[str]) -> None:
     assert (done.exit_code, done.oom_killed, done.error) == (KILLED, True, SENTENCE)
     ended = box.client.process.get(box.id, done.process_id)
     assert (ended.oom_killed, ended.error, ended.status) == (True, SENTENCE, "exited")
+
+
+@pytest.mark.needs("bwrap", "root")
+def test_people_are_told(box: Box) -> None:
+    """By `exec` on stderr, by `wait`, in lists, in the history, and in a document."""
+    eats = ["--", "python3", "-c", EAT]
+    done = box.daemon.cli("exec", box.id, *eats)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (KILLED, b"", f"sandkeep: {SENTENCE}\n")
+    assert json.loads(box.daemon.cli("exec", box.id, "--json", *eats).stdout)["oom_killed"]
+    box.daemon.cli("run", box.id, "eater", "--detach", *eats)
+    waited = box.daemon.cli("wait", box.id, "eater")
+    assert (waited.returncode, waited.stderr.decode()) == (KILLED, f"sandkeep: {SENTENCE}\n")
+    assert b"out of memory" in box.daemon.cli("ps", box.id, "--all").stdout
+    assert b"exit 137  out of memory" in box.daemon.cli("history", box.id).stdout
+    plainly = box.daemon.cli("exec", box.id, "--", "sh", "-c", "kill -9 $$")
+    assert (plainly.returncode, plainly.stderr) == (KILLED, b"")
 
 
 @pytest.mark.needs("bwrap", "root")
@@ -153,12 +177,12 @@ def test_who_had_a_time_limit_is_told_by_that(box: Box) -> None:
 
 @pytest.mark.needs("bwrap", "root")
 def test_several_at_once_are_no_more_than_were_killed(box: Box) -> None:
-    before = box.client.sandbox.stats(box.id).sandboxes[0].oom_kills
+    before = box.client.sandbox.stats(sandbox_id=box.id).sandboxes[0].oom_kills
     for number in range(4):
         eat = f"import time\nx = bytearray({40 + number} << 20)\ntime.sleep(0.5)\nx[::4096] = x[::4096]"
         box.client.process.launch(box.id, ["python3", "-c", eat], name=f"eater-{number}")
     ended = [box.client.process.wait(box.id, f"eater-{number}") for number in range(4)]
-    killed = box.client.sandbox.stats(box.id).sandboxes[0].oom_kills - before
+    killed = box.client.sandbox.stats(sandbox_id=box.id).sandboxes[0].oom_kills - before
     told = [one for one in ended if one.oom_killed]
     assert 1 <= len(told) == killed
     assert {one.exit_code for one in told} == {KILLED}
@@ -168,7 +192,7 @@ def test_several_at_once_are_no_more_than_were_killed(box: Box) -> None:
 def test_a_later_daemon_knows_it_of_what_runs_on(running_daemon: RunningDaemon, tmp_path: Path) -> None:
     with running_daemon.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
-        if client.daemon.capabilities().providers[0].features["limit_memory"].why:
+        if features(client)["limit_memory"].why:
             pytest.skip("no memory control group")
         sandbox = client.sandbox.create(image, memory_bytes=64 * MIB).sandbox_id
         client.sandbox.exec(sandbox, ["python3", "-c", EAT])
@@ -189,7 +213,7 @@ def test_a_sandbox_that_ends_by_it_says_so(running_daemon: RunningDaemon, tmp_pa
     """As when nothing else is left to be killed. Here its first process is ended by us, after the kernel had killed."""
     with running_daemon.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
-        if client.daemon.capabilities().providers[0].features["limit_memory"].why:
+        if features(client)["limit_memory"].why:
             pytest.skip("no memory control group")
         for eats in (True, False):
             sandbox = client.sandbox.create(image, memory_bytes=64 * MIB).sandbox_id

@@ -61,6 +61,12 @@ def ending(box: str) -> list[Append]:
     return [[(box, box, asked)], [(box, box, events.SandboxTerminated(reason=reason))]]
 
 
+PAUSES = (
+    events.SandboxSuspendRequested(), events.SandboxSuspended(), events.SandboxResumeRequested(),
+    events.SandboxResumeFailed(code="internal", message="no"), events.SandboxResumed(outside=True),
+)  # fmt: skip
+
+
 def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
     """Sandboxes of every fate with processes of every fate, all at once, some of them with more than a view shows."""
     chance = random.Random(seed)
@@ -104,6 +110,8 @@ def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
             open_boxes.remove(box)
         elif what < 0.98:
             yield [(box, box, events.SandboxAdopted())]
+        elif what < 0.99:
+            yield from [[(box, box, event)] for event in PAUSES[: chance.randrange(1, len(PAUSES) + 1)]]
 
 
 def crowded(box: str, seed: int) -> Iterator[Append]:

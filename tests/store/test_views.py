@@ -99,6 +99,43 @@ def test_the_life_of_a_sandbox() -> None:
     assert not list(state.image_users("img_1"))
 
 
+def test_a_sandbox_is_suspended_and_resumed() -> None:
+    log = Log()
+    running_sandbox(log)
+    steps = (
+        (events.SandboxSuspendRequested(), "suspending"),
+        (events.SandboxSuspendFailed(code="internal", message="no"), "running"),
+        (events.SandboxSuspendRequested(), "suspending"),
+        (events.SandboxSuspended(), "suspended"),
+        (events.SandboxResumeRequested(), "resuming"),
+        (events.SandboxResumeFailed(code="internal", message="no"), "suspended"),
+        (events.SandboxResumed(outside=True), "running"),
+        (events.SandboxSuspended(outside=True), "suspended"),
+    )
+    state = log.fold()
+    for event, status in steps:
+        log.add("sbx_a", event, "sbx_a")
+        assert log.fold(state).sandboxes["sbx_a"].view().status == status
+    assert state.sandboxes["sbx_a"].handle == {"pid": 3}
+
+
+def test_a_sandbox_that_was_lost_is_started_anew() -> None:
+    log = Log()
+    running_sandbox(log)
+    log.add("sbx_a", events.SandboxLost(last_status="running", message="gone"), "sbx_a")
+    log.add("sbx_a", events.SandboxResumeRequested(anew=True), "sbx_a")
+    log.add("sbx_a", events.SandboxResumeFailed(code="internal", message="no"), "sbx_a")
+    state = log.fold()
+    sandbox = state.sandboxes["sbx_a"]
+    assert (sandbox.view().status, sandbox.view().error, sandbox.ended_us is None) == ("lost", "gone", False)
+    log.add("sbx_a", events.SandboxResumeRequested(anew=True), "sbx_a")
+    other = model.Isolation(mechanism="fake", files="overlay")
+    log.add("sbx_a", events.SandboxResumed(isolation=other, handle={"pid": 4}), "sbx_a")
+    log.fold(state)
+    assert (sandbox.view().status, sandbox.view().error, sandbox.ended_us) == ("running", None, None)
+    assert (sandbox.handle, sandbox.view().isolation) == ({"pid": 4}, other)
+
+
 def test_a_sandbox_that_was_never_made_has_no_document_and_needs_no_image() -> None:
     log = Log()
     log.add("sbx_a", requested_sandbox(), "sbx_a")
@@ -177,7 +214,9 @@ class Story:
         sandbox_id = self.draw(st.sampled_from(["sbx_a", "sbx_b"]))
         if sandbox_id not in self.log.revisions:
             running_sandbox(self.log, sandbox_id)
-        action = self.draw(st.sampled_from(["launch", "exit", "signal", "lost", "adopt", "fail", "end"]))
+        action = self.draw(
+            st.sampled_from(["launch", "exit", "signal", "lost", "adopt", "fail", "end", "pause", "revive"])
+        )
         getattr(self, action)(sandbox_id)
 
     def launch(self, sandbox_id: str) -> None:
@@ -207,6 +246,20 @@ class Story:
 
     def fail(self, sandbox_id: str) -> None:
         self.log.add(sandbox_id, events.SandboxFailed(message="it died"), sandbox_id)
+
+    def pause(self, sandbox_id: str) -> None:
+        """Orders that are carried out or fail, or are only begun, and what others do."""
+        some = st.sampled_from((
+            events.SandboxSuspendRequested(), events.SandboxSuspended(), events.SandboxResumeRequested(),
+            events.SandboxSuspendFailed(code="internal", message="no"), events.SandboxSuspended(outside=True),
+            events.SandboxResumed(), events.SandboxResumeFailed(code="internal", message="no", interrupted=True),
+        ))  # fmt: skip
+        for _ in range(self.draw(st.integers(1, 4))):
+            self.log.add(sandbox_id, self.draw(some), sandbox_id)
+
+    def revive(self, sandbox_id: str) -> None:
+        self.log.add(sandbox_id, events.SandboxResumeRequested(anew=True), sandbox_id)
+        self.log.add(sandbox_id, events.SandboxResumed(isolation=ISOLATION, handle={"pid": 4}), sandbox_id)
 
     def end(self, sandbox_id: str) -> None:
         self.log.add(sandbox_id, events.SandboxTerminateRequested(reason="requested"), sandbox_id)

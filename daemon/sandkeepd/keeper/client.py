@@ -18,6 +18,7 @@ from sandkeepd.keeper import fifo, files, journal, pipes, requests
 from sandkeepd.keeper.following import Journals
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
 from sandkeepd.keeper.launching import Launcher
+from sandkeepd.keeper.leader import leader_of
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import LOST_END, Known
 from sandkeepd.keeper.talk import Talk
@@ -28,6 +29,9 @@ from sandkeepd.providers.base import Chunk, Ending, Exit, InputNote, Launch, unn
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
 
+PID_S: Final = 2.0
+"""How long the pid of one that is just being started is waited for: the code inside can keep it from being told."""
+
 STUCK_S: Final = KILL_DEADLINE_S / 2
 """How long a killed process's tmux has for noticing; then it is killed, too."""
 
@@ -36,8 +40,8 @@ class KeeperInstance:
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
 
     `directory` holds `in` and `out`. `leader` are the words that put a process into a group of its own, with default
-    signals; `input_owner` is the uid and gid that must be able to open a process's input; `inside` is what the code
-    inside calls `directory`, when that is not the same.
+    signals, where `in` does not hold our program for that; `input_owner` is the uid and gid that must be able to open a
+    process's input; `inside` is what the code inside calls `directory`, when that is not the same.
     """
 
     no_terminals: str | None = None
@@ -64,8 +68,9 @@ class KeeperInstance:
         self._journals = Journals(self._place.out_dir, watcher)
         self._talk = Talk(sandbox_id, self._place, watcher, self._heard)
         self.pause = self._talk.pause
+        words = leader_of(self._place.in_dir, f"{inside or directory}/in", leader)
         self._launcher = Launcher(
-            self._talk, self._place, self._journals, leader=leader, env=env, working_dir=working_dir
+            self._talk, self._place, self._journals, leader=words, env=env, working_dir=working_dir
         )
         self._helpers = Helpers(self, self._talk, self._place, self._launcher)
         self._viewers = Viewers(self, self._talk, self._place, handle)
@@ -87,14 +92,20 @@ class KeeperInstance:
             process.answer = None
             await self._talk.send(requests.request("check", process_id))
             await self._talk.news(process, lambda: process.pid is not None or process.answer in ("none", "live"))
-        if process.pid is None and process.answer == "live":
-            process.pid = journal.read_pid(self._place.out_dir, process_id) or 0
+        if process.pid is None and process.answer == "live":  # it is just being started
+            await self._await_pid(process)
         if process.pid is None:
             self._talk.processes.pop(process_id, None)
             return None
         if process.exit is None:
             await self._talk.send(requests.request("check", process_id))
         return process.pid
+
+    async def _await_pid(self, process: Known) -> None:
+        with self.pause.patience(PID_S) as patience:
+            await self._talk.news(process, lambda: process.pid is not None)
+        if patience.cancelled_caught:
+            process.pid = 0
 
     async def wait(self, process_id: str) -> Exit:
         """See `Instance.wait`."""

@@ -64,7 +64,7 @@ def open_regular(path: str, *, dir_fd: int | None = None) -> int:
 
 
 def open_journal(out_dir: str, process_id: str, part: str) -> int:
-    """Open ``stdout``, ``stderr`` or ``pid`` of a process. Raises OSError, `NotAFileError`.
+    """Open ``stdout`` or ``stderr`` of a process. Raises OSError, `NotAFileError`.
 
     `out_dir` itself is the daemon's; only `p` in it could, with a user's own daemon, be replaced from inside.
     """
@@ -133,19 +133,6 @@ def first_kept(fd: int) -> int:
         if error.errno != errno.ENXIO:  # no holes are told of here
             return 0
     return os.fstat(fd).st_size
-
-
-def read_pid(out_dir: str, process_id: str) -> int | None:
-    """The pid that the keeper noted for a process, if it can be believed to be one."""
-    try:
-        fd = open_journal(out_dir, process_id, "pid")
-    except (OSError, NotAFileError):
-        return None
-    try:
-        text = os.read(fd, 16)
-    finally:
-        os.close(fd)
-    return int(text) if re.fullmatch(rb"[0-9]{1,10}\n", text) else None
 
 
 class ExitsReader:

@@ -2,8 +2,8 @@
 # Sandkeep's keeper: the first process of a sandbox. It takes requests from standard input, a FIFO, one a line, and tells
 # in OUT/exits, one line each, what became of them.   sh keeper IN OUT [FILE_BLOCKS [PROCESSES [ADDRESS_KIB]]]
 #
-#   run ID MODE     start IN/ID (a script that ends in exec); MODE is the kind of its standard input: none, file, pipe;
-#                   or tty: the script then is `terminal.sh`, and speaks for itself
+#   run ID MODE [SCRIPT]  start SCRIPT, or IN/ID (a script that ends in exec); MODE is the kind of its standard input:
+#                   none, file, pipe; or tty: the script then is `terminal.sh`, and speaks for itself
 #   secret ID TEXT  a piece of the assignments that only the process ID will see; comes before its run
 #   share - TEXT    the same for every process that starts from now on
 #   kill ID SIGNAL [N]  signal the process's group, and say that it was N    eof ID   no more input will come
@@ -27,7 +27,8 @@ echo ready
 exec >&5 2>&5
 
 # Runs beside the process and outside its group, so that what is sent to the group leaves the watcher alone. What a secret is
-# called must not matter, so beyond the assignments only positional parameters are used: $3 the script, $4 a newline.
+# called must not matter, so beyond the assignments only positional parameters are used: $3 the script's file, $4 a newline,
+# $6 the script, if it is short.
 watch() {
 	command exec 4>>"$out/exits" # its own: that it is closed tells the daemon of a watcher's end, however that came
 	journal=$out/p/$1 input=/dev/null pid='' closed='' code=''
@@ -41,12 +42,11 @@ watch() {
 	esac
 	exec 7<"$input" # now, since the name may be gone before the process runs
 	{
-		command eval '{ eval "$shared$mine" ". \"\$3\""; } <&7 3<&- 4>&- 5>&- 6>&- 7<&- & pid=$!'
+		command eval '{ eval "$shared$mine" "$6"; } <&7 3<&- 4>&- 5>&- 6>&- 7<&- & pid=$!'
 	} >>"$journal.stdout" 2>>"$journal.stderr"
 	exec 7<&-
 	if [ -n "$pid" ]; then
 		echo "pid $1 $pid" >&3 # not from a file: the code inside could have another process killed by it, or none
-		echo "$pid" >"$journal.pid"
 		echo "$1 +$pid" >&4 # one short appending write: whole or absent
 		while
 			wait "$pid"
@@ -149,10 +149,11 @@ while IFS= read -r line <&3; do
 	run)
 		mine=''
 		[ "$whose" = "$id" ] && mine=$secrets secrets='' whose=''
-		how=watch
+		how=watch script='. "$3"'
+		case $argument in *' '*) script=${argument#* } argument=${argument%% *} ;; esac
 		[ "$argument" = tty ] && how=watch_terminal pid=''
 		# `command` keeps the keeper alive when it cannot fork
-		if command eval '$how "$id" "$argument" "$in/$id" "$newline" "$out/p/$id" &'; then
+		if command eval '$how "$id" "$argument" "$in/$id" "$newline" "$out/p/$id" "$script" &'; then
 			eval "watcher_$id=$! pid_$id=" # an id has letters, digits and _ alone
 			live="$live$id "
 		else
@@ -185,7 +186,12 @@ while IFS= read -r line <&3; do
 			case $argument in '' | "$id" | *[!0-9]*) ;; *) note "$id" "$argument" ;; esac
 		fi
 		;;
-	check) examine "$id" && watcher_of "$id" && echo "$id live" >&4 ;;
+	check)
+		if examine "$id" && watcher_of "$id"; then
+			[ -z "$pid" ] || echo "$id +${pid%.*}" >&4
+			echo "$id live" >&4
+		fi
+		;;
 	sweep)
 		tidy
 		for id in $live; do

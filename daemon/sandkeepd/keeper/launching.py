@@ -6,6 +6,7 @@ from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeepd.keeper import requests, terminal
 from sandkeepd.keeper.following import Journals
+from sandkeepd.keeper.leader import Leader
 from sandkeepd.keeper.place import Place, no_room
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import Talk
@@ -14,8 +15,8 @@ from sandkeepd.turns import my_turn
 
 
 class Launcher:
-    """Starts the processes of one sandbox. `leader` are the words that put a process into a group of its own, with
-    default signals; `env` and `working_dir` hold for all that have no others.
+    """Starts the processes of one sandbox by the words of `leader`. `env` and `working_dir` are for all that have no
+    others.
     """
 
     def __init__(
@@ -24,7 +25,7 @@ class Launcher:
         place: Place,
         journals: Journals,
         *,
-        leader: Sequence[str],
+        leader: Leader,
         env: Mapping[str, str],
         working_dir: str,
     ) -> None:
@@ -42,11 +43,11 @@ class Launcher:
         if process_id in self._talk.processes or self._place.was_started(process_id):
             raise _started_before(process_id)
         secrets = list(requests.secret_requests(process_id, launch.secrets))
-        await self._write_script(process_id, launch, opening)
+        script = await self._write_script(process_id, launch, opening)
         failpoints.reach("launch.written")
         await my_turn()
         process = self._talk.processes[process_id] = Known()
-        await self._talk.send(*secrets, requests.request("run", process_id, _mode(launch)))
+        await self._talk.send(*secrets, requests.request("run", process_id, _mode(launch), script))
         failpoints.reach("launch.sent")
         await self._talk.news(process, lambda: process.pid is not None or process.answer == "none")
         if process.pid is None:
@@ -62,33 +63,37 @@ class Launcher:
         message = "the sandbox could not start another process: it is out of processes, memory or disk"
         return ProviderError("provider_unavailable", message, process_id=process_id)
 
-    async def _write_script(self, process_id: str, launch: Launch, opening: bytes) -> None:
+    async def _write_script(self, process_id: str, launch: Launch, opening: bytes) -> bytes | None:
+        """Write what the process needs; answer its script, if that is to go with the request."""
         env = {name: value for name, value in {**self._env, **launch.env}.items() if name not in launch.secrets}
         where = launch.working_dir or self._working_dir
         try:
             if launch.terminal:
                 await self._write_terminal(process_id, launch.terminal, launch.command, env, where)
-                return
-            text = requests.script(self._leader, launch.command, env, where, opening)
+                return None
+            commands = requests.script(self._leader.apart, launch.command, env, where, opening)
             if launch.stdin is True:
                 await self._place.make_fifo(f"{process_id}.stdin")
             elif isinstance(launch.stdin, bytes):
                 await self._place.write(f"{process_id}.stdin", launch.stdin)
-            await self._place.write(process_id, text)
+            line = None if opening else requests.in_a_line(commands)
+            if line is None:
+                await self._place.write(process_id, requests.in_a_file(commands))
         except FileExistsError:
             raise _started_before(process_id) from None
         except OSError as error:
             self._place.remove_start(process_id)
             raise no_room(error) from None
+        return line
 
     async def _write_terminal(
         self, process_id: str, wanted: Terminal, command: Sequence[str], env: Mapping[str, str], working_dir: str
     ) -> None:
         """Write what starts a process in a terminal, which belongs to a session of its own already."""
         text = terminal.script(self._place.journals, process_id, wanted)
-        program = requests.script(self._leader[1:], command, env, working_dir, terminal.BEGIN)
+        program = requests.script(self._leader.within, command, env, working_dir, terminal.BEGIN)
         await self._place.make_fifo(f"{process_id}.told")
-        await self._place.write(f"{process_id}.program", program)
+        await self._place.write(f"{process_id}.program", requests.in_a_file(program))
         await self._place.write(f"{process_id}.pane", terminal.PANE)
         await self._place.write(process_id, text)
 

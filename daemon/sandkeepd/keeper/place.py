@@ -2,8 +2,9 @@
 
 in/   .control      FIFO of requests; the keeper's standard input, so it needs no name inside
       .keeper       the script
-      ID            how to start a process      ID.stdin   its input: a file, or a FIFO
-out/  exits         the keeper's answers        p/ID.{stdout,stderr,pid}   written inside, only read here
+      .leader       what processes are started by
+      ID            how to start a process, if that is long     ID.stdin   its input: a file, or a FIFO
+out/  exits         the keeper's answers        p/ID.{stdout,stderr}   written inside, only read here
 """
 
 import os
@@ -18,7 +19,7 @@ from sandkeepd.keeper import pipes
 _ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
 """What the names of a process's files in `in` end in."""
 
-_WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".pid")
+_WRITTEN_INSIDE: Final = (".stdout", ".stderr")
 
 
 class Place:
@@ -39,8 +40,8 @@ class Place:
         return f"{self.in_dir}/.control"
 
     def was_started(self, process_id: str) -> bool:
-        """Whether the code inside has noted a pid for it, now or when an earlier daemon was there."""
-        return os.path.lexists(f"{self.out_dir}/p/{process_id}.pid")
+        """Whether there is a journal of it, from now or when an earlier daemon was there."""
+        return os.path.lexists(f"{self.out_dir}/p/{process_id}.stdout")
 
     async def write(self, name: str, data: bytes) -> None:
         """Make a file in `in`. A small one, too, may have to wait until the file system has flushed what others wrote.

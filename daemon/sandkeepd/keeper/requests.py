@@ -55,34 +55,50 @@ def variable(name: str, field: str) -> bytes:
     )
 
 
+MAX_INLINE_BYTES: Final = 1024
+"""A script up to this length goes with its request: a shell reads those byte by byte, a file at once."""
+
+
 def script(
     leader: Sequence[str],
     command: Sequence[str],
     env: Mapping[str, str],
     working_dir: str | None,
     opening: bytes = b"",
-) -> bytes:
-    """The script that becomes the process. `leader` are the words that make it the leader of a group of its own.
-    `opening` are commands that come first; the path of the script itself is ``$3`` to them.
+) -> list[bytes]:
+    """The commands of a shell that becomes the process. `leader` are the words that make it the leader of a group of
+    its own. `opening` are commands that come first; the path of the script itself is ``$3`` to them.
 
-    The environment is set by ``env``, the last of `leader`, and not by the shell, which has variables of its own that
-    cannot be set to everything. A first word with ``=`` would be taken for a variable by it, so a shell stands
-    between.
+    The environment is set by the leader, and not by the shell, which has variables of its own that cannot be set to
+    everything. A first word with ``=`` would be taken for a variable by it, so a shell stands between.
     """
     words = [to_bytes(word, "command") for word in command]
     if b"=" in words[0]:
         words = [b"sh", b"-c", b'exec "$0" "$@"', *words]
     settings = [variable(name, "env") + b"=" + to_bytes(value, "env") for name, value in env.items()]
-    lines = [b"umask 022", *([opening] if opening else [])]
+    commands = [b"umask 022", *([opening] if opening else [])]
     if working_dir is not None:
-        lines.append(b"cd -- " + quote(to_bytes(working_dir, "working_dir")) + b" || exit 126; unset OLDPWD")
-    lines.append(b"exec " + b" ".join(quote(word) for word in [*(word.encode() for word in leader), *settings, *words]))
-    text = b"\n".join(lines) + b"\n"
-    if len(text) > MAX_SCRIPT_BYTES:
+        commands.append(b"cd -- " + quote(to_bytes(working_dir, "working_dir")) + b" || exit 126")
+        commands.append(b"unset OLDPWD")
+    commands.append(
+        b"exec " + b" ".join(quote(word) for word in [*(word.encode() for word in leader), *settings, *words])
+    )
+    if sum(map(len, commands)) > MAX_SCRIPT_BYTES:
         raise CallerError(
             "invalid", "command: the words and variables are too long together: put them into a file", field="command"
         )
-    return text
+    return commands
+
+
+def in_a_file(commands: Sequence[bytes]) -> bytes:
+    """A script for a file."""
+    return b"\n".join(commands) + b"\n"
+
+
+def in_a_line(commands: Sequence[bytes]) -> bytes | None:
+    """A script without an opening as part of a request; None when it is better put into a file."""
+    line = b"; ".join(command.replace(b"\n", NEWLINE) for command in commands)
+    return line if len(line) <= MAX_INLINE_BYTES else None
 
 
 def secret_requests(process_id: str, secrets: Mapping[str, str]) -> Iterator[bytes]:
@@ -101,9 +117,10 @@ def secret_requests(process_id: str, secrets: Mapping[str, str]) -> Iterator[byt
             yield verb + text[start : start + step] + b"\n"
 
 
-def request(verb: str, process_id: str, argument: str = "-") -> bytes:
+def request(verb: str, process_id: str, argument: str = "-", script: bytes | None = None) -> bytes:
     """One request line."""
-    return f"{verb} {process_id} {argument}\n".encode()
+    line = f"{verb} {process_id} {argument}".encode()
+    return line + (b"\n" if script is None else b" " + script + b"\n")
 
 
 def questions(process_ids: Iterable[str]) -> Iterator[bytes]:

@@ -56,7 +56,6 @@ while IFS= read -r word <&7; do
 	'run '*.*)
 		group=${word#*.} pid=${word#run } pid=${pid%%.*}
 		echo "pid $1 $pid.$group" >&3
-		echo "$pid" >"$3.pid"
 		echo "$1 +$pid" >&4
 		[ -n "$8" ] || hang_up
 		;;

@@ -570,5 +570,5 @@ class Recovering(Protocol):
     """What a provider can do beyond `Provider` when it depends on an engine that may be down for a while."""
 
     async def recovered(self) -> None:
-        """Wait until the engine answers again after it did not. What waits to be tried again is tried then."""
+        """Wait until the engine answers again, of which an error has told that it did not."""
         ...

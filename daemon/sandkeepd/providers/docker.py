@@ -21,12 +21,13 @@ from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
-from sandkeepd.providers.base import Caller, Chunk, Ending, Ledger, Swept
+from sandkeepd.providers.base import Caller, Chunk, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
 from sandkeepd.providers.docker_exec import ExecInstance
 from sandkeepd.providers.docker_execs import refuse_secrets
+from sandkeepd.providers.docker_images import DockerImages
 from sandkeepd.providers.docker_instance import DockerInstance
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_start import Handle, Job
@@ -48,6 +49,10 @@ READY_S: Final = 30.0
 NEWS_S: Final = 3.0
 """How long an engine may take to say why a container ended, before that is told without it."""
 
+LOOK_AGAIN_S: Final = 0.1
+REMOVED_S: Final = 1.5
+"""How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
+
 INTERRUPTION_S: Final = 30.0
 """Within this time after an engine went away, the end of a container is taken for its doing."""
 
@@ -66,6 +71,7 @@ class DockerProvider(KeptProvider[Held]):
         super().__init__(watcher, nursery)
         self.layout = Layout(state_dir)
         self.engine = engine
+        self.images = DockerImages(engine, self.layout, log_id)
         self.log_id = log_id
         self._disk_limit = disk_limit
         self._limiter = trio.CapacityLimiter(16)
@@ -75,6 +81,22 @@ class DockerProvider(KeptProvider[Held]):
 
     def _sandbox(self, sandbox_id: str) -> str:
         return self.layout.sandbox(sandbox_id)
+
+    # Images
+
+    def default_base(self) -> str:
+        """See `Building.default_base`."""
+        return self.images.default_base()
+
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
+        """See `Provider.import_image`."""
+        return await self.images.make(image_id, request, caller, progress)
+
+    async def remove_image(self, image_id: str) -> None:
+        """See `Provider.remove_image`."""
+        await self.images.remove(image_id)
 
     # Sandboxes
 
@@ -113,9 +135,21 @@ class DockerProvider(KeptProvider[Held]):
         try:
             return await self._start(job, secrets, docker_start.start)
         except BaseException:
-            with trio.CancelScope(shield=True), suppress(SandkeepError):  # else the daemon's next start removes it
-                await self.terminate(sandbox_id, plan, {})
+            with trio.CancelScope(shield=True):
+                await self._undo(sandbox_id, plan)
             raise
+
+    async def _undo(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        """Remove what there is of a container that was not to be; if the engine does not answer, once it does again."""
+        try:
+            await self.terminate(sandbox_id, plan, {})
+        except SandkeepError as error:
+            if "engine" in error.data:
+                self._nursery.start_soon(self._undo_later, sandbox_id, plan)
+
+    async def _undo_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        await self.engine.recovered()
+        await self._undo(sandbox_id, plan)
 
     def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
         return Job(
@@ -167,7 +201,6 @@ class DockerProvider(KeptProvider[Held]):
 
     async def recovered(self) -> None:
         """See `Recovering.recovered`."""
-        self._begin_to_follow()
         await self.engine.recovered()
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> Held:
@@ -252,14 +285,13 @@ class DockerProvider(KeptProvider[Held]):
         instance = self._instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
-        with trio.CancelScope(shield=True):
-            await self._in_thread(_kill, handle)
-            failpoints.reach("docker.killed")
-            await self.engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
-            failpoints.reach("docker.removed")
-            if instance is not None:
-                await self._see_end(instance)
-            await self._in_thread(self._clear, sandbox_id)
+        await self._in_thread(_kill, handle)
+        failpoints.reach("docker.killed")
+        await self.engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
+        failpoints.reach("docker.removed")
+        if instance is not None:
+            await self._see_end(instance)
+        await self._in_thread(self._clear, sandbox_id)
 
     def _clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
@@ -305,10 +337,19 @@ class DockerProvider(KeptProvider[Held]):
         state: dict[str, Any] = found["State"]
         return state
 
+    async def _last_state(self, handle: Handle) -> dict[str, Any] | None:
+        """The state of a container that has ended; None when it was removed, as it is a moment after it was killed."""
+        deadline = trio.current_time() + REMOVED_S
+        state = await self._state(handle)
+        while state is not None and trio.current_time() < deadline:
+            await trio.sleep(LOOK_AGAIN_S)
+            state = await self._state(handle)
+        return state
+
     async def _why_ended(self, instance: Held) -> Ending:
         try:
             with trio.fail_after(NEWS_S):
-                state = await self._state(msgspec.convert(instance.handle, Handle))
+                state = await self._last_state(msgspec.convert(instance.handle, Handle))
         except (SandkeepError, trio.TooSlowError):
             return _lost_with_engine()
         if state is None:
@@ -334,7 +375,8 @@ class DockerProvider(KeptProvider[Held]):
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
         containers = await self.engine.call(docker_start.marked)
-        return sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id}), []
+        sandboxes = sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id})
+        return sandboxes, await self.images.found()
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`. Where there never was an engine, there is nothing to be cleaned."""
@@ -347,7 +389,8 @@ class DockerProvider(KeptProvider[Held]):
             elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile
                 removed[f"sandbox {mark.sandbox_id}"] = None
                 await self.terminate(mark.sandbox_id, {}, {})
-        return Swept(removed=list(removed), foreign=list(foreign))
+        images = await self.images.clean_up(ledger)
+        return Swept(removed=[*removed, *images.removed], foreign=[*foreign, *images.foreign])
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Provider.read_ended`."""
@@ -372,7 +415,10 @@ class DockerProvider(KeptProvider[Held]):
 
 
 def _lost_with_engine() -> Ending:
-    message = "the Docker engine stopped, and its containers with it, as it has no live-restore: resume the sandbox"
+    message = (
+        "it ended while the Docker engine was down or stopping, which takes containers along without live-restore: "
+        "resume the sandbox"
+    )
     return Ending(kind="lost", message=message)
 
 

@@ -1,7 +1,8 @@
 """The way to a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
 
 An engine that is down is told at once: nothing listens on its socket. One that hangs takes connections and answers
-none, so before anything that may take long it is asked whether it answers at all.
+none, so before anything that may take long it is asked whether it answers at all; and of one that was found to hang
+that is believed for a moment.
 """
 
 import functools
@@ -31,8 +32,11 @@ ANSWER_S: Final = 5
 REQUEST_S: Final = 120
 """How long one request may take, when the machine has much to do."""
 
-BELIEVED_S: Final = 1.0
+BELIEVED_S: Final = 0.2
 """For how long it counts that an engine has answered."""
+
+DOUBTED_S: Final = 1.0
+"""For how long it counts that it has not."""
 
 AGAIN_S: Final = 1.0
 """How long after the end of its stream of events an engine is connected to again."""
@@ -58,7 +62,8 @@ class Engine:
         self._client: APIClient | None = None
         self._asking: APIClient | None = None
         self._heard = -BELIEVED_S
-        self._back = trio.Event()
+        self._failed: tuple[float, ProviderError] | None = None
+        self._probing = trio.Lock()
         self.interrupted = -float("inf")
         """When its stream of events last ended, by `trio.current_time`: it may have been stopped then."""
 
@@ -75,11 +80,11 @@ class Engine:
         return False
 
     async def call(self, work: Callable[["APIClient"], T]) -> T:
-        """Do some work with the SDK's client, in a thread.
+        """Do some work with the SDK's client, in a thread; cancelled, it is left to itself.
 
         Raises `provider_unavailable` when the engine is down or hangs, and as a `RefusedError` when it answers so.
         """
-        return await trio.to_thread.run_sync(self._work, work, limiter=self._limiter)
+        return await trio.to_thread.run_sync(self._work, work, limiter=self._limiter, abandon_on_cancel=True)
 
     async def stream(self, work: Callable[["APIClient"], T]) -> T:
         """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
@@ -98,12 +103,16 @@ class Engine:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
             self._heard = -BELIEVED_S
-            raise self.down(error) from None
-        self._heard = time.monotonic()
+            down = self.down(error)
+            self._failed = time.monotonic(), down
+            raise down from None
+        self._heard, self._failed = time.monotonic(), None
         return answer
 
     def _awake(self) -> "APIClient":
         """The client, once the engine has answered."""
+        if self._failed is not None and time.monotonic() - self._failed[0] < DOUBTED_S:
+            raise ProviderError(self._failed[1].code, self._failed[1].message, **self._failed[1].data)
         self._knock()
         if self._client is None or time.monotonic() - self._heard > BELIEVED_S:
             self._asking = self._asking or self._connect(ANSWER_S)
@@ -138,7 +147,7 @@ class Engine:
         """The error for an engine that does not answer."""
         why = "does not answer" if "timed out" in str(error).lower() else "is not running"
         words = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
-        return ProviderError("provider_unavailable", words)
+        return ProviderError("provider_unavailable", words, engine="docker")
 
     async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:
         """Hear of events for as long as this is not cancelled; `begun` each time when from then on none is missed."""
@@ -149,13 +158,13 @@ class Engine:
             await trio.sleep(AGAIN_S)
 
     async def recovered(self) -> None:
-        """Wait until the stream of events begins anew: the engine answers again, if it did not. Needs `follow`."""
-        await self._back.wait()
-
-    def _begun(self, begun: Callable[[], None]) -> None:
-        self._back.set()
-        self._back = trio.Event()
-        begun()
+        """Wait until the engine answers again. Those who wait ask one after the other, and not at once."""
+        while True:
+            await trio.sleep(AGAIN_S)
+            async with self._probing:
+                with suppress(ProviderError):
+                    await self.call(lambda client: client.ping())
+                    return
 
     async def _follow_once(
         self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]
@@ -165,7 +174,7 @@ class Engine:
         def read(client: "APIClient") -> None:
             stream = client.events(decode=True, filters=filters)
             opened.append(stream)
-            trio.from_thread.run_sync(self._begun, begun)
+            trio.from_thread.run_sync(begun)
             for event in stream:
                 trio.from_thread.run_sync(hear, event)
 

@@ -1,7 +1,7 @@
 """A container whose image has no shell, and so no keeper: an `Instance` over the engine's own ways in.
 
-`docker_execs` starts processes and follows them, `docker_records` is what is written down of them, `docker_stream` the
-connection to one, `docker_files` reads and writes files, `docker_idle` is the container's first program.
+`docker_execs` starts processes and follows them, `docker_records` is what is written down of them, `docker_exec_stream`
+the connection to one, `docker_files` reads and writes files, `docker_idle` is the container's first program.
 """
 
 import os

@@ -22,8 +22,8 @@ from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.providers import docker_pids
 from sandkeepd.providers.base import Exit, InputNote, Launch, unnoted
 from sandkeepd.providers.docker_engine import Engine, RefusedError
+from sandkeepd.providers.docker_exec_stream import ExecStream, start_exec
 from sandkeepd.providers.docker_records import JournalWriter, Record, Records
-from sandkeepd.providers.docker_stream import ExecStream, start_exec
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from sandkeepd.hostprocess import Identity
 from sandkeepd.providers.base import Chunk
-from sandkeepd.providers.docker_stream import Piece
+from sandkeepd.providers.docker_exec_stream import Piece
 
 STREAMS: Final = ("stdout", "stderr")
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec import Struct, field
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, ProviderError, SetupError, StateError
+from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeepd.hostprocess import Identity, identify
-from sandkeepd.keeper import KEEPER_SOURCE
+from sandkeepd.keeper import KEEPER_SOURCE, leader
 from sandkeepd.providers import docker_idle
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
 from sandkeepd.providers.docker_plan import INSIDE, Plan
@@ -79,6 +79,7 @@ def make_directories(job: Job) -> None:
             return
         with open(KEEPER_SOURCE, "rb") as source, open(f"{job.directory}/in/.keeper", "wb") as copy:
             copy.write(source.read())
+        leader.install(f"{job.directory}/in")
         _make_control(job)
         _give_away(job)
     except OSError as error:
@@ -207,7 +208,7 @@ def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
             made: str = client.create_container_from_config(body, job.plan.name)["Id"]  # type: ignore[no-untyped-call]
         except ImageNotFound:
             words = "its image is gone from the Docker engine: make the image again, with clean"
-            raise ProviderError("provider_unavailable", words) from None
+            raise CallerError("not_found", words) from None
         except APIError as refused:
             if refused.status_code != 409 or time.monotonic() > deadline:
                 raise

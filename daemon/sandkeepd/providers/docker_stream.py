@@ -1,146 +1,143 @@
-"""The connection to one exec of the engine's: what it reads goes in, what it writes comes out, in frames.
+"""Requests to the engine that are answered by a stream of documents, for as long as it takes: builds and pulls.
 
-The SDK's own way to that connection loses the first bytes when they come with the head of the answer; so the request is
-written here.
+They are carried out in threads. Cancelled, the connection is cut, by which the engine knows that nobody wants it any
+more, and ends what it was doing.
 """
 
 import socket
-import struct
-from collections.abc import AsyncIterator
-from typing import Final
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
 
 from sandkeep.errors import ProviderError
-from sandkeepd.providers.base import InputNote
-from sandkeepd.providers.docker_engine import RefusedError
+from sandkeepd.providers.docker_engine import Engine
 
-MAX_HEAD_BYTES: Final = 16 * 1024
-READ_BYTES: Final = 256 * 1024
+if TYPE_CHECKING:
+    from docker import APIClient
+
+MOST_LINE_BYTES: Final = 8 * 1024 * 1024
+"""A document is one line; the engine's own are never so long."""
+
+ENDED_S: Final = 10.0
+"""How long a thread whose connection was cut may take to notice."""
+
 _PIECE_BYTES: Final = 64 * 1024
-_FRAME: Final = struct.Struct(">BxxxL")
-"""What stands before each piece of output: its stream, and its length."""
 
-_STREAMS: Final = {1: "stdout"}
-"""Everything else, such as what the engine has to say itself, is for stderr."""
-
-Piece = tuple[str, memoryview]
-"""``stdout`` or ``stderr``, and bytes of it."""
-
-_GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+Document = dict[str, Any]
 
 
-class ExecStream:
-    """An exec that was started. Closing it lets go of the connection: the process goes on, its input has ended, and
-    what it writes is lost.
-    """
+class Asking:
+    """One request. `body` is what it sends, in pieces; `take` gets each document of the answer, in the thread."""
 
-    def __init__(self, connection: trio.SocketStream, first: bytes) -> None:
-        self._connection = connection
-        self._rest = first
-        self._stream = "stderr"
-        self._left = 0
-        self._input_open = True
+    def __init__(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        take: Callable[[Document], None],
+        body: Generator[bytes] | None = None,
+        headers: Callable[["APIClient"], dict[str, str]] = lambda _: {},
+    ) -> None:
+        self._path = path
+        self._params = params
+        self._take = take
+        self._body = body
+        self._headers = headers
+        self._cut = threading.Event()
+        self._response: Any = None
+        self.began = False
 
-    async def output(self) -> AsyncIterator[list[Piece]]:
-        """What is written, some pieces at a time. Ends with the connection."""
-        while True:
-            if pieces := self._split():
-                yield pieces
+    async def run(self, engine: Engine) -> None:
+        """Ask, and hear the whole answer. Raises as `Engine.stream` does, and what `body` and `take` raise."""
+        ended = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def work(client: "APIClient") -> None:
+            self.began = True
             try:
-                more = await self._connection.receive_some(READ_BYTES)
-            except _GONE:
-                return
-            if not more:
-                return
-            self._rest = self._rest + more if self._rest else bytes(more)
+                self._ask(client)
+            except Exception:
+                if not self._cut.is_set():  # else it says nothing about the engine
+                    raise
+            finally:
+                client.close()
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(ended.set)
 
-    def _split(self) -> list[Piece]:
-        """The pieces of what has arrived. Of a frame whose head is not complete yet, the rest is kept."""
-        data, at, pieces = memoryview(self._rest), 0, list[Piece]()
-        while at < len(data):
-            if self._left == 0:
-                if len(data) - at < _FRAME.size:
-                    break
-                number, self._left = _FRAME.unpack_from(data, at)
-                self._stream = _STREAMS.get(number, "stderr")
-                at += _FRAME.size
-            piece = data[at : at + self._left]
-            at += len(piece)
-            self._left -= len(piece)
-            if piece:
-                pieces.append((self._stream, piece))
-        self._rest = bytes(data[at:])
-        return pieces
-
-    @property
-    def takes_input(self) -> bool:
-        """Whether more input can follow."""
-        return self._input_open
-
-    async def send(self, data: bytes, taken: int, note: InputNote) -> int:
-        """Send input, as there is room for it; answer how many bytes were taken. See `Instance.write_stdin`."""
-        view = memoryview(data)
-        while taken < len(data) and self._input_open:
-            piece = view[taken : taken + _PIECE_BYTES]
-            note(taken, len(piece))
-            try:
-                taken += await self._connection.socket.send(piece)
-            except OSError:  # it has ended, or the engine has
-                self._input_open = False
-            except _GONE:
-                self._input_open = False
-            note(taken, 0)
-        return taken
-
-    async def end_input(self) -> None:
-        """There is no more input."""
-        self._input_open = False
         try:
-            self._connection.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            await trio.lowlevel.checkpoint()  # it has ended already
+            await engine.stream(work)
+        except trio.Cancelled:
+            self.cut()
+            with trio.CancelScope(shield=True), trio.move_on_after(ENDED_S if self.began else 0):
+                await ended.wait()
+            raise
 
-    async def aclose(self) -> None:
-        """Let go of the connection."""
-        self._input_open = False
-        await trio.aclose_forcefully(self._connection)
+    def cut(self) -> None:
+        """Break it off. From any thread."""
+        self._cut.set()
+        if self._response is not None:
+            _shut(self._response)
+
+    def _ask(self, client: "APIClient") -> None:
+        import requests
+        from docker.errors import create_api_error_from_http_exception
+
+        try:
+            self._response = client.post(
+                f"{client.base_url}/v{client.api_version}{self._path}",
+                params=self._params, data=self._sent(), headers=self._headers(client), stream=True, timeout=None,
+            )  # fmt: skip
+            if self._cut.is_set():
+                return
+            try:
+                self._response.raise_for_status()
+            except requests.HTTPError as error:
+                create_api_error_from_http_exception(error)
+            for line in self._lines():
+                self._take(_document(line))
+        finally:
+            if self._body is not None:
+                self._body.close()
+            if self._response is not None:
+                self._response.close()
+
+    def _sent(self) -> Iterator[bytes] | None:
+        return None if self._body is None else self._until_cut(self._body)
+
+    def _until_cut(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            if self._cut.is_set():
+                raise ProviderError("provider_unavailable", "it was broken off")
+            yield piece
+
+    def _lines(self) -> Iterator[bytes]:
+        rest = b""
+        for piece in self._response.iter_content(_PIECE_BYTES):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from (line for line in lines if line.strip())
+            if len(rest) > MOST_LINE_BYTES:
+                raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands")
+        if rest.strip():
+            yield rest
 
 
-async def start_exec(path: str, api_version: str, exec_id: str) -> ExecStream:
-    """Start an exec of the engine at `path`, and connect to it. Raises `provider_unavailable`."""
-    body = msgspec.json.encode({"Detach": False, "Tty": False})
-    head = (
-        f"POST /v{api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    connection: trio.SocketStream | None = None
+def telling(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
+    """The same, for a thread. Raises `Cancelled` there when nobody waits for it any more."""
+    return lambda words: trio.from_thread.run(progress, words)
+
+
+def _document(line: bytes) -> Document:
     try:
-        connection = await trio.open_unix_socket(path)
-        await connection.send_all(head.encode() + body)
-        status, rest = await _answer(connection)
-        if status in (101, 200):
-            stream, connection = ExecStream(connection, rest), None
-            return stream
-        raise RefusedError(status, rest.decode(errors="replace")[:500])
-    except (OSError, trio.BrokenResourceError):
-        raise ProviderError("provider_unavailable", "the Docker engine has gone away: start it again") from None
-    finally:
-        if connection is not None:
-            await trio.aclose_forcefully(connection)
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands") from None
 
 
-async def _answer(connection: trio.SocketStream) -> tuple[int, bytes]:
-    """The status of the engine's answer, and what came behind its head already."""
-    said = b""
-    while b"\r\n\r\n" not in said and len(said) < MAX_HEAD_BYTES:
-        more = await connection.receive_some(READ_BYTES)
-        if not more:
-            raise trio.BrokenResourceError
-        said += more
-    head, _, rest = said.partition(b"\r\n\r\n")
-    words = head.split(b" ", 2)
-    if len(words) < 2 or not words[1].isdigit():
-        raise trio.BrokenResourceError
-    return int(words[1]), rest
+def _shut(response: Any) -> None:
+    """End a connection on which another thread waits: closing alone would not wake it."""
+    with suppress(AttributeError, OSError, ValueError):
+        reader = response.raw._fp.fp.raw  # noqa: SLF001 - as the SDK finds it, for its own streams
+        reader._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001

@@ -29,10 +29,9 @@ from sandkeepd.hostprocess import (
     marked,
     open_process,
     reap,
-    session_leader,
     spawn,
 )
-from sandkeepd.keeper import KEEPER_SOURCE
+from sandkeepd.keeper import KEEPER_SOURCE, leader
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
@@ -201,7 +200,7 @@ class FakeProvider(KeptProvider[FakeInstance]):
         def make() -> FakeInstance:
             instance = FakeInstance(
                 sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
-                leader=session_leader(),
+                leader=leader.of_host(),
                 env={name: value for name, value in env.items() if name not in handle["secrets"]},
                 working_dir=spec.working_dir or isolation.workspace,
             )  # fmt: skip
@@ -327,6 +326,7 @@ async def open_fake(state_dir: str, log_id: str = "") -> AsyncIterator[FakeProvi
 
 
 def _start_keeper(sandbox_id: str, directory: str) -> Identity:
+    leader.install(f"{directory}/in")
     control = os.open(f"{directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)
     talk, talk_end = os.pipe()
     try:

@@ -24,8 +24,8 @@ from sandkeepd.hostprocess import (
     identify,
     in_fresh_thread,
     reap,
-    session_leader,
 )
+from sandkeepd.keeper import leader
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, local_plan
 from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
@@ -108,8 +108,10 @@ class LocalProvider(KeptProvider[LocalInstance]):
         return self._abilities
 
     async def _know_leader(self) -> None:
+        if leader.has_program():
+            return
         async with self._asking_leader:
-            self._leader = self._leader or await self._in_thread(session_leader)
+            self._leader = self._leader or await self._in_thread(leader.of_host)
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
@@ -127,6 +129,7 @@ class LocalProvider(KeptProvider[LocalInstance]):
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
             "no_nested_user_namespaces": found.no_nested_userns,
+            "stats": _stats(self._hierarchies.uncounted()),
             "terminals": _terminals(),
             "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
@@ -401,3 +404,10 @@ def _terminals() -> Capability:
     if shutil.which("tmux", path=PATH):
         return Capability(works=True)
     return Capability(works=False, why="tmux is missing: install the package tmux")
+
+
+def _stats(uncounted: Sequence[str]) -> Capability:
+    if not uncounted:
+        return Capability(works=True)
+    why = f"there are no writable control groups that count {', '.join(uncounted)}: start the daemon as a service"
+    return Capability(works=False, why=why)

@@ -7,6 +7,7 @@ sandboxes/SANDBOX/upper         what the sandbox changed (or, without overlay, i
                  /mount         where a user's daemon mounts the overlay
                  /in  /out      shared with the keeper; `out` stays when the sandbox has ended
                  /in/.log       the id of the log that owns it
+builds/IMAGE/tree               what an image is being built from
 trash/                          being removed
 """
 
@@ -45,6 +46,7 @@ class Layout:
         self.images = f"{self.state_dir}/images"
         self.sandboxes = f"{self.state_dir}/sandboxes"
         self.trash = f"{self.state_dir}/trash"
+        self._builds = f"{self.state_dir}/builds"
 
     def prepare(self) -> None:
         """Make the directories, private to the daemon's user. Raises `storage_unavailable`."""
@@ -58,6 +60,14 @@ class Layout:
     def image(self, image_id: str) -> str:
         """The directory of an image."""
         return f"{self.images}/{check_name(image_id, 'image_id')}"
+
+    def build(self, image_id: str) -> str:
+        """The directory of what an image is being built from."""
+        return f"{self._builds}/{check_name(image_id, 'image_id')}"
+
+    def builds(self) -> list[str]:
+        """The images that are being built, or were when a daemon ended."""
+        return _list(self._builds)
 
     def sandbox(self, sandbox_id: str) -> str:
         """The directory of a sandbox."""

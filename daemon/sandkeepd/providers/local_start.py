@@ -18,7 +18,7 @@ from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
-from sandkeepd.keeper import KEEPER_SOURCE
+from sandkeepd.keeper import KEEPER_SOURCE, leader
 from sandkeepd.providers.local_bubblewrap import INSIDE, View, arguments, marks, write_etc
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.local_plan import Plan
@@ -118,6 +118,7 @@ def _make_directories(job: Job) -> None:
     write_mark(f"{directory}/{SANDBOX_MARK}", job.log_id)
     os.mkfifo(f"{directory}/in/.control", 0o600)
     shutil.copyfile(KEEPER_SOURCE, f"{directory}/in/.keeper")
+    leader.install(f"{directory}/in")
     with open(f"{directory}/out/exits", "xb"):
         pass
     write_etc(
@@ -160,9 +161,9 @@ def _as_root(job: Job) -> tuple[list[str], str]:
         for name in ("image", "workspace", "in", "out"):
             os.mkdir(f"{place}/{name}", 0o755)
         _mount_workspace(job, place, image, opened)
-        quiet = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+        quiet = mounts.MS_NOSUID | mounts.MS_NODEV
         mounts.bind(mounts.at(opened["in"]), f"{place}/in", quiet | mounts.MS_RDONLY)
-        mounts.bind(mounts.at(opened["out"]), f"{place}/out", quiet)
+        mounts.bind(mounts.at(opened["out"]), f"{place}/out", quiet | mounts.MS_NOEXEC)
     finally:
         for fd in (*opened.values(), image):
             os.close(fd)

@@ -75,6 +75,7 @@ class Collector:
             stderr_truncated=last.next_stderr_offset > len(self.stderr),
             duration_s=moment(process.ended_at) - moment(process.requested_at) if process.ended_at else 0.0,
             error=process.error,
+            oom_killed=process.oom_killed,
         )
 
 

@@ -7,7 +7,7 @@ shown without its control characters, so that a name cannot drive the reader's t
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, Final
 
 import msgspec
@@ -17,7 +17,8 @@ from sandkeep.cli.layout import width as columns_of
 
 __all__ = [
     "Column", "age", "colour", "cut", "cut_middle", "facts", "has_colour", "identifier", "json_line", "moment", "note",
-    "paint", "plain", "size", "span", "status", "status_colour", "table", "terminal_width", "when", "wrap",
+    "paint", "plain", "size", "span", "status", "status_colour", "table", "table_lines", "terminal_width", "when",
+    "wrap",
 ]  # fmt: skip
 
 WIDTH: Final = 80
@@ -80,7 +81,13 @@ def json_line(value: Any) -> None:
 
 
 def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under titles, made to fit the terminal. A last column that is only a title may be cut anywhere.
+    """Print rows under titles, made to fit the terminal. A last column that is only a title may be cut anywhere."""
+    for line in table_lines(columns, rows, terminal_width()):
+        print(line)
+
+
+def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], room: int | None) -> Iterator[str]:
+    """The same as lines for so much room.
 
     Where there is not even room for what cannot be cut, the first column becomes headings over the others.
     """
@@ -88,31 +95,30 @@ def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> 
     known = [column if isinstance(column, Column) else Column(column) for column in first]
     known.append(last if isinstance(last, Column) else Column(last, least=12))
     cells = [[plain(cell) for cell in row] for row in rows]
-    room = terminal_width()
     shown = fit(known, cells, room)
     if room is None or taken(shown) <= room:
-        return _print_rows(shown, cells)
-    return _print_groups(known, cells, room)
+        return _rows(shown, cells)
+    return _groups(known, cells, room)
 
 
-def _print_rows(shown: list[tuple[Column, int, int]], rows: list[list[str]]) -> None:
-    print(_titles(shown))
+def _rows(shown: list[tuple[Column, int, int]], rows: list[list[str]]) -> Iterator[str]:
+    yield _titles(shown)
     for row in rows:
-        print(_line(shown, row))
+        yield _line(shown, row)
 
 
-def _print_groups(columns: list[Column], rows: list[list[str]], room: int) -> None:
-    """Print the first cell of rows once for all that follow each other, and their other cells below it."""
+def _groups(columns: list[Column], rows: list[list[str]], room: int) -> Iterator[str]:
+    """The first cell of rows once for all that follow each other, and their other cells below it."""
     rest = [row[1:] for row in rows]
     *others, last = columns[1:]
     shown = fit([*others, last if last.least is None else last._replace(least=1)], rest, room - GAP)
-    print(paint(columns[0].title, "bold"))
-    print(" " * GAP + _titles(shown))
+    yield paint(columns[0].title, "bold")
+    yield " " * GAP + _titles(shown)
     above = None
     for (first, *_), row in zip(rows, rest, strict=True):
         if first != above:
-            print(first)
-        print(" " * GAP + _line(shown, row))
+            yield first
+        yield " " * GAP + _line(shown, row)
         above = first
 
 

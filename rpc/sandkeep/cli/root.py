@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "suspend": ("sandboxes:suspend", "Have everything in sandboxes stand still."),
     "resume": ("sandboxes:resume", "Have sandboxes go on, or start lost ones anew on their files."),
     "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
+    "stats": ("stats:stats", "What running sandboxes use, as it changes."),
     "sandbox": ("root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
     "exec": ("exec:exec_", "Run a command in a sandbox to its end."),
     "run": ("exec:run", "Start a named process in a sandbox."),
@@ -44,7 +45,7 @@ COMMANDS: Final = {
 
 SUBJECTS: Final = {
     "Images": ("image",),
-    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "sandbox"),
+    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp",),
     "What happened": ("events", "history"),
@@ -60,7 +61,8 @@ IMAGE_COMMANDS: Final = {
 }
 
 SANDBOX_COMMANDS: Final = {
-    name: COMMANDS[name] for name in ("create", "ls", "get", "suspend", "resume", "rm", "exec", "run", "history")
+    name: COMMANDS[name]
+    for name in ("create", "ls", "get", "suspend", "resume", "rm", "stats", "exec", "run", "history")
 }
 
 STORE_COMMANDS: Final = {

@@ -222,9 +222,10 @@ def _finish_change(state: "State", fact: Fact) -> None:
 
 def _undo_change(state: "State", event: events.SandboxSuspendFailed | events.SandboxResumeFailed, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.stream)
-    if sandbox is not None and sandbox.change is not None:
-        sandbox.change.error, sandbox.change.interrupted = (event.code, event.message), event.interrupted
-        _advance(state, fact, sandbox.change.before)
+    change = sandbox.change if sandbox is not None else None
+    if change is not None:
+        change.error, change.interrupted = (event.code, event.message), event.interrupted
+    _advance(state, fact, change.before if change is not None else None)
 
 
 def _end(state: "State", fact: Fact, status: model.SandboxStatus, error: tuple[str, str]) -> SandboxState | None:

@@ -1,0 +1,65 @@
+"""What a process is started by, so that it leads a session of its own and signals do to it what they do by default.
+
+A program of ours, where there is one for the machine: see ``leader.c``. Elsewhere the same is done by two programs of
+the sandbox's own.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct
+
+from sandkeepd.hostprocess import TOOL_PATH, run_tool
+
+NAME: Final = ".leader"
+"""What our program is called in `in`."""
+
+_PROGRAM: Final = os.path.join(os.path.dirname(__file__), f"leader.{os.uname().machine}")
+
+
+class Leader(Struct, frozen=True, kw_only=True):
+    """The words before a command, after which may come NAME=VALUE for its environment: `apart` for one that is to have
+    a session of its own, `within` for one that has a session already.
+    """
+
+    apart: list[str]
+    within: list[str]
+
+
+def has_program() -> bool:
+    """Whether we have a program for this machine."""
+    return os.path.exists(_PROGRAM)
+
+
+def install(in_dir: str) -> None:
+    """Put our program into `in`, if we have one for this machine. Raises OSError."""
+    if has_program():
+        path = f"{in_dir}/{NAME}"
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # it may be running
+        shutil.copyfile(_PROGRAM, path)
+        os.chmod(path, 0o755)  # noqa: S103 - the code inside is to run it
+
+
+def leader_of(in_dir: str, inside: str, otherwise: Sequence[str]) -> Leader:
+    """The words in a sandbox with this `in`, which the code inside calls `inside`. `otherwise`, if it was not given our
+    program, they are those of its own: a ``setsid`` and an ``env``, which begins at the second.
+    """
+    if os.path.exists(f"{in_dir}/{NAME}"):
+        path = f"{inside}/{NAME}"
+        return Leader(apart=[path, "-s"], within=[path, "-"])
+    return Leader(apart=list(otherwise), within=list(otherwise[1:]))
+
+
+def of_host() -> list[str]:
+    """The words of the host's own programs. Blocks.
+
+    Only an `env` that knows the option undoes what shells do to signals. Absolute, since a shell may have commands of
+    the same names built in that do not.
+    """
+    setsid, env = (shutil.which(name, path=TOOL_PATH) or name for name in ("setsid", "env"))
+    resets = run_tool([env, "--default-signal", "true"]).returncode == 0
+    return [setsid, env, "--default-signal"] if resets else [setsid, env]

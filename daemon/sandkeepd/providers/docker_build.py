@@ -1,0 +1,174 @@
+"""What an engine says while it builds or pulls: told as progress, and as one error that says where it went wrong.
+
+What a build prints is a caller's, without end if he likes: only the last lines of a step are kept, and progress is told
+a few times a second.
+"""
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sandkeep.errors import CallerError, ProviderError, SandkeepError
+from sandkeepd.providers.docker_dockerfile import Step
+from sandkeepd.providers.docker_stream import Document
+
+Tell = Callable[[str], None]
+
+LAST_LINES: Final = 12
+"""How many lines of what a failing step said are in the error."""
+
+MOST_COLUMNS: Final = 240
+_TOLD_EVERY_S: Final = 0.25
+_STEP: Final = re.compile(r"Step (\d+)/(\d+) : ")
+_EXIT: Final = re.compile(r"returned a non-zero code: (\d+)")
+_ENGINES_OWN: Final = re.compile(
+    r"no space left on device|read-only file system|input/output error|context canceled|cannot connect to|"
+    r"failed to create (?:shim|task)|error creating overlay mount|too many open files|cannot allocate memory",
+    re.IGNORECASE,
+)
+_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Told:
+    """Tells progress, but not more often than anybody can read it."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._last = float("-inf")
+
+    def always(self, words: str) -> None:
+        """Tell what is not to be missed."""
+        self._last = time.monotonic()
+        self._tell(words)
+
+    def sometimes(self, words: str) -> None:
+        """Tell it unless something was told just now."""
+        if time.monotonic() - self._last >= _TOLD_EVERY_S:
+            self.always(words)
+
+
+class BuildLog:
+    """Follows one build. `steps` are what the engine counts; None is one that nobody wrote."""
+
+    def __init__(self, steps: Sequence[Step | None], tell: Tell) -> None:
+        self._steps = steps
+        self._written = sum(step is not None for step in steps)
+        self._told = Told(tell)
+        self._now = 0
+        self._tail: deque[str] = deque(maxlen=LAST_LINES)
+        self._rest = ""
+        self.error: SandkeepError | None = None
+
+    def take(self, document: Document) -> None:
+        """Take the engine's next word."""
+        said = document.get("stream") or document.get("status") or ""
+        if "error" in document:
+            self.error = self._failure(document)
+        elif isinstance(said, str):
+            begun = _STEP.match(said)
+            if begun and int(begun[1]) == self._now + 1:
+                self._begin()
+            else:
+                self._hear(said)
+
+    def refusal(self, words: str) -> SandkeepError:
+        """The error for a build that the engine did not even begin."""
+        return self._failure({"error": words})
+
+    def _begin(self) -> None:
+        self._now += 1
+        self._tail.clear()
+        self._rest = ""
+        if self._step is not None:
+            self._told.always(f"{self._where}: {_shown(self._step.text)}")
+
+    def _hear(self, said: str) -> None:
+        *lines, self._rest = (self._rest + said).split("\n")
+        self._rest = self._rest[-MOST_COLUMNS * 4 :]
+        for line in filter(None, map(_plain, lines[-LAST_LINES:])):
+            if not line.startswith(" ---> ") and not line.startswith("Removing intermediate container"):
+                self._tail.append(line)
+        if self._tail and self._step is not None:
+            self._told.sometimes(f"{self._where}: {self._tail[-1]}")
+
+    @property
+    def _step(self) -> Step | None:
+        return self._steps[self._now - 1] if 0 < self._now <= len(self._steps) else None
+
+    @property
+    def _where(self) -> str:
+        number = sum(step is not None for step in self._steps[: self._now])
+        return f"step {number}/{self._written}"
+
+    def _failure(self, document: Document) -> SandkeepError:
+        detail = document.get("errorDetail")
+        code = detail.get("code") if isinstance(detail, dict) else None
+        words = _plain(str(document["error"]))
+        found = _EXIT.search(words)
+        exit_code = int(found[1]) if found else code
+        if not exit_code and _ENGINES_OWN.search(words):
+            return ProviderError("provider_unavailable", f"the Docker engine could not build: {words}")
+        if self._step is None:
+            return CallerError("invalid", f"the build failed: {words}", field="source")
+        how = f"failed with exit code {exit_code}" if exit_code else f"failed: {words}"
+        step = f"{self._where} (line {self._step.first_line}, {_shown(self._step.text)})"
+        tail = [*self._tail, *filter(None, [_plain(self._rest)])][-LAST_LINES:]
+        last = "".join(f"\n{line}" for line in tail)
+        return CallerError(
+            "invalid", f"the build failed at {step}, which {how}" + (f"; it said last:{last}" if last else "")
+        )
+
+
+class PullLog:
+    """Follows one pull."""
+
+    def __init__(self, reference: str, tell: Tell) -> None:
+        self._reference = reference
+        self._told = Told(tell)
+        self._layers: dict[str, tuple[int, int]] = {}
+        self.error: str | None = None
+
+    def take(self, document: Document) -> None:
+        """Take the engine's next word."""
+        if "error" in document:
+            self.error = _plain(str(document["error"]))
+            return
+        layer, detail = document.get("id"), document.get("progressDetail")
+        if document.get("status") == "Downloading" and isinstance(layer, str) and isinstance(detail, dict):
+            self._layers[layer] = (_count(detail.get("current")), _count(detail.get("total")))
+        present, total = (
+            (sum(numbers) for numbers in zip(*self._layers.values(), strict=True)) if self._layers else (0, 0)
+        )
+        self._told.sometimes(
+            f"pulling {self._reference}" + (f": {present / 1e6:.1f} of {total / 1e6:.1f} MB" if total else "")
+        )
+
+
+def not_pulled(reference: str, said: str) -> SandkeepError:
+    """The error for a reference that the engine could not pull, from its words."""
+    lowered = said.lower()
+    if any(word in lowered for word in ("not found", "manifest unknown", "does not exist", "no matching manifest")):
+        words = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
+        return CallerError("not_found", words, reference=reference)
+    if any(word in lowered for word in ("unauthorized", "forbidden", "denied", "no basic auth")):
+        return CallerError(
+            "permission_denied", f"the registry does not let this engine pull {reference}: log in there", field="source"
+        )
+    return ProviderError("provider_unavailable", f"{reference} is not here, and its registry cannot be reached: {said}")
+
+
+def _count(number: object) -> int:
+    return number if isinstance(number, int) else 0
+
+
+def _plain(text: str) -> str:
+    """A line without what moves a terminal."""
+    shown = _CONTROLS.sub("", _ESCAPES.sub("", text.replace("\t", " "))).strip("\n")
+    return shown if len(shown) <= MOST_COLUMNS else shown[: MOST_COLUMNS - 1] + "…"
+
+
+def _shown(text: str) -> str:
+    return _plain(" ".join(text.split()))

@@ -1,0 +1,209 @@
+"""Building an image: a caller's directory, copied with his rights, given to the engine.
+
+While one is built, all that the engine makes of it is labelled `UNFINISHED_LABEL`. When a build fails or is broken
+off, that is how its leavings are found. Another build could take them up, so they stay while one is under way.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+import trio
+
+from sandkeep import docker_settings
+from sandkeep.errors import CallerError, DaemonError, SandkeepError
+from sandkeepd import references
+from sandkeepd.hostpath import import_tree
+from sandkeepd.providers import docker_build, docker_context, docker_dockerfile
+from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Progress
+from sandkeepd.providers.docker_container import LOG_LABEL
+from sandkeepd.providers.docker_dockerfile import Step
+from sandkeepd.providers.docker_engine import Engine, RefusedError
+from sandkeepd.providers.docker_plan import WORKSPACE
+from sandkeepd.providers.docker_stream import Asking, telling
+from sandkeepd.providers.local_layout import Layout
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+UNFINISHED_LABEL: Final = "sandkeep.unfinished"
+"""On what is made on the way to an image; its value is the log's id. Finished images have it empty."""
+
+MOST_CONTEXT_BYTES: Final = 64 * 1024**3
+"""The engine unpacks what it builds from, holes and all, onto its own disk."""
+
+TREE: Final = "tree"
+_USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?")
+
+
+class Have(Protocol):
+    """Has an image there, and answers what the engine knows of it."""
+
+    async def __call__(self, reference: str, progress: Progress, *, anew: bool = False) -> dict[str, Any]:
+        """See `DockerImages.have`."""
+        ...
+
+
+class Builder:
+    """Builds images, and clears away what was left of building."""
+
+    def __init__(self, engine: Engine, layout: Layout, log_id: str, have: Have) -> None:
+        self._engine = engine
+        self._layout = layout
+        self._log_id = log_id
+        self._have = have
+        self._building = 0
+        self._unswept_since: float | None = None
+        self._gate = trio.Lock()
+        """Held while leavings are removed: no build begins meanwhile."""
+
+    async def build(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
+        """Build an image, under our name for it. Answers what was copied. Raises `invalid`, which says where a build
+        failed.
+        """
+        tree = f"{self._place(image_id)}/{TREE}"
+        await trio.to_thread.run_sync(self._make_place, image_id)
+        copied = await import_tree(
+            request.source, caller, tree, owner=None, hide=self._layout.state_dir, progress=progress
+        )
+        if copied.size_bytes > MOST_CONTEXT_BYTES:
+            words = f"source: {request.source} has more than {MOST_CONTEXT_BYTES >> 30} GiB: choose a smaller directory"
+            raise CallerError("invalid", words, field="source")
+        if request.kind == "dockerfile":
+            text, steps = await self._by_dockerfile(tree, request, progress)
+            await self._run(image_id, docker_context.of_context(tree, text), steps, request, progress)
+        else:
+            text, steps = await self._onto_base(request, progress)
+            await self._run(image_id, docker_context.of_directory(tree, text), steps, request, progress)
+        return copied
+
+    async def _by_dockerfile(
+        self, tree: str, request: ImageRequest, progress: Progress
+    ) -> tuple[str, list[Step | None]]:
+        path = request.dockerfile or "Dockerfile"
+        content = await trio.to_thread.run_sync(docker_context.read_below, tree, path, docker_dockerfile.MOST_BYTES)
+        if content is None:
+            raise CallerError("invalid", f"dockerfile: {path} is no file below {request.source}", field="dockerfile")
+        offline = docker_settings.NETWORK() == "none"
+        read = docker_dockerfile.read(content, offline=offline)
+        for image in read.images:
+            found = await self._have(image, progress, anew=request.clean)
+            docker_dockerfile.check_triggers((found.get("Config") or {}).get("OnBuild") or (), offline=offline)
+        return read.marked(UNFINISHED_LABEL, self._log_id)
+
+    async def _onto_base(self, request: ImageRequest, progress: Progress) -> tuple[str, list[Step | None]]:
+        """A Dockerfile of ours that puts a directory onto its base, for the user that sandboxes run as."""
+        assert request.base is not None
+        base = await self._have(request.base, progress, anew=request.clean)
+        config = base.get("Config") or {}
+        if config.get("OnBuild"):
+            words = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"
+            raise CallerError("invalid", words, field="base")
+        user = docker_settings.USER() or config.get("User") or ""
+        if user and not _USER.fullmatch(user):
+            raise CallerError("invalid", f"base: the user of {request.base} is not understood", field="base")
+        owner = f"--chown={user} " if user else ""
+        lines = [f"FROM {base['Id']}", f"COPY {owner}{TREE}/ {WORKSPACE}/", f"WORKDIR {WORKSPACE}"]
+        return docker_dockerfile.of_ours(lines).marked(UNFINISHED_LABEL, self._log_id)
+
+    async def _run(
+        self,
+        image_id: str,
+        context: Generator[bytes],
+        steps: list[Step | None],
+        request: ImageRequest,
+        progress: Progress,
+    ) -> None:
+        log = docker_build.BuildLog(steps, telling(progress))
+        network = "none" if request.kind == "directory" else docker_settings.NETWORK()
+        params = {
+            "t": f"{references.OUR_NAME}:{image_id}",
+            "dockerfile": docker_context.OUR_DOCKERFILE,
+            "rm": "1",
+            "forcerm": "1",
+            "nocache": "1" if request.clean else "0",
+            "networkmode": "default" if network in ("", "host") else network,
+            "labels": msgspec.json.encode({LOG_LABEL: self._log_id, UNFINISHED_LABEL: ""}).decode(),
+        }
+        headers = {"Content-Type": "application/x-tar"}
+        since = time.time() - 1
+        async with self._gate:
+            self._building += 1
+        whole = False
+        try:
+            await Asking("/build", params, log.take, context, lambda _: headers).run(self._engine)
+            if log.error is not None:
+                raise log.error
+            whole = True
+        except RefusedError as refused:
+            raise log.refusal(refused.words) from None
+        finally:
+            self._building -= 1
+            if not whole:
+                self._unswept_since = min(since, self._unswept_since or since)
+            with trio.CancelScope(shield=True), suppress(SandkeepError):  # without the engine, the next start does it
+                await self._sweep()
+            await self.discard(image_id)
+
+    # What is left
+
+    def _place(self, image_id: str) -> str:
+        return self._layout.build(image_id)
+
+    def _make_place(self, image_id: str) -> None:
+        self._layout.prepare()
+        try:
+            os.makedirs(self._place(image_id), mode=0o700)
+        except OSError as error:
+            message = f"the state directory cannot be written: {error.strerror}: make room there"
+            raise DaemonError("storage_unavailable", message) from None
+
+    async def discard(self, image_id: str) -> None:
+        """Remove the copy that an image is built from. Safe to repeat."""
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._layout.discard, [self._place(image_id)])
+
+    async def _sweep(self) -> None:
+        """Remove what builds have left that failed, unless another is under way, which then does."""
+        async with self._gate:
+            if self._unswept_since is None or self._building:
+                return
+            await self._engine.call(partial(_remove_unfinished, log_id=self._log_id, since=self._unswept_since))
+            self._unswept_since = None
+
+    async def clean_up(self, is_making: Callable[[str], bool]) -> list[str]:
+        """Remove what an earlier daemon has left of building; says what."""
+        for image_id in await trio.to_thread.run_sync(self._layout.builds):
+            if not is_making(image_id):
+                await self.discard(image_id)
+        async with self._gate:
+            if self._building:
+                return []
+            removed: list[str] = await self._engine.call(partial(_remove_unfinished, log_id=self._log_id, since=0.0))
+            return removed
+
+
+def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> list[str]:
+    """Remove the containers and images of builds that were begun since then and not finished. Nothing that is used, or
+    has a name, is lost. Blocks.
+    """
+    from docker.errors import APIError
+
+    removed = []
+    marks = [f"{UNFINISHED_LABEL}={log_id}"]
+    for container in client.containers(all=True, filters={"label": marks}):
+        if container["Created"] >= since:
+            with suppress(APIError):
+                client.remove_container(container["Id"], force=True, v=True)
+                removed.append(f"container {container['Id'][:12]}")
+    for image in client.images(filters={"label": marks, "dangling": True}):
+        if image["Created"] >= since:
+            with suppress(APIError):  # somebody runs it, or it has gone with another
+                client.remove_image(image["Id"])
+                removed.append(f"image {image['Id'].removeprefix('sha256:')[:12]}")
+    return removed

@@ -1,0 +1,145 @@
+"""What an engine builds from: a directory of ours, packed by programs and streamed, with files of ours added to it.
+
+The directory is a copy that nobody changes any more, but what is in it is a caller's: any names, any links, any size.
+It is read by `tar`, which follows no link, and what a `.dockerignore` leaves out is decided by a program of its own, so
+that neither takes the daemon's memory or time.
+"""
+
+import ctypes
+import functools
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tarfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import IO, Final, NamedTuple
+
+from sandkeep.errors import CallerError, ProviderError, SandkeepError
+from sandkeepd.hostprocess import TOOL_ENV, in_fresh_thread, ordinary_priority
+from sandkeepd.providers import docker_ignore
+
+OUR_DOCKERFILE: Final = ".sandkeep.dockerfile"
+"""What the file is called that the engine builds by; it does not get into the image."""
+
+IGNORE: Final = docker_ignore.NAME
+_PIECE_BYTES: Final = 256 * 1024
+_MOST_SAID: Final = 2000
+_OPENAT2: Final = 437
+_HOW: Final = struct.Struct("QQQ")
+_IN_ROOT: Final = 0x10 | 0x02
+"""As if the directory were the root, for links too; and no links of the kernel's own making."""
+
+
+def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
+    """The content of a file below `top`, with one byte more than the most if there is more; None if there is none.
+
+    A link leads nowhere outside `top`. Blocks.
+    """
+    directory = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        how = _HOW.pack(os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0, _IN_ROOT)
+        name = os.fsencode(path)
+        opened = ctypes.CDLL(None, use_errno=True).syscall(_OPENAT2, directory, name, how, ctypes.c_size_t(_HOW.size))
+    finally:
+        os.close(directory)
+    if opened < 0:
+        return None
+    with open(opened, "rb") as file:
+        return file.read(most_bytes + 1) if stat.S_ISREG(os.fstat(opened).st_mode) else None
+
+
+def of_directory(directory: str, dockerfile: str) -> Generator[bytes]:
+    """A tar archive with `directory` under its own name, and a Dockerfile of ours beside it."""
+    parent, name = os.path.split(directory)
+    added = {OUR_DOCKERFILE: dockerfile.encode(), IGNORE: f"{OUR_DOCKERFILE}\n{IGNORE}\n".encode()}
+    yield from _packed(added, [*_tar(parent), "--", f"./{name}"])
+
+
+def of_context(top: str, dockerfile: str) -> Generator[bytes]:
+    """A tar archive of what is in the directory `top` and not ignored, with a Dockerfile of ours.
+
+    Raises `invalid` while it is read, if its `.dockerignore` is malformed.
+    """
+    ignore = read_below(top, IGNORE, docker_ignore.MOST_BYTES)
+    ours = [OUR_DOCKERFILE] if ignore is not None else [OUR_DOCKERFILE, IGNORE]
+    added = {OUR_DOCKERFILE: dockerfile.encode(), IGNORE: (ignore or b"") + b"\n" + "\n".join(ours).encode() + b"\n"}
+    if ignore is None:
+        excluded = [f"--exclude=./{name}" for name in added]
+        yield from _packed(added, [*_tar(top), "--anchored", "--no-wildcards", *excluded, "--", "."])
+    else:
+        listed = [*_tar(top), "--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
+        yield from _packed(added, listed, [sys.executable, "-I", "-S", docker_ignore.__file__, top, *added])
+
+
+def _tar(directory: str) -> list[str]:
+    return [
+        "tar", "--create", "--file=-", "--format=gnu", "--numeric-owner", "--owner=0", "--group=0", "--directory",
+        directory,
+    ]  # fmt: skip
+
+
+class _Program(NamedTuple):
+    """A program under way, and the file for what it complains of, which nobody has to read meanwhile."""
+
+    process: "subprocess.Popen[bytes]"
+    said: IO[bytes]
+
+
+def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str] | None = None) -> Generator[bytes]:
+    """The files of ours, then what `tar` says; what it is to pack is told by the `lister`, if there is one."""
+    for name, content in added.items():
+        yield _entry(name, content)
+    with ExitStack() as stack:
+        listing = _start(stack, lister, subprocess.DEVNULL) if lister else None
+        packing = _start(stack, tar, listing.process.stdout if listing else subprocess.DEVNULL)
+        if listing is not None and listing.process.stdout is not None:
+            listing.process.stdout.close()  # it is tar's alone
+        assert packing.process.stdout is not None
+        while piece := os.read(packing.process.stdout.fileno(), _PIECE_BYTES):
+            yield piece
+        for program in (listing, packing):
+            if program is not None and program.process.wait():
+                raise _failure(program)
+
+
+def _start(stack: ExitStack, words: Sequence[str], stdin: "int | IO[bytes] | None") -> _Program:
+    """Start a program that is ended at the stack's end."""
+    said = stack.enter_context(os.fdopen(os.memfd_create("said"), "w+b", buffering=0))
+    process = in_fresh_thread(functools.partial(_spawn, words, stdin, said))
+    stack.callback(_end, process)
+    return _Program(process, said)
+
+
+def _spawn(words: Sequence[str], stdin: "int | IO[bytes] | None", said: IO[bytes]) -> "subprocess.Popen[bytes]":
+    with ordinary_priority():
+        return subprocess.Popen(
+            words, stdin=stdin, stdout=subprocess.PIPE, stderr=said, env=TOOL_ENV, cwd="/", process_group=0
+        )
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.stdout is not None:
+        process.stdout.close()
+    process.wait()
+
+
+def _failure(program: _Program) -> SandkeepError:
+    program.said.seek(0)
+    lines = program.said.read(_MOST_SAID).decode(errors="replace").strip().splitlines() or ["no reason was given"]
+    if program.process.returncode == docker_ignore.MALFORMED and lines[0].startswith(IGNORE):
+        return CallerError("invalid", f"source: {lines[0]}", field="source")
+    return ProviderError("provider_unavailable", f"what is to be built from could not be packed: {lines[-1]}")
+
+
+def _entry(name: str, content: bytes) -> bytes:
+    """A file in a tar archive, without the archive's end."""
+    header = tarfile.TarInfo(name)
+    header.size, header.mode = len(content), 0o644
+    return header.tobuf(tarfile.GNU_FORMAT) + content + b"\0" * (-len(content) % tarfile.BLOCKSIZE)

@@ -1,0 +1,219 @@
+"""What a Dockerfile says, as far as it must be known before it is built: its steps, and the images that it names.
+
+The engine reads it again. What it could understand otherwise is refused here, and so are names of images that callers
+may not use: see `references`. Text in, text out.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from sandkeep.errors import CallerError
+from sandkeepd import references
+
+MOST_BYTES: Final = 1024 * 1024
+SCRATCH: Final = "scratch"
+
+_ESCAPE: Final = re.compile(r"\s*#\s*escape\s*=\s*(\S?)", re.IGNORECASE)
+_CONTINUED: Final = re.compile(r"\\[ \t]*$")
+_DOUBTFUL: Final = re.compile(r"\\\\[ \t]*$")
+_FLAG: Final = re.compile(r"--[a-z]+(?:=[^\s\"'\\]*)?(?=\s|$)")
+_HERE_DOCUMENT: Final = re.compile(r"\d*<<-?['\"]?[A-Za-z_][^<]*")
+_VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::([-+])([^{}$]*))?\})")
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:=(\"[^\"\\]*\"|'[^'\\]*'|[^\s\"'\\]*))?")
+_MAYBE_REMOTE: Final = re.compile(r"[:@$\\]")
+_SPACE: Final = re.compile(r"[\t\v\f\r ]+")
+_MOST_DIGITS: Final = 6
+_STAGE: Final = re.compile(r"[a-z][a-z0-9_.-]*")
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One instruction: its lines, counted from 1, its first word, and what follows that, all in one line."""
+
+    first_line: int
+    last_line: int
+    word: str
+    rest: str
+
+    @property
+    def text(self) -> str:
+        """The whole of it."""
+        return f"{self.word} {self.rest}"
+
+
+class Dockerfile(Struct, frozen=True, kw_only=True):
+    """A Dockerfile's lines and steps, and the references of the images that it builds on or copies from."""
+
+    lines: list[str]
+    steps: list[Step]
+    images: list[str]
+
+    def marked(self, label: str, value: str) -> tuple[str, list[Step | None]]:
+        """The text with a label set first in each stage, and whose each of its steps is: None is one of ours."""
+        ends = {step.last_line for step in self.steps if step.word == "FROM"}
+        lines = []
+        for number, line in enumerate(self.lines, 1):
+            lines += [line, f"LABEL {label}={value}"] if number in ends else [line]
+        steps: list[Step | None] = []
+        for step in self.steps:
+            steps += [step, None] if step.word == "FROM" else [step]
+        return "\n".join(lines) + "\n", steps
+
+
+def read(content: bytes, *, offline: bool = False) -> Dockerfile:
+    """Take a Dockerfile apart. With `offline` it must not have the engine fetch anything. Raises `invalid`."""
+    if len(content) > MOST_BYTES or b"\0" in content:
+        raise _refusal(None, f"it is no text, or has more than {MOST_BYTES >> 20} MiB")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _refusal(None, "it is not UTF-8") from None
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    steps = list(_steps(lines))
+    if not any(step.word == "FROM" for step in steps):
+        raise _refusal(None, "it has no FROM")
+    return Dockerfile(lines=lines, steps=steps, images=list(_Images(steps, offline=offline).found))
+
+
+def of_ours(lines: list[str]) -> Dockerfile:
+    """A Dockerfile of ours, which may name anything."""
+    return Dockerfile(lines=lines, steps=list(_steps(lines)), images=[])
+
+
+def check_triggers(triggers: Sequence[str], *, offline: bool) -> None:
+    """Refuse what a Dockerfile could not say itself in the steps that an image adds to it (ONBUILD)."""
+    for trigger in triggers:
+        _Images(list(_steps(trigger.split("\n"))), offline=offline)
+
+
+def _steps(lines: list[str]) -> Iterator[Step]:
+    first, said = 0, ""
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("#"):
+            escape = _ESCAPE.match(line)
+            if escape and escape[1] != "\\":
+                raise _refusal(number, "only the backslash can be the escape character here")
+            continue
+        if not line.strip():
+            continue
+        if _DOUBTFUL.search(line):
+            raise _refusal(number, "two backslashes at the end mean different things to different engines")
+        first = first or number
+        said += _CONTINUED.sub("", line)
+        if not _CONTINUED.search(line):
+            yield _step(first, number, said)
+            first, said = 0, ""
+    if said:  # the file ends in a continuation, which must not take in what is added after it
+        last = max(number for number, line in enumerate(lines, 1) if _CONTINUED.search(line))
+        lines[last - 1] = _CONTINUED.sub("", lines[last - 1])
+        yield _step(first, last, said)
+
+
+def _step(first: int, last: int, said: str) -> Step:
+    word, *rest = _SPACE.split(said.strip(), maxsplit=1)
+    return Step(first_line=first, last_line=last, word=word.upper(), rest="".join(rest).strip())
+
+
+class _Images:
+    """Which images the steps name, looked at in their order: a name can be that of an earlier stage."""
+
+    def __init__(self, steps: list[Step], *, offline: bool) -> None:
+        self.found: dict[str, None] = {}
+        self._offline = offline
+        self._arguments: dict[str, str | None] = {}
+        self._stages: list[str] = []
+        for step in steps:
+            self._look(step, step.word, step.rest)
+
+    def _look(self, step: Step, word: str, rest: str) -> None:
+        if word == "ARG" and not self._stages:
+            self._note_arguments(rest)
+        elif word == "FROM":
+            self._begin_stage(step, rest)
+        elif word == "ONBUILD":
+            inner = _step(step.first_line, step.last_line, rest)
+            self._look(step, inner.word, inner.rest)
+        elif word in ("COPY", "ADD", "RUN"):
+            if any(_HERE_DOCUMENT.fullmatch(part) for part in rest.split()):
+                raise _refusal(
+                    step.first_line, "here-documents are not supported: put the text into a file, and COPY it"
+                )
+            flags, arguments = _flags(step, rest)
+            for name in (flag.removeprefix("--from=") for flag in flags if flag.startswith("--from=")):
+                if not self._is_stage(name) and not self._is_index(name):
+                    self._use(step, name)
+            if word == "ADD" and self._offline and _MAYBE_REMOTE.search(arguments):
+                raise _refusal(step.first_line, "ADD fetches nothing here, as builds have no network: use plain paths")
+
+    def _note_arguments(self, rest: str) -> None:
+        for part in rest.split():
+            assignment = _ASSIGNMENT.fullmatch(part)
+            if assignment is None:
+                self._arguments[part.partition("=")[0]] = None
+                continue
+            value = assignment[2] or ""
+            quoted = value[:1] in ("'", '"')
+            plain = value[1:-1] if quoted else value
+            self._arguments[assignment[1]] = plain if value[:1] == "'" else _expand(plain, self._arguments)
+
+    def _begin_stage(self, step: Step, rest: str) -> None:
+        _, arguments = _flags(step, rest)
+        name, *naming = arguments.split()[:3] or [""]
+        expanded = _expand(name, self._arguments)
+        if expanded is None:
+            raise _refusal(step.first_line, f"what {name[:200]!r} means is not clear: write the reference itself")
+        if expanded.lower() != SCRATCH and not self._is_stage(expanded):
+            self._use(step, expanded)
+        stage = naming[1].lower() if len(naming) == 2 and naming[0].upper() == "AS" else ""
+        self._stages.append(stage if _STAGE.fullmatch(stage) else "")
+
+    def _is_stage(self, name: str) -> bool:
+        return name != "" and name.lower() in self._stages
+
+    def _is_index(self, name: str) -> bool:
+        return name.isdigit() and len(name) <= _MOST_DIGITS and int(name) < len(self._stages)
+
+    def _use(self, step: Step, name: str) -> None:
+        """Note the reference of an image."""
+        references.parse(name, f"Dockerfile, line {step.first_line}")
+        if references.could_be_an_id(name):
+            raise _refusal(step.first_line, f"{name!r} could be the beginning of an image's id: write {name}:latest")
+        self.found[name] = None
+
+
+def _flags(step: Step, rest: str) -> tuple[list[str], str]:
+    """The flags that come first, and the rest. Quotes would be taken away from a flag, and hide what it is."""
+    found = []
+    while rest.startswith("--"):
+        flag = _FLAG.match(rest)
+        if flag is None:
+            raise _refusal(step.first_line, f"the option {rest[:60]!r} is not understood: write it plainly")
+        found.append(flag[0])
+        rest = rest[flag.end() :].lstrip()
+    return found, rest
+
+
+def _expand(text: str, arguments: Mapping[str, str | None]) -> str | None:
+    """The text with its variables replaced; None when it is not clear what comes of it."""
+    unclear = False
+
+    def value(found: re.Match[str]) -> str:
+        nonlocal unclear
+        name, how, word = found[1] or found[2], found[3], found[4] or ""
+        known = arguments.get(name, "")
+        if known is None:
+            unclear = True
+            return ""
+        if how == "-":
+            return known or word
+        return (word if known else "") if how == "+" else known
+
+    expanded = _VARIABLE.sub(value, text)
+    return None if unclear or "$" in expanded else expanded
+
+
+def _refusal(line: int | None, why: str) -> CallerError:
+    where = "Dockerfile" if line is None else f"Dockerfile, line {line}"
+    return CallerError("invalid", f"{where}: {why}", field="dockerfile", line=line)

@@ -1,0 +1,128 @@
+"""A program: print what of a directory a build gets, as its `.dockerignore` says: paths, each ended by a NUL.
+
+python docker_ignore.py DIRECTORY [NAME...]
+
+Left out are also the files of these names at the top.
+
+It runs as a process of its own, with nothing but the standard library, since patterns that come from a caller can take
+any time, and a directory any memory.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import BinaryIO, Final
+
+MOST_BYTES: Final = 1024 * 1024
+NAME: Final = ".dockerignore"
+MALFORMED: Final = 2
+"""The exit code when the patterns cannot be used; why is said on stderr."""
+
+
+class Pattern:
+    """One line: a pattern in Go's manner with ``**`` for any number of directories, or with ``!`` an exception."""
+
+    def __init__(self, line: str) -> None:
+        self.is_exception = line.startswith("!")
+        self.path = os.path.normpath(line.removeprefix("!").strip()).lstrip("/")
+        self._expression = re.compile(_expression(self.path), re.DOTALL)
+
+    def matches(self, path: str) -> bool:
+        """Whether it is this path that is meant, not one above it."""
+        return self._expression.fullmatch(path) is not None
+
+    def may_match_below(self, path: str) -> bool:
+        """Whether it can mean something in this directory, too."""
+        beginning = re.split(r"[*?\[\\]", self.path, maxsplit=1)[0]
+        return f"{self.path}/".startswith(f"{path}/") or (beginning != self.path and f"{path}/".startswith(beginning))
+
+
+def patterns(text: str) -> list[Pattern]:
+    """The patterns of a `.dockerignore`. Raises ValueError for one that is malformed."""
+    found = []
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        word = line.strip()
+        if not word or line.startswith("#") or word in (".", "!"):
+            continue
+        try:
+            found.append(Pattern(word))
+        except re.error as error:
+            raise ValueError(f"line {number}: {word[:200]!r} is no pattern: {error}") from None
+    return found
+
+
+def wanted(ignored: list[Pattern]) -> Iterator[bytes]:
+    """What is not ignored below the present directory, each path after its directory's."""
+    waiting: list[tuple[str, frozenset[Pattern]]] = [("", frozenset())]
+    while waiting:
+        directory, above = waiting.pop()
+        with os.scandir(directory or ".") as entries:
+            for entry in entries:
+                path = f"{directory}/{entry.name}" if directory else entry.name
+                meant = above | {pattern for pattern in ignored if pattern not in above and pattern.matches(path)}
+                hidden = _is_hidden(meant, ignored)
+                if not hidden:
+                    yield os.fsencode(path)
+                if entry.is_dir(follow_symlinks=False) and not (hidden and _is_all_hidden(path, ignored)):
+                    waiting.append((path, meant))
+
+
+def _is_hidden(meant: frozenset[Pattern], ignored: list[Pattern]) -> bool:
+    """The last pattern decides of those that mean a path, or a directory above it."""
+    return next((not pattern.is_exception for pattern in reversed(ignored) if pattern in meant), False)
+
+
+def _is_all_hidden(path: str, ignored: list[Pattern]) -> bool:
+    return not any(pattern.is_exception and pattern.may_match_below(path) for pattern in ignored)
+
+
+def _expression(path: str) -> str:
+    """A regular expression for a pattern."""
+    made, at = "", 0
+    while at < len(path):
+        character = path[at]
+        at += 1
+        if character == "*" and path[at : at + 1] == "*":
+            at += 2 if path[at + 1 : at + 2] == "/" else 1
+            made += ".*" if at >= len(path) and not path.endswith("/") else "(?:.*/)?"
+        elif character == "*":
+            made += "[^/]*"
+        elif character == "?":
+            made += "[^/]"
+        elif character == "[":
+            end = path.index("]", at + 1) if "]" in path[at + 1 :] else -1
+            if end < 0:
+                raise re.error("a bracket is not closed")
+            inside = path[at:end]
+            negated = inside.startswith("^")
+            made += f"[{'^/' if negated else ''}{re.escape(inside.removeprefix('^')).replace(chr(92) + '-', '-')}]"
+            at = end + 1
+        elif character == "\\" and at < len(path):
+            made += re.escape(path[at])
+            at += 1
+        else:
+            made += re.escape(character)
+    return made
+
+
+def main(top: str, left_out: list[str], output: BinaryIO) -> int:
+    """Print the paths; answer the exit code."""
+    try:
+        with open(os.open(f"{top}/{NAME}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+        ignored = patterns(content.decode("utf-8", "surrogateescape"))
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{NAME}: {error}\n")
+        return MALFORMED
+    os.chdir(top)  # from here no path is too long
+    hidden = {os.fsencode(name) for name in left_out}
+    output.writelines(b"./" + path + b"\0" for path in wanted(ignored) if path not in hidden)
+    output.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:], sys.stdout.buffer))

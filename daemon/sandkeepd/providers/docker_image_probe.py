@@ -1,0 +1,282 @@
+"""What must be known of an image before a sandbox can be planned: found out once, by running it for a moment.
+
+The container that does so has its image's own user and no rights, sees no network, writes nothing, and is removed. What
+it says was said by the image, and is believed only as far as it can be checked or hurts nobody but its owner.
+"""
+
+import posixpath
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+from msgspec import Struct
+
+from sandkeep.errors import CallerError
+from sandkeepd.providers.docker_container import LOG_LABEL
+from sandkeepd.providers.docker_plan import WORKSPACE, Details
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+PROBE_LABEL: Final = "sandkeep.probe"
+"""The label of containers that find something out; its value is the image's id with us."""
+
+ANSWER_S: Final = 15
+"""How long an image's shell may take."""
+
+MOST_ENV_BYTES: Final = 32 * 1024
+_MOST_SAID_BYTES: Final = 16 * 1024
+_MOST_PASSWD_BYTES: Final = 1024 * 1024
+_MOST_ID: Final = 2**32 - 2
+_SIGNALS: Final = "--default-signal=INT,QUIT,USR1"
+NO_SHELL: Final = "its image has no shell"
+_MARK: Final = "sandkeep-probe"
+
+# Builtins only, but for the check of `env`. The first word of a line says what the rest is.
+_SCRIPT: Final = f"""
+find() {{
+	IFS=:
+	for place in $PATH; do
+		case $place in /*) [ -f "$place/$1" ] && [ -x "$place/$1" ] && {{ found=$place/$1; return; }} ;; esac
+	done
+	found=
+}}
+echo {_MARK}
+if [ -x /bin/sh ]; then found=/bin/sh; else find sh; fi
+echo "sh $found"
+find setsid
+echo "setsid $found"
+find tmux
+echo "tmux $found"
+find env
+echo "env $found"
+[ -n "$found" ] && "$found" {_SIGNALS} "$found" >/dev/null 2>&1 && echo "signals yes"
+IFS=' 	'
+while read -r key first second rest; do
+	case $key in Uid:) echo "uid $second" ;; Gid:) echo "gid $second" ;; esac
+done </proc/self/status
+echo end
+"""
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What the container said, as far as it makes sense."""
+
+    shell: str | None = None
+    setsid: str | None = None
+    env: str | None = None
+    tmux: bool = False
+    signals: bool = False
+    user: tuple[int, int] | None = None
+
+
+def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, log_id: str) -> Details:
+    """Find out the details of an image that the engine describes as `found`. Blocks.
+
+    Raises `invalid` for an image that no sandbox can be made of.
+    """
+    config = found.get("Config") or {}
+    with _container(client, _configuration("/bin/sh", found["Id"], image_id, log_id)) as container:
+        answer, why = _ask(client, container)
+        workdir = posixpath.normpath(f"/{config.get('WorkingDir') or ''}").replace("//", "/")
+        workspace = WORKSPACE if workdir == "/" else workdir
+        user = answer.user or _user_by_files(client, container, config.get("User") or "")
+        writable = _is_writable(client, container, workspace, user)
+    if why == NO_SHELL:
+        with _container(client, _configuration("sh", found["Id"], image_id, log_id)) as container:
+            answer, why = _ask(client, container)
+    leader = [answer.setsid, answer.env] if answer.setsid and answer.env else []
+    if answer.shell and not leader:
+        why = "its image has no setsid, or no env, by which a keeper starts processes"
+    return Details(
+        docker_image_id=found["Id"], docker_image_tag=tag, user=user, env=_environment(config.get("Env") or ()),
+        shell=answer.shell if leader else None, leader=[*leader, _SIGNALS] if leader and answer.signals else leader,
+        tmux=answer.tmux, workdir=workdir, writable=writable, why=why,
+    )  # fmt: skip
+
+
+@contextmanager
+def _container(client: "APIClient", configuration: dict[str, Any]) -> Iterator[str]:
+    """A container that was not started yet, for the length of a block."""
+    from docker.errors import APIError
+
+    container: str = client.create_container_from_config(configuration)["Id"]  # type: ignore[no-untyped-call]
+    try:
+        yield container
+    finally:
+        with suppress(APIError):  # what is left of it is found by its label
+            client.remove_container(container, force=True, v=True)
+
+
+def _configuration(shell: str, docker_image_id: str, image_id: str, log_id: str) -> dict[str, Any]:
+    return {
+        "Image": docker_image_id,
+        "Entrypoint": [shell, "-c", _SCRIPT],
+        "Cmd": [],
+        "Labels": {PROBE_LABEL: image_id, LOG_LABEL: log_id},
+        "WorkingDir": "/",
+        "NetworkDisabled": True,
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {
+            "NetworkMode": "none",
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges:true"],
+            "ReadonlyRootfs": True,
+            "Tmpfs": {"/tmp": "rw,nosuid,nodev,size=16m"},  # noqa: S108 - inside
+            "Memory": 256 * 1024**2,
+            "MemorySwap": 256 * 1024**2,
+            "PidsLimit": 64,
+            "NanoCpus": 1_000_000_000,
+            "Init": False,
+            "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
+            "RestartPolicy": {"Name": "no"},
+        },
+    }
+
+
+def _ask(client: "APIClient", container: str) -> tuple[Answer, str | None]:
+    """Have the image's shell say what it has; why not, if it cannot."""
+    import requests
+    from docker.errors import APIError
+
+    try:
+        client.start(container)
+    except APIError as refused:
+        return Answer(), _why_not_started(" ".join(str(refused.explanation).split()))
+    try:
+        code = client.wait(container, timeout=ANSWER_S)["StatusCode"]
+    except requests.RequestException:  # it is still busy
+        with suppress(APIError):
+            client.kill(container)
+        return Answer(), f"its image's shell did not answer within {ANSWER_S} s"
+    said = client.logs(container, stdout=True, stderr=False, tail=64)[:_MOST_SAID_BYTES]
+    answer = understood(said)
+    if answer is None:
+        words = said.decode(errors="replace").strip()[:100]
+        return Answer(), f"its image's shell does not work: it ended with {code}" + (
+            f", saying {words!r}" if words else ""
+        )
+    return answer, None
+
+
+def _why_not_started(words: str) -> str:
+    lowered = words.lower()
+    if "executable file not found" in lowered or "no such file or directory" in lowered:
+        return NO_SHELL
+    if "unable to find user" in lowered or "no matching entries in" in lowered:
+        raise CallerError("invalid", "source: the image's own user is not in its /etc/passwd: build it with another")
+    return f"its image's shell cannot be started: {words[:300]}"
+
+
+def understood(said: bytes) -> Answer | None:
+    """What the lines mean; None when it is not our script that speaks."""
+    lines = said.decode("utf-8", "replace").splitlines()
+    if not lines or lines[0] != _MARK or lines[-1] != "end":
+        return None
+    told = {word: rest for word, _, rest in (line.partition(" ") for line in lines[1:-1])}
+    uid, gid = _number(told.get("uid", "")), _number(told.get("gid", ""))
+    return Answer(
+        shell=_path(told.get("sh", "")), setsid=_path(told.get("setsid", "")), env=_path(told.get("env", "")),
+        tmux=_path(told.get("tmux", "")) is not None, signals=told.get("signals") == "yes",
+        user=None if uid is None or gid is None else (uid, gid),
+    )  # fmt: skip
+
+
+def _path(text: str) -> str | None:
+    return text if re.fullmatch(r"(/[A-Za-z0-9_.+-]{1,255}){1,32}", text) else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= _MOST_ID else None
+
+
+def _environment(settings: Iterable[str]) -> dict[str, str]:
+    env = dict(setting.partition("=")[::2] for setting in settings)
+    if len(msgspec.json.encode(env)) > MOST_ENV_BYTES:
+        raise CallerError("invalid", f"source: the image's environment has more than {MOST_ENV_BYTES >> 10} KiB")
+    return env
+
+
+# -- what its files say -----------------------------------------------------------------------------------------------
+
+
+def _is_writable(client: "APIClient", container: str, directory: str, user: tuple[int, int]) -> bool:
+    """Whether the user may write in a directory, having no capabilities."""
+    place = _first_entry(client, container, f"{directory}/.")
+    if place is None or not place.isdir():
+        return False
+    if place.uid == user[0]:
+        return place.mode & 0o300 == 0o300
+    return place.mode & 0o030 == 0o030 if place.gid == user[1] else place.mode & 0o003 == 0o003
+
+
+def _user_by_files(client: "APIClient", container: str, named: str) -> tuple[int, int]:
+    """The numbers of the user that an image names, for one whose shell could not say. Raises `invalid`."""
+    user, _, group = named.partition(":")
+    uid, gid = _number(user or "0"), _number(group) if group else None
+    passwd = list(_table(_content(client, container, "/etc/passwd")))
+    mine = next((row for row in passwd if row[0] == user or (uid is not None and row[2] == str(uid))), None)
+    if uid is None and mine is not None:
+        uid = _number(mine[2])
+    if gid is None and not group:
+        gid = _number(mine[3]) if mine is not None else 0
+    if gid is None:
+        groups = _table(_content(client, container, "/etc/group"))
+        gid = next((_number(row[2]) for row in groups if row[0] == group), None)
+    if uid is None or gid is None:
+        raise CallerError("invalid", f"source: the image's own user {named[:100]!r} is not in its /etc/passwd")
+    return uid, gid
+
+
+def _table(content: bytes) -> Iterator[list[str]]:
+    for line in content.decode("utf-8", "replace").splitlines():
+        row = line.split(":")
+        if len(row) >= 3:
+            yield [*row, ""]
+
+
+def _content(client: "APIClient", container: str, path: str) -> bytes:
+    with suppress(tarfile.TarError), _archive(client, container, path) as archive:
+        entry = archive.next()
+        file = archive.extractfile(entry) if entry is not None and entry.isreg() else None
+        return file.read(_MOST_PASSWD_BYTES) if file is not None else b""
+    return b""
+
+
+def _first_entry(client: "APIClient", container: str, path: str) -> tarfile.TarInfo | None:
+    with suppress(tarfile.TarError), _archive(client, container, path) as archive:
+        return archive.next()
+    return None
+
+
+def _archive(client: "APIClient", container: str, path: str) -> tarfile.TarFile:
+    """What the engine packs of a path; of it only the beginning is read. Raises TarError when there is nothing."""
+    from docker.errors import NotFound
+
+    try:
+        pieces, _ = client.get_archive(container, path, chunk_size=64 * 1024)
+    except NotFound:
+        raise tarfile.TarError(path) from None
+    return tarfile.open(fileobj=cast("IO[bytes]", _Pieces(pieces)), mode="r|")
+
+
+class _Pieces:
+    """An iterator of bytes, as a file to read from."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        """So many bytes, or what there is."""
+        while len(self._rest) < size:
+            piece = next(self._pieces, b"")
+            if not piece:
+                break
+            self._rest += piece
+        answer, self._rest = self._rest[:size], self._rest[size:]
+        return answer

@@ -1,0 +1,214 @@
+"""Images of the Docker provider: built by the engine, or taken from it and its registries by their references.
+
+Each is ``sandkeep:IMAGE_ID`` to the engine, which keeps it from being removed there. What carries a caller's own name
+is never removed. See `docker_builder` for how one is built, `docker_image_probe` for what is found out about it.
+"""
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+import msgspec
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import CallerError, SandkeepError
+from sandkeep.settings import DOCKER_BASE
+from sandkeepd import references
+from sandkeepd.providers import docker_build, docker_image_probe
+from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.docker_builder import Builder
+from sandkeepd.providers.docker_container import LOG_LABEL
+from sandkeepd.providers.docker_engine import Engine, RefusedError
+from sandkeepd.providers.docker_stream import Asking, telling
+from sandkeepd.providers.local_layout import Layout
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+IMPORT_S: Final = 3600.0
+"""How long it may take to make an image, whatever it is waiting for."""
+
+AT_ONCE: Final = 2
+"""How many images of one owner are made at once. Others of his wait."""
+
+_NOT_FOUND: Final = 404
+_IN_USE: Final = 409
+
+Document = dict[str, Any]
+
+
+class DockerImages:
+    """The part of the Docker provider that makes and removes images."""
+
+    def __init__(self, engine: Engine, layout: Layout, log_id: str) -> None:
+        self._engine = engine
+        self._log_id = log_id
+        self._builder = Builder(engine, layout, log_id, self.have)
+        self._turns: WeakValueDictionary[str, trio.Semaphore] = WeakValueDictionary()
+        self._making: set[str] = set()
+
+    def default_base(self) -> str:
+        """See `Building.default_base`."""
+        return DOCKER_BASE()
+
+    # Making
+
+    async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
+        """See `Provider.import_image`."""
+        self._making.add(image_id)
+        turns = self._turns.setdefault(request.owner, trio.Semaphore(AT_ONCE))
+        try:
+            async with turns:
+                with trio.fail_after(IMPORT_S):
+                    return await self._make(image_id, request, caller, progress)
+        except BaseException as error:
+            with trio.CancelScope(shield=True), suppress(SandkeepError):  # without the engine, the next start does it
+                await self.remove(image_id)
+            if isinstance(error, trio.TooSlowError):
+                raise CallerError("timeout", f"the image was not made within {IMPORT_S / 60:.0f} minutes") from None
+            raise
+        finally:
+            self._making.discard(image_id)
+
+    async def _make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
+        if request.kind == "reference":
+            found = await self.have(request.source, progress, anew=request.clean)
+            await self._engine.call(lambda client: client.tag(found["Id"], references.OUR_NAME, image_id, force=True))
+            made, named = ImportedImage(digest=found["Id"], size_bytes=found["Size"]), request.source
+        else:
+            copied = await self._builder.build(image_id, request, caller, progress)
+            named = _tag(image_id)
+            found = await self._engine.call(partial(_inspect, name=named))
+            made = msgspec.structs.replace(copied, digest=found["Id"], size_bytes=found["Size"], file_count=0)
+        failpoints.reach("docker.tagged")
+        await progress("finding out what the image has")
+        look = partial(docker_image_probe.probe, image_id=image_id, found=found, tag=named, log_id=self._log_id)
+        details = await self._engine.call(look)
+        return msgspec.structs.replace(made, details=msgspec.to_builtins(details))
+
+    async def have(self, reference: str, progress: Progress, *, anew: bool = False) -> Document:
+        """What the engine knows of an image, which is pulled if it is not there; `anew` also if it came from a
+        registry, which need not be reached then.
+
+        Raises `not_found`, `permission_denied` (by the registry), `provider_unavailable`.
+        """
+        wanted = references.parse(reference, "source")
+        found = await self._known(wanted.in_full)
+        if found is None or (anew and found.get("RepoDigests")):
+            try:
+                await self._pull(wanted, progress)
+            except SandkeepError as error:
+                if found is None:
+                    raise
+                await progress(f"taking {wanted.in_full} as it is here: {error.message}")
+            found = await self._known(wanted.in_full)
+        if found is None:
+            raise docker_build.not_pulled(wanted.in_full, "not found")
+        return found
+
+    async def _known(self, name: str) -> Document | None:
+        try:
+            return await self._engine.call(partial(_inspect, name=name))
+        except RefusedError as refused:
+            if refused.status == _NOT_FOUND:
+                return None
+            raise
+
+    async def _pull(self, wanted: references.Reference, progress: Progress) -> None:
+        await progress(f"pulling {wanted.in_full}")
+        log = docker_build.PullLog(wanted.in_full, telling(progress))
+        params = {"fromImage": wanted.name, "tag": wanted.digest or wanted.tag or "latest"}
+        try:
+            await Asking("/images/create", params, log.take, headers=partial(_login, wanted.name)).run(self._engine)
+        except RefusedError as refused:
+            raise docker_build.not_pulled(wanted.in_full, refused.words) from None
+        if log.error is not None:
+            raise docker_build.not_pulled(wanted.in_full, log.error)
+
+    # Removing
+
+    async def remove(self, image_id: str) -> None:
+        """See `Provider.remove_image`. The image goes with our name for it, unless it has another."""
+        await self._builder.discard(image_id)
+        await self._engine.call(partial(_untag, tag=_tag(image_id)))
+
+    async def found(self) -> list[str]:
+        """The ids of the images that say they are of this log, as all do that were built."""
+        return sorted(image_id for image_id, log_id in await self._engine.call(_tagged) if log_id == self._log_id)
+
+    async def clean_up(self, ledger: Ledger) -> Swept:
+        """Remove what is left of images that no event owns. Safe to repeat, and while images are made."""
+        removed, foreign = [], []
+        for image_id, log_id in await self._engine.call(_tagged):
+            if ledger.owns_image(image_id) or image_id in self._making:
+                continue
+            if log_id == self._log_id:
+                removed.append(f"image {image_id}")
+                await self.remove(image_id)
+            else:
+                foreign.append(f"image {_tag(image_id)}")
+        probes = await self._engine.call(partial(_probes, log_id=self._log_id))
+        for container, image_id in probes:
+            if image_id not in self._making:
+                removed.append(f"container {container[:12]}")
+                await self._engine.call(partial(_remove_container, container=container))
+        removed += await self._builder.clean_up(lambda image_id: image_id in self._making)
+        return Swept(removed=removed, foreign=foreign)
+
+
+def _tag(image_id: str) -> str:
+    return f"{references.OUR_NAME}:{image_id}"
+
+
+def _inspect(client: "APIClient", name: str) -> Document:
+    found: Document = client.inspect_image(name)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _login(name: str, client: "APIClient") -> dict[str, str]:
+    """The header by which the engine logs in at a registry, as whoever runs the daemon has logged in there."""
+    from docker import auth
+
+    registry, _ = auth.resolve_repository_name(name)
+    header = auth.get_config_header(client, registry)
+    return {"X-Registry-Auth": header.decode()} if header else {}
+
+
+def _untag(client: "APIClient", tag: str) -> None:
+    from docker.errors import APIError, NotFound
+
+    with suppress(NotFound):
+        try:
+            client.remove_image(tag)
+        except APIError as refused:
+            if refused.status_code != _IN_USE:
+                raise
+            with suppress(NotFound):  # by somebody's own container, which keeps what it needs without the name
+                client.remove_image(tag, force=True)
+
+
+def _tagged(client: "APIClient") -> list[tuple[str, str | None]]:
+    """The ids that are in names of ours, each with the id of the log that the image says it is of."""
+    found = []
+    for image in client.images(name=references.OUR_NAME):
+        labels, names = image.get("Labels") or {}, image.get("RepoTags") or ()
+        for name in names:
+            repository, _, image_id = name.rpartition(":")
+            if repository == references.OUR_NAME:
+                found.append((image_id, labels.get(LOG_LABEL)))
+    return found
+
+
+def _probes(client: "APIClient", log_id: str) -> list[tuple[str, str]]:
+    label = docker_image_probe.PROBE_LABEL
+    found = client.containers(all=True, filters={"label": [label, f"{LOG_LABEL}={log_id}"]})
+    return [(container["Id"], container["Labels"][label]) for container in found]
+
+
+def _remove_container(client: "APIClient", container: str) -> None:
+    from docker.errors import APIError
+
+    with suppress(APIError):  # it is going already
+        client.remove_container(container, force=True, v=True)

@@ -1,0 +1,182 @@
+"""`stats`: what running sandboxes use, as a table that follows it, as one table, in JSON, and for Prometheus."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import click
+
+from sandkeep.blocking import Client
+from sandkeep.cli.options import SANDBOX, Frontend, command, common
+from sandkeep.cli.output import Column, cut_middle, json_line, moment, note, size, table, table_lines
+from sandkeep.errors import CallerError, StateError
+from sandkeep.model import SandboxStats
+
+Rates = Mapping[str, float]
+"""By sandbox, how many cpus it kept busy since the sample before; nothing of one that was not there then."""
+
+COLUMNS: Final = (
+    Column("SANDBOX", least=13, shorten=cut_middle),
+    Column("CPU"),
+    Column("TIME", least=6, spare=True),
+    Column("MEMORY"),
+    Column("PIDS"),
+    Column("READ", least=7, spare=True),
+    Column("WRITTEN", least=7, spare=True),
+    Column("KILLS", least=5, spare=True),
+)
+
+SORTS: Final[dict[str, Callable[[SandboxStats, Rates], float]]] = {
+    "cpu": lambda found, rates: rates.get(found.sandbox_id, 0.0),
+    "time": lambda found, _: found.cpu_s or 0.0,
+    "memory": lambda found, _: found.memory_bytes or 0,
+    "pids": lambda found, _: found.pids or 0,
+    "io": lambda found, _: (found.io_read_bytes or 0) + (found.io_written_bytes or 0),
+}
+"""By what the table can be sorted, most first; what is equal stays in the order in which it was made."""
+
+INTERVAL_S: Final = 1.0
+
+
+@command(
+    examples=[
+        "sandkeep stats",
+        "sandkeep stats $BOX --interval 5 --sort memory",
+        "sandkeep stats --once",
+        "sandkeep stats --prometheus >/var/lib/node_exporter/sandkeep.prom",
+    ]
+)
+@click.argument("sandboxes", nargs=-1, type=SANDBOX, metavar="[SANDBOX]...")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    metavar="SECONDS",
+    default=INTERVAL_S,
+    show_default=True,
+    help="How often to look.",
+)
+@click.option("--once", is_flag=True, help="Print one table and end.")
+@click.option("--sort", type=click.Choice([*SORTS]), help="Most first; cpu, or with --once time.")
+@click.option("--prometheus", is_flag=True, help="Answer in Prometheus' text format.")
+@common()
+def stats(
+    front: Frontend, sandboxes: tuple[str, ...], interval: float, once: bool, sort: str | None, prometheus: bool
+) -> int | None:
+    """What running sandboxes use: all of yours, or those named.
+
+    On a terminal the table is refreshed until q or Ctrl-C; elsewhere, and with --once, it is printed once, with `-` for
+    what is not known. CPU is how much of one cpu it keeps busy, TIME how long in all; MEMORY does not count files that
+    only lie in the cache; KILLS are processes that the kernel killed for want of memory.
+    """
+    if prometheus and front.as_json:
+        raise click.UsageError("--prometheus and --json exclude each other")
+    with front.client() as client:
+        found = _ask(client, sandboxes)
+        if front.as_json:
+            json_line(found)
+        elif prometheus:
+            from sandkeep.cli.exposition import exposition
+
+            sys.stdout.buffer.write(exposition(found).encode())
+        elif once or not _is_screen():
+            table(COLUMNS, _rows(found, {}, sort or "time"))
+        else:
+            return _watch(client, sandboxes, found, interval, sort or "cpu")
+    return None
+
+
+def _is_screen() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _ask(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
+    if not sandboxes:
+        from sandkeep.cli.pages import every
+
+        return every(client.sandbox.stats, "sandboxes")
+    return [one for sandbox in dict.fromkeys(sandboxes) for one in client.sandbox.stats(sandbox_id=sandbox).sandboxes]
+
+
+def _watch(
+    client: Client, sandboxes: Sequence[str], found: list[SandboxStats], interval: float, sort: str
+) -> int | None:
+    """Show the table until somebody ends it, or none of those is left that were named."""
+    from sandkeep.cli.live import Live
+    from sandkeep.cli.terminal import SignalledError
+
+    rates: Rates = {}
+    try:
+        with Live() as live:
+            while found or not sandboxes:
+                rows = _rows(found, rates, sort)
+                if live.show(partial(table_lines, COLUMNS, rows), interval):
+                    return None
+                before, found = found, _ask_again(client, sandboxes)
+                rates = busy(before, found, rates)
+    except SignalledError as told:
+        return 128 + told.number
+    note("sandkeep: " + ("it has ended" if len(sandboxes) == 1 else "they have ended"))
+    return None
+
+
+def _ask_again(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
+    """The same, without those that have ended since."""
+    if not sandboxes:
+        return _ask(client, ())
+    found = []
+    for sandbox in sandboxes:
+        try:
+            found += _ask(client, [sandbox])
+        except (StateError, CallerError) as error:
+            if error.code not in ("not_ready", "not_found"):
+                raise
+    return found
+
+
+def busy(before: Sequence[SandboxStats], now: Sequence[SandboxStats], earlier: Rates) -> Rates:
+    """The rates between two samples; of two at the same instant those of `earlier`."""
+    known = {found.sandbox_id: found for found in before}
+    rates: dict[str, float] = {}
+    for found in now:
+        last = known.get(found.sandbox_id)
+        if last is None or last.cpu_s is None or found.cpu_s is None:
+            continue
+        passed = moment(found.sampled_at) - moment(last.sampled_at)
+        if passed > 0:
+            rates[found.sandbox_id] = max(0.0, found.cpu_s - last.cpu_s) / passed
+        elif found.sandbox_id in earlier:
+            rates[found.sandbox_id] = earlier[found.sandbox_id]
+    return rates
+
+
+def _rows(found: Sequence[SandboxStats], rates: Rates, sort: str) -> list[Sequence[object]]:
+    measure = SORTS[sort]
+    return [_row(one, rates.get(one.sandbox_id)) for one in sorted(found, key=lambda one: -measure(one, rates))]
+
+
+def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
+    return (
+        found.sandbox_id,
+        _of(_per_cent(rate), _per_cent(found.cpus_limit)),
+        "-" if found.cpu_s is None else f"{found.cpu_s:.1f}s",
+        _of(size(found.memory_bytes), size(found.memory_limit_bytes)),
+        _of(_count(found.pids), _count(found.pids_limit)),
+        size(found.io_read_bytes),
+        size(found.io_written_bytes),
+        _count(found.oom_kills),
+    )
+
+
+def _of(used: str, limit: str) -> str:
+    """What is used, and the limit if there is one."""
+    return used if limit == "-" else f"{used}/{limit}"
+
+
+def _per_cent(cpus: float | None) -> str:
+    return "-" if cpus is None else f"{100 * cpus:.0f}%"
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else str(number)

@@ -1,0 +1,87 @@
+"""The daemon dies around each commit of a suspension, a resumption, and a start anew; the orders are given again."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.crash.story import Story, check_commands, check_intents, events_of
+
+from sandkeep import failpoints
+from sandkeep.events import EVENTS
+from sandkeep_store import offline
+from sandkeepd.providers import fake
+
+SIDE_BY_SIDE = 3
+
+NEVER = ("sandbox.suspend_failed", "sandbox.resume_failed")
+"""What only comes of a failure; a daemon that starts tells it where an order was not carried out."""
+
+SIDES = (failpoints.BEFORE, failpoints.AFTER)
+KINDS = sorted(kind for kind in EVENTS if kind.startswith(("sandbox.suspend", "sandbox.resume")) and kind not in NEVER)
+POINTS = [f"{kind}:{side}" for kind in KINDS for side in SIDES]
+POINTS += [f"{kind}:{side}@2" for kind in KINDS if "resume" in kind for side in SIDES]
+"""The second time a sandbox is resumed it is started anew."""
+
+
+def dies_at(point: str, root: str, source: str) -> Story:
+    """Tell the story to a daemon that dies at that point."""
+    daemon = RunningDaemon(root)
+    daemon.program = [sys.executable, "-m", "tests.daemon.two_providers"]
+    daemon.env |= {"PYTHONPATH": os.pathsep.join(sys.path), failpoints.SETTING: point}
+    story = Story(daemon)
+    box = f"box-{os.path.basename(root)}"
+    try:
+        story.start()
+        tell(story, box, source)
+        story.stop()
+        facts = events_of(daemon.state_dir)
+        assert offline.verify(daemon.state_dir).problems == []
+        check_commands(facts, story.acknowledged)
+        check_intents(facts)
+        assert fake._processes(box) == []
+    finally:
+        daemon.env.pop(failpoints.SETTING, None)
+        daemon.clear()
+        fake._kill(box, {})
+    return story
+
+
+def tell(story: Story, box: str, source: str) -> None:
+    """A sandbox is suspended and resumed, ends by itself, and is started anew."""
+    image = story.ask("image.create", source, provider="fake").image_id
+    story.ask("sandbox.create", image, sandbox_id=box, secrets={"KEY": "s3cret"})
+    story.ask("process.launch", box, name="cat", command=["cat"], stdin=True)
+    story.ask("sandbox.exec", box, "echo kept >file")
+    assert story.ask("sandbox.suspend", box).status == "suspended"
+    assert all(fake._is_stopped(pid) for pid in fake._processes(box))
+    assert story.ask("sandbox.resume", box).status == "running"
+    story.ask("process.write_stdin", box, name="cat", data=b"typed\n", eof=True)
+    assert story.look(lambda client: client.process.wait(box, "cat")).exit_code == 0
+    fake._kill(box, {})
+    while story.look(lambda client: client.sandbox.get(box)).status == "running":
+        pass
+    assert story.ask("sandbox.resume", box, secrets={"KEY": "s3cret"}).status == "running"
+    assert story.ask("sandbox.exec", box, "cat file; echo $KEY").stdout == b"kept\ns3cret\n"
+    assert story.output(box, "cat") == b"typed\n"
+    story.ask("sandbox.terminate", box)
+    story.ask("image.remove", image)
+
+
+@pytest.fixture(scope="module")
+def stories(places: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, "Future[Story]"]]:
+    """All of them, told side by side."""
+    source = tmp_path_factory.mktemp("source")
+    Path(source, "file").write_text("content\n")
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield {point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source)) for point in POINTS}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
+    assert stories[point].result(120).deaths == 1

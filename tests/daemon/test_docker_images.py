@@ -1,0 +1,628 @@
+"""Images of a real engine: built, taken by reference, put onto a base, looked into, removed; and by hostile callers."""
+
+import os
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from tests import rootfs
+from tests.engine import PrivateEngine
+from tests.registry import Registry, serving
+
+from sandkeep.errors import CallerError, ProviderError, SandkeepError
+from sandkeep.ids import IMAGE, new_id
+from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Progress
+from sandkeepd.providers.docker import DockerProvider, open_docker
+from sandkeepd.providers.docker_builder import UNFINISHED_LABEL
+from sandkeepd.providers.docker_container import LOG_LABEL
+from sandkeepd.providers.docker_engine import Engine
+from sandkeepd.providers.docker_image_probe import PROBE_LABEL
+
+pytestmark = pytest.mark.needs("docker")
+
+ME = Caller(uid=os.geteuid(), gid=os.getegid())
+BUSYBOX = "test/busybox:1"
+
+
+class World:
+    """A provider over a private engine, and a directory of a caller's."""
+
+    def __init__(self, engine: PrivateEngine, provider: DockerProvider, place: Path, log_id: str) -> None:
+        self.engine = engine
+        self.provider = provider
+        self.place = place
+        self.log_id = log_id
+        self.told: list[str] = []
+
+    async def hear(self, words: str) -> None:
+        self.told.append(words)
+
+    def write(self, **files: str | bytes) -> None:
+        """Files of the caller's; two underscores are a slash."""
+        for name, content in files.items():
+            path = self.place / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    async def image(
+        self, image_id: str | None = None, *, progress: Progress | None = None, caller: Caller = ME, **fields: Any
+    ) -> tuple[str, ImportedImage]:
+        image_id = image_id or new_id(IMAGE)
+        fields = {"kind": "dockerfile", "source": str(self.place), "owner": "uid:0", **fields}
+        made = await self.provider.import_image(image_id, ImageRequest(**fields), caller, progress or self.hear)
+        return image_id, made
+
+    async def built(self, dockerfile: str, **fields: Any) -> tuple[str, ImportedImage]:
+        self.write(Dockerfile=dockerfile)
+        return await self.image(**fields)
+
+    async def image_with_shell(self, script: str, more: str = "") -> ImportedImage:
+        """An image whose shell is a script of busybox's."""
+        self.write(sh=f"#!/bin/busybox ash\n{script}\n")
+        (self.place / "sh").chmod(0o755)
+        swap = "COPY sh /evil\nRUN rm /bin/sh && ln -s /evil /bin/sh\n"
+        _, made = await self.built(f"FROM {BUSYBOX}\n{swap}{more}")
+        return made
+
+    async def refused(self, code: str, dockerfile: str | None = None, **fields: Any) -> str:
+        """What a build or an import that fails says."""
+        before = self.everything()
+        with pytest.raises(SandkeepError) as caught:
+            await (self.image(**fields) if dockerfile is None else self.built(dockerfile, **fields))
+        assert caught.value.code == code, caught.value
+        assert self.everything() == before
+        return caught.value.message
+
+    def everything(self) -> list[str]:
+        """The tags, dangling images of ours, containers and copies that there are."""
+        images = self.engine.get("/images/json")
+        tags = [tag for image in images for tag in image["RepoTags"] or ()]
+        unfinished = [i["Id"] for i in images if (i["Labels"] or {}).get(UNFINISHED_LABEL) and "<none>:<none>" in tags]
+        builds = self.provider.layout.builds()
+        return sorted([*tags, *unfinished, *(c["Id"] for c in self.engine.get("/containers/json?all=1")), *builds])
+
+    def files(self, image_id: str) -> dict[str, Any]:
+        """The entries of an image's last layers, by name."""
+        import io
+        import json
+        import tarfile
+
+        status, saved = self.engine.ask("GET", f"/images/sandkeep:{image_id}/get")
+        assert status == 200
+        with tarfile.open(fileobj=io.BytesIO(saved)) as archive:
+            listed = archive.extractfile("manifest.json")
+            assert listed is not None
+            found: dict[str, Any] = {}
+            for name in json.load(listed)[0]["Layers"][1:]:
+                with tarfile.open(fileobj=archive.extractfile(name)) as layer:
+                    found |= {entry.name: entry for entry in layer}
+        return found
+
+
+@pytest.fixture
+async def world(dockerd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setenv("SANDBOX_DOCKER_NETWORK", "none")
+    dockerd.busybox()
+    place = tmp_path / "project"
+    place.mkdir()
+    log_id = new_id("log")
+    async with open_docker(
+        str(tmp_path / "state"), disk_limit=1 << 30, log_id=log_id, engine=Engine(dockerd.socket)
+    ) as provider:
+        yield World(dockerd, provider, place, log_id)
+        for image_id in await provider.images.found():
+            await provider.remove_image(image_id)
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serving() as made:
+        yield made
+
+
+# -- building ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_build_is_told_step_by_step(world: World) -> None:
+    world.write(greeting="hello\n")
+    image_id, made = await world.built(f"FROM {BUSYBOX}\nCOPY greeting /greeting\nRUN cat /greeting; id -u\nUSER 7:8\n")
+    told = [words for words in world.told if words.startswith("step")]
+    assert told[0] == f"step 1/4: FROM {BUSYBOX}"
+    assert told[-1] == "step 4/4: USER 7:8"
+    assert made.digest == made.details["docker_image_id"] == world.engine.get(f"/images/sandkeep:{image_id}/json")["Id"]
+    assert made.details["docker_image_tag"] == f"sandkeep:{image_id}"
+    assert made.details["user"] == (7, 8)
+    assert made.size_bytes > 1_000_000
+    assert world.provider.layout.builds() == []
+
+
+async def test_a_step_that_fails_is_named_with_what_it_said_last(world: World) -> None:
+    lines = "; ".join(f"echo line {number}" for number in range(40))
+    said = await world.refused(
+        "invalid",
+        f"FROM {BUSYBOX}\n\n# a comment\nENV A=b\nRUN {lines}; \\\n  echo 'worst\x1b[31m of all' >&2; exit 7\nRUN true\n",
+    )
+    first, *last = said.split("\n")
+    assert "step 3/4 (line 5, RUN echo line 0;" in first
+    assert "exit code 7" in first
+    assert "worst of all" in last
+    assert "line 39" in last
+    assert "line 1" not in last
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "words"),
+    [
+        (f"FROM {BUSYBOX}\nCOPY nothing /\n", "step 2/2 (line 2, COPY nothing /)"),
+        (f"FROM {BUSYBOX}\nCOPY ../../etc/passwd /\n", "step 2/2 (line 2, COPY ../../etc/passwd /)"),
+        (f"FROM {BUSYBOX}\nFLY away\n", "unknown instruction: FLY"),
+        (f"FROM {BUSYBOX}\nRUN /none\n", "exit code 127"),
+        ("RUN true\n", "no FROM"),
+        ("FROM sandkeep:img_1\n", "is the name of what Sandkeep makes"),
+        (f"FROM {BUSYBOX}\nADD http://localhost/x /\n", "ADD fetches nothing"),
+        (f"FROM {BUSYBOX}\nRUN --mount=type=cache,target=/x true\n", "BuildKit"),
+    ],
+)
+async def test_what_cannot_be_built(world: World, dockerfile: str, words: str) -> None:
+    assert words in await world.refused("invalid", dockerfile)
+
+
+async def test_builds_have_no_network_when_sandboxes_have_none(world: World) -> None:
+    world.write(Dockerfile=f"FROM {BUSYBOX}\nRUN ls /sys/class/net >/devices; exit 3\n")
+    assert "exit code 3" in await world.refused("invalid")
+    image_id, _ = await world.built(f"FROM {BUSYBOX}\nRUN ls /sys/class/net | tr '\\n' ' ' | grep -qx 'lo '\n")
+    assert image_id
+
+
+async def test_equal_content_is_one_image_and_clean_builds_another(world: World) -> None:
+    world.write(a="1", Dockerfile=f"FROM {BUSYBOX}\nCOPY a /a\nRUN date +%N >/when\n")
+    _, first = await world.image()
+    _, same = await world.image()
+    _, other = await world.image(clean=True)
+    world.write(a="2")
+    _, changed = await world.image()
+    assert first.digest == same.digest
+    assert len({first.digest, other.digest, changed.digest}) == 3
+
+
+async def test_what_is_ignored_is_not_sent(world: World) -> None:
+    world.write(
+        a="", b="", logs__x="", logs__keep="", node__modules__x="", deep__node__modules__x="",
+        Dockerfile=f"FROM {BUSYBOX}\nCOPY . /all/\n",
+    )  # fmt: skip
+    (world.place / ".dockerignore").write_text("b\nlogs/*\n!logs/keep\n**/modules\nDockerfile\n")
+    image_id, _ = await world.image()
+    names = {name.removeprefix("all/") for name in world.files(image_id) if name.startswith("all/")}
+    assert names == {"a", "logs", "logs/keep", "node", "deep", "deep/node", ".dockerignore"}
+
+
+async def test_our_own_files_are_not_in_what_is_built(world: World) -> None:
+    image_id, _ = await world.built(f"FROM {BUSYBOX}\nCOPY . /all/\n")
+    assert {name for name in world.files(image_id) if name.startswith("all/")} == {"all/Dockerfile"}
+
+
+async def test_a_malformed_ignore_file_is_told(world: World) -> None:
+    (world.place / ".dockerignore").write_text("a\n[z-a]\n")
+    assert ".dockerignore: line 2" in await world.refused("invalid", f"FROM {BUSYBOX}\nCOPY . /\n")
+
+
+async def test_a_dockerfile_elsewhere(world: World) -> None:
+    world.write(sub__Dockerfile=f"FROM {BUSYBOX}\nCOPY a /a\n", a="")
+    image_id, _ = await world.image(dockerfile="sub/Dockerfile")
+    assert "a" in world.files(image_id)
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../../../../../../etc/hostname"])
+async def test_links_lead_nowhere_outside(world: World, target: str) -> None:
+    """A Dockerfile that is a link is looked for inside; what is copied is the link, or fails."""
+    (world.place / "link").symlink_to(target)
+    (world.place / "Dockerfile").symlink_to(target)
+    assert "is no file below" in await world.refused("invalid")
+    (world.place / "Dockerfile").unlink()
+    await world.refused("invalid", f"FROM {BUSYBOX}\nCOPY link/ /there\n")
+    (world.place / "dir").mkdir()
+    (world.place / "dir" / "link").symlink_to(target)
+    image_id, _ = await world.built(f"FROM {BUSYBOX}\nCOPY dir/ /there/\n")
+    assert world.files(image_id)["there/link"].linkname == target
+
+
+async def test_the_directory_is_read_with_the_callers_rights(world: World) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can read for others")
+    for path in (world.place, *world.place.parents):
+        if path.name.startswith(("pytest-", "test_", "project")):
+            path.chmod(0o755)
+    world.write(Dockerfile=f"FROM {BUSYBOX}\nCOPY . /\n", secret="x")
+    (world.place / "secret").chmod(0o600)
+    said = await world.refused("permission_denied", caller=Caller(uid=40_000, gid=40_000))
+    assert "secret" in said
+
+
+async def test_a_build_that_prints_without_end_costs_no_memory(world: World) -> None:
+    """What it prints is looked at as it comes, and progress told now and then."""
+    import resource
+
+    world.write(Dockerfile=f"FROM {BUSYBOX}\nRUN yes | head -c 60000000; head -c 3000000 /dev/zero; exit 1\n")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "exit code 1" in await world.refused("invalid")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000
+    assert len(world.told) < 400
+    assert all("\0" not in words for words in world.told)
+
+
+async def test_a_large_context_is_streamed(world: World) -> None:
+    import resource
+
+    with (world.place / "large").open("wb") as file:
+        file.truncate(200 << 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    image_id, _ = await world.built(f"FROM {BUSYBOX}\nCOPY large /large\n")
+    assert world.engine.get(f"/images/sandkeep:{image_id}/json")["Size"] > 200 << 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000
+
+
+async def test_a_build_that_is_broken_off_leaves_nothing(world: World) -> None:
+    before = world.everything()
+    running = trio.Event()
+
+    async def hear(words: str) -> None:
+        if "here it is" in words:
+            running.set()
+
+    script = "RUN touch /x\nRUN echo here it is; while :; do sleep 0.1; echo here it is; done\n"
+    world.write(Dockerfile=f"FROM {BUSYBOX}\n{script}")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: world.image(progress=hear))
+        with trio.fail_after(60):
+            await running.wait()
+        nursery.cancel_scope.cancel()
+    with trio.fail_after(30):  # the engine removes the container of a step by itself
+        while world.everything() != before:
+            await trio.sleep(0.05)
+
+
+async def test_leavings_stay_while_another_build_is_under_way(world: World) -> None:
+    """It may have taken up an image that a failed one had made."""
+    gate = trio.Event()
+    failed = trio.Event()
+
+    async def slowly(words: str) -> None:
+        if words.startswith("step 2/"):
+            gate.set()
+            await failed.wait()
+
+    async with trio.open_nursery() as nursery:
+        world.write(Dockerfile=f"FROM {BUSYBOX}\nENV A=b\nRUN touch /mine\n")
+        nursery.start_soon(lambda: world.image(progress=slowly))
+        with trio.fail_after(60):
+            await gate.wait()
+        world.write(Dockerfile=f"FROM {BUSYBOX}\nENV C=d\nRUN false\n")
+        with pytest.raises(CallerError):
+            await world.image()
+        unfinished = [i for i in world.engine.get("/images/json") if (i["Labels"] or {}).get(UNFINISHED_LABEL)]
+        assert unfinished
+        failed.set()
+    left = [i for i in world.engine.get("/images/json") if (i["Labels"] or {}).get(UNFINISHED_LABEL) == world.log_id]
+    assert left == []
+
+
+# -- references -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_the_engine_has_is_not_pulled(world: World) -> None:
+    known = world.engine.get(f"/images/{BUSYBOX}/json")
+    image_id, made = await world.image(kind="reference", source=BUSYBOX)
+    assert made.digest == known["Id"]
+    assert made.details["docker_image_tag"] == BUSYBOX
+    assert f"sandkeep:{image_id}" in world.engine.get(f"/images/{BUSYBOX}/json")["RepoTags"]
+    assert not any("pulling" in words for words in world.told)
+    await world.provider.remove_image(image_id)
+    assert world.engine.get(f"/images/{BUSYBOX}/json")["RepoTags"] == known["RepoTags"]
+
+
+async def test_what_it_has_not_is_pulled_and_clean_pulls_anew(world: World, registry: Registry) -> None:
+    reference = registry.put("ada/tool:1", rootfs.busybox(), Env=["PATH=/bin", "V=1"], User="1234")
+    _, first = await world.image(kind="reference", source=reference)
+    assert f"pulling {reference}" in world.told
+    assert first.details["env"]["V"] == "1"
+    assert first.details["user"] == (1234, 1234)
+    registry.put("ada/tool:1", rootfs.busybox(), Env=["PATH=/bin", "V=2"])
+    _, same = await world.image(kind="reference", source=reference)
+    image_id, anew = await world.image(kind="reference", source=reference, clean=True)
+    assert (same.digest, anew.details["env"]["V"]) == (first.digest, "2")
+    registry.manifests.clear()
+    _, kept = await world.image(kind="reference", source=reference, clean=True)
+    assert kept.digest == anew.digest
+    assert any(words.startswith(f"taking {reference} as it is here") for words in world.told)
+    await world.provider.remove_image(image_id)
+
+
+async def test_a_reference_by_its_digest(world: World, registry: Registry) -> None:
+    import hashlib
+
+    registry.put("ada/pinned:1", rootfs.busybox(), Env=["PATH=/bin", "PINNED=1"])
+    digest = hashlib.sha256(registry.manifests["ada/pinned:1"]).hexdigest()
+    _, made = await world.image(kind="reference", source=f"{registry.address}/ada/pinned@sha256:{digest}")
+    assert made.details["env"]["PINNED"] == "1"
+
+
+async def test_bases_are_pulled(world: World, registry: Registry) -> None:
+    reference = registry.put("ada/base:1", rootfs.busybox(), Env=["PATH=/bin", "BASE=1"])
+    _, made = await world.built(f"ARG WHAT=base\nFROM {reference.replace('base', '$WHAT')} AS one\nFROM one\n")
+    assert made.details["env"]["BASE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"), [(401, "permission_denied", "log in"), (403, "permission_denied", "log in")]
+)
+async def test_a_registry_that_refuses(world: World, registry: Registry, status: int, code: str, words: str) -> None:
+    registry.refusing["ada/private"] = status
+    source = f"{registry.address}/ada/private:1"
+    assert words in await world.refused(code, kind="reference", source=source)
+
+
+async def test_a_reference_that_nobody_knows(world: World, registry: Registry) -> None:
+    said = await world.refused("not_found", kind="reference", source=f"{registry.address}/ada/nothing:1")
+    assert "ada/nothing:1" in said
+
+
+async def test_a_registry_that_cannot_be_reached(world: World) -> None:
+    said = await world.refused("provider_unavailable", kind="reference", source="127.0.0.1:1/nothing")
+    assert "127.0.0.1:1/nothing" in said
+
+
+async def test_a_pull_that_is_broken_off(world: World, registry: Registry) -> None:
+    import threading
+
+    reference = registry.put("ada/slow:1", rootfs.bare(), Env=["PATH=/bin"])
+    registry.hold = threading.Event()
+    pulling = trio.Event()
+
+    async def hear(words: str) -> None:
+        if words.startswith("pulling"):
+            pulling.set()
+
+    before = world.everything()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: world.image(kind="reference", source=reference, progress=hear))
+        with trio.fail_after(60):
+            await pulling.wait()
+        nursery.cancel_scope.cancel()
+    assert world.everything() == before
+
+
+async def test_the_beginning_of_an_id_finds_nobodys_image(world: World) -> None:
+    """As would an engine: what another user has built would be found by trying."""
+    image_id, made = await world.built(f"FROM {BUSYBOX}\nENV SECRET=1\n")
+    beginning = made.digest.removeprefix("sha256:")[:12]
+    for source in (made.digest, beginning, f"sandkeep:{image_id}", f"docker.io/library/sandkeep:{image_id}"):
+        with pytest.raises(SandkeepError) as caught:
+            await world.image(kind="reference", source=source)
+        assert caught.value.code in ("invalid", "not_found", "provider_unavailable")
+        with pytest.raises(CallerError, match="invalid"):
+            await world.built(f"FROM {source}\n")
+        with pytest.raises(CallerError, match="invalid"):
+            await world.built(f"FROM {BUSYBOX}\nCOPY --from={source} /bin /x\n")
+
+
+async def test_what_a_base_adds_to_builds_is_looked_at_too(world: World, registry: Registry) -> None:
+    reference = registry.put("ada/evil:1", rootfs.busybox(), Env=["PATH=/bin"], OnBuild=["ADD http://localhost/x /x"])
+    with pytest.raises(CallerError, match="ADD fetches nothing"):
+        await world.built(f"FROM {reference}\n")
+
+
+# -- a directory on a base --------------------------------------------------------------------------------------------
+
+
+async def test_a_directory_is_put_onto_its_base_for_its_user(world: World) -> None:
+    world.write(a="1", sub__b="2", Dockerfile="FROM nothing\n")
+    (world.place / ".dockerignore").write_text("*\n")
+    (world.place / "link").symlink_to("a")
+    (world.place / "sub" / "run").write_text("#!/bin/sh\n")
+    (world.place / "sub" / "run").chmod(0o750)
+    base = world.engine.derived("test/owned:1", f"FROM {BUSYBOX}\nUSER 1234:1234\n")
+    image_id, made = await world.image(kind="directory", base=base)
+    found = world.files(image_id)
+    assert {name for name in found if name.startswith("workspace/")} == {
+        f"workspace/{name}" for name in ("a", "sub", "sub/b", "sub/run", "link", "Dockerfile", ".dockerignore")
+    }
+    assert (found["workspace/a"].uid, found["workspace/a"].gid) == (1234, 1234)
+    assert found["workspace/sub/run"].mode & 0o777 == 0o750
+    assert found["workspace/link"].linkname == "a"
+    assert (made.details["workdir"], made.details["writable"]) == ("/workspace", True)
+
+
+async def test_an_empty_directory_on_a_base(world: World) -> None:
+    _, made = await world.image(kind="directory", base=BUSYBOX)
+    assert made.details["workdir"] == "/workspace"
+
+
+async def test_sandboxes_that_run_as_somebody_else_own_their_workspace(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDBOX_DOCKER_USER", "4321:8765")
+    world.write(a="1")
+    image_id, _ = await world.image(kind="directory", base=BUSYBOX)
+    assert (world.files(image_id)["workspace/a"].uid, world.files(image_id)["workspace/a"].gid) == (4321, 8765)
+
+
+# -- what is found out ------------------------------------------------------------------------------------------------
+
+
+async def test_what_an_image_has(world: World) -> None:
+    _, made = await world.image(kind="reference", source=world.engine.tools())
+    assert made.details["shell"] == "/bin/sh"
+    assert made.details["leader"] == ["/usr/bin/setsid", "/usr/bin/env", "--default-signal=INT,QUIT,USR1"]
+    assert made.details["tmux"] is True
+    assert made.details["why"] is None
+    assert made.details["user"] == (0, 0)
+
+
+async def test_an_image_without_a_shell(world: World) -> None:
+    _, made = await world.image(kind="reference", source=world.engine.bare())
+    assert (made.details["shell"], made.details["leader"]) == (None, [])
+    assert made.details["why"] == "its image has no shell"
+
+
+async def test_the_user_of_an_image_without_a_shell(world: World) -> None:
+    name = world.engine.derived("test/bareguest:1", f"FROM {world.engine.bare()}\nUSER guest\n")
+    _, made = await world.image(kind="reference", source=name)
+    assert made.details["user"] == (1234, 1234)
+
+
+async def test_a_shell_elsewhere(world: World) -> None:
+    name = world.engine.derived(
+        "test/elsewhere:1",
+        f"FROM {BUSYBOX}\nRUN mkdir -p /opt/bin && cp /bin/busybox /opt/bin/busybox && "
+        "/opt/bin/busybox --install -s /opt/bin && rm -r /bin\nENV PATH=/opt/bin\n",
+    )
+    _, made = await world.image(kind="reference", source=name)
+    assert made.details["shell"] == "/opt/bin/sh"
+    assert made.details["leader"] == ["/opt/bin/setsid", "/opt/bin/env"]
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exit 3", "ended with 3"),
+        ("echo sandkeep-probe; echo sh /bin/evil; exit 0", "does not work"),
+        ("while :; do :; done", "did not answer"),
+        ("yes", "did not answer"),
+    ],
+)
+async def test_a_shell_that_lies(world: World, script: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandkeepd.providers.docker_image_probe.ANSWER_S", 3)
+    made = await world.image_with_shell(script)
+    assert made.details["shell"] is None
+    assert why in made.details["why"]
+    assert world.engine.containers(PROBE_LABEL) == []
+
+
+async def test_what_a_shell_may_say_is_bounded(world: World) -> None:
+    lies = "sandkeep-probe\nsh /bin/sh\nsetsid ../x\nenv /bin/env\nuid 99999999999\ngid 0\nsignals yes\nend"
+    made = await world.image_with_shell(f"echo '{lies}'")
+    assert made.details["shell"] is None
+    assert made.details["user"] == (0, 0)
+
+
+async def test_the_probe_can_do_nothing(world: World) -> None:
+    """Its own user, no rights, no network, nothing to write: as the image itself reports."""
+    script = "(id -u; grep CapBnd /proc/self/status; echo $(ls /sys/class/net); touch /x) 2>&1; exit 9"
+    made = await world.image_with_shell(script, "USER 77\n")
+    assert "'77\\nCapBnd:\\t0000000000000000\\nlo\\ntouch: /x: Read-only" in made.details["why"]
+
+
+async def test_a_workspace_that_its_user_cannot_write(world: World) -> None:
+    _, made = await world.built(
+        f"FROM {BUSYBOX}\nRUN mkdir /mine && chown 5:6 /mine && chmod 755 /mine\nWORKDIR /mine\nUSER 7\n"
+    )
+    assert (made.details["workdir"], made.details["writable"]) == ("/mine", False)
+    _, made = await world.built(
+        f"FROM {BUSYBOX}\nRUN mkdir /mine && chown 5:6 /mine && chmod 755 /mine\nWORKDIR /mine\nUSER 5\n"
+    )
+    assert made.details["writable"] is True
+
+
+async def test_a_user_that_the_image_does_not_know(world: World) -> None:
+    await world.refused("invalid", f"FROM {BUSYBOX}\nUSER nobody-knows\n")
+
+
+# -- removing ---------------------------------------------------------------------------------------------------------
+
+
+class Nothing:
+    """A log that owns only these images."""
+
+    def __init__(self, images: Collection[str] = ()) -> None:
+        self._images = images
+
+    def owns_sandbox(self, sandbox_id: str) -> bool:
+        return False
+
+    def knows_sandbox(self, sandbox_id: str) -> bool:
+        return False
+
+    def owns_image(self, image_id: str) -> bool:
+        return image_id in self._images
+
+    def plans(self) -> Sequence[dict[str, Any]]:
+        return []
+
+
+async def test_removing_is_safe_to_repeat_and_takes_the_image_along(world: World) -> None:
+    image_id, made = await world.built(f"FROM {BUSYBOX}\nENV GONE=1\n")
+    await world.provider.remove_image(image_id)
+    await world.provider.remove_image(image_id)
+    status, _ = world.engine.ask("GET", f"/images/{made.digest}/json")
+    assert status == 404
+
+
+async def test_removing_one_of_two_equal_images(world: World) -> None:
+    world.write(Dockerfile=f"FROM {BUSYBOX}\nENV TWICE=1\n")
+    first, made = await world.image()
+    second, _ = await world.image()
+    await world.provider.remove_image(second)
+    assert world.engine.get(f"/images/sandkeep:{first}/json")["Id"] == made.digest
+
+
+async def test_an_image_that_somebody_else_uses_loses_only_our_name(world: World) -> None:
+    image_id, made = await world.built(f'FROM {BUSYBOX}\nCMD ["sleep","1000"]\n')
+    status, body = world.engine.ask("POST", "/containers/create?name=theirs", {"Image": made.digest})
+    assert status == 201, body
+    world.engine.ask("POST", "/containers/theirs/start")
+    try:
+        await world.provider.remove_image(image_id)
+        assert world.engine.ask("GET", f"/images/sandkeep:{image_id}/json")[0] == 404
+        assert world.engine.get("/containers/theirs/json")["State"]["Running"]
+    finally:
+        world.engine.ask("DELETE", "/containers/theirs?force=1")
+        world.engine.ask("DELETE", f"/images/{made.digest}")
+
+
+async def test_what_no_event_owns_is_removed_and_what_is_anothers_is_told(world: World) -> None:
+    owned, _ = await world.built(f"FROM {BUSYBOX}\nENV OWNED=1\n")
+    stray, _ = await world.built(f"FROM {BUSYBOX}\nENV STRAY=1\n")
+    labels = {PROBE_LABEL: "img_gone", LOG_LABEL: world.log_id}
+    world.engine.ask("POST", "/containers/create?name=probing", {"Image": BUSYBOX, "Labels": labels})
+    labels = {UNFINISHED_LABEL: world.log_id}
+    world.engine.ask("POST", "/containers/create?name=building", {"Image": BUSYBOX, "Labels": labels})
+    theirs = {LOG_LABEL: world.log_id}
+    world.engine.ask("POST", "/containers/create?name=theirs", {"Image": BUSYBOX, "Labels": theirs})
+    world.engine.derived("sandkeep:img_foreign", f"FROM {BUSYBOX}\nLABEL {LOG_LABEL}=log_another\n")
+    os.makedirs(world.provider.layout.build("img_half"))
+    try:
+        swept = await world.provider.images.clean_up(Nothing([owned]))
+        assert f"image {stray}" in swept.removed
+        assert f"image {owned}" not in swept.removed
+        assert "image sandkeep:img_foreign" in swept.foreign
+        names = [c["Names"][0] for c in world.engine.get("/containers/json?all=1")]
+        assert names == ["/theirs"]
+        assert world.provider.layout.builds() == []
+        assert await world.provider.images.found() == [owned]
+        assert (await world.provider.images.clean_up(Nothing([owned]))).removed == []
+    finally:
+        world.engine.ask("DELETE", "/containers/theirs?force=1")
+        world.engine.ask("DELETE", "/images/sandkeep:img_foreign")
+        world.engine._images.discard("sandkeep:img_foreign")
+
+
+async def test_without_an_engine(tmp_path: Path) -> None:
+    async with open_docker(
+        str(tmp_path / "state"), disk_limit=1 << 30, log_id="log_x", engine=Engine(str(tmp_path / "none.sock"))
+    ) as provider:
+        (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+        for request in (
+            ImageRequest(kind="reference", source="python", owner="uid:0"),
+            ImageRequest(kind="dockerfile", source=str(tmp_path), owner="uid:0"),
+        ):
+            with pytest.raises(ProviderError, match="provider_unavailable"):
+                await provider.import_image("img_1", request, ME, _silent)
+        with pytest.raises(ProviderError, match="provider_unavailable"):
+            await provider.remove_image("img_1")
+        assert provider.layout.builds() == []
+
+
+async def _silent(words: str) -> None:
+    assert words

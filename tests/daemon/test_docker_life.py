@@ -1,0 +1,371 @@
+"""The life of Docker sandboxes, on a real engine with a real daemon: stopped, killed, cut off from each other."""
+
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.engine import PrivateEngine
+
+from sandkeep.errors import SandkeepError
+
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.needs("busybox")]
+
+PATIENCE_S = 40.0
+COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done"
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[PrivateEngine]:
+    """An engine with `live-restore`."""
+    yield from _engine(live_restore=True)
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[PrivateEngine]:
+    """An engine that takes its containers along."""
+    yield from _engine(live_restore=False)
+
+
+def _engine(*, live_restore: bool) -> Iterator[PrivateEngine]:
+    engine = PrivateEngine(tempfile.mkdtemp(prefix="skt-life-"), live_restore=live_restore)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.clear()
+
+
+class World:
+    """A daemon with an engine of its own, and a sandbox."""
+
+    def __init__(self, daemon: Any, engine: PrivateEngine) -> None:
+        self.daemon = daemon
+        self.engine = engine
+        daemon.env["DOCKER_HOST"] = engine.host
+        daemon.start()
+        with daemon.connect() as client:
+            self.image = client.image.create(engine.busybox(), provider="docker").image_id
+
+    def box(self, name: str = "box", **options: Any) -> str:
+        with self.daemon.connect() as client:
+            return str(client.sandbox.create(self.image, sandbox_id=name, **options).sandbox_id)
+
+    def status(self, box: str = "box") -> str:
+        with self.daemon.connect() as client:
+            return str(client.sandbox.get(box).status)
+
+    def run(self, command: str, box: str = "box") -> str:
+        with self.daemon.connect() as client:
+            return bytes(client.sandbox.exec(box, command).stdout).decode()
+
+    def launch(self, name: str, command: str, **options: Any) -> None:
+        with self.daemon.connect() as client:
+            client.process.launch("box", name=name, command=command, **options)
+
+    def wait(self, name: str) -> Any:
+        with self.daemon.connect() as client:
+            return client.process.wait("box", name, timeout_s=PATIENCE_S)
+
+    def written(self, name: str) -> int:
+        with self.daemon.connect() as client:
+            return sum(len(piece.stdout) for piece in client.read_output("box", name, follow=False))
+
+    def last(self, box: str = "box") -> Any:
+        with self.daemon.connect() as client:
+            return client.sandbox.history(box).events[-1]
+
+    def types(self, box: str = "box") -> list[str]:
+        with self.daemon.connect() as client:
+            return [event.type for event in client.sandbox.history(box).events]
+
+    def refused(self, code: str, work: Callable[[Any], Any]) -> str:
+        with self.daemon.connect() as client, pytest.raises(SandkeepError) as caught:
+            work(client)
+        assert caught.value.code == code, caught.value
+        return caught.value.message
+
+    def outside(self, what: str, box: str = "box") -> None:
+        """Somebody else has the engine do something with the container."""
+        status, body = self.engine.ask("POST", f"/containers/sandbox-{box}/{what}")
+        assert status < 300, body
+
+    def until(self, status: str, box: str = "box") -> None:
+        """Wait until a sandbox is that."""
+        until(lambda: self.status(box) == status, lambda: f"{self.types(box)}")
+
+    def nothing_left(self) -> None:
+        """No container or volume of this daemon's is there."""
+        with self.daemon.connect() as client:
+            label = f"sandkeep.log={client.daemon.status().log_id}"
+        until(lambda: not self.engine.containers(label), lambda: str(self.engine.containers(label)))
+
+
+def until(condition: Callable[[], bool], what: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def world(new_daemon: Callable[[], Any], lasting: PrivateEngine) -> Iterator[World]:
+    yield from _world(new_daemon(), lasting)
+
+
+@pytest.fixture
+def frail(new_daemon: Callable[[], Any], fragile: PrivateEngine) -> Iterator[World]:
+    yield from _world(new_daemon(), fragile)
+
+
+def _world(daemon: Any, engine: PrivateEngine) -> Iterator[World]:
+    try:
+        yield World(daemon, engine)
+    finally:
+        if engine.process is None:
+            engine.start()
+        engine.send(signal.SIGCONT)
+
+
+# -- suspended --------------------------------------------------------------------------------------------------------
+
+
+def test_suspended_and_resumed_by_the_command_line(world: World) -> None:
+    """Also across a daemon's death; and a time limit that passes meanwhile is kept afterwards."""
+    world.box()
+    world.launch("count", COUNT)
+    world.launch("short", "sleep 1000", timeout_s=0.3)
+    assert world.daemon.cli("suspend", "box").stdout == b"box\n"
+    assert world.engine.container_of("box")["State"]["Paused"]
+    written = world.written("count")
+    assert "is suspended: resume it" in world.refused("not_ready", lambda client: client.sandbox.exec("box", "true"))
+    world.daemon.kill()
+    world.daemon.start()
+    until(lambda: _note(world) is None)
+    assert (world.status(), world.written("count")) == ("suspended", written)
+    assert world.daemon.cli("resume", "box").stdout == b"box\n"
+    view = world.wait("short")
+    assert (view.status, view.exit_code, view.timed_out) == ("exited", 137, True)
+    until(lambda: world.written("count") > written)
+    assert world.run("echo hi") == "hi\n"
+
+
+def _note(world: World, box: str = "box") -> str | None:
+    with world.daemon.connect() as client:
+        note: str | None = client.sandbox.get(box).note
+        return note
+
+
+def test_paused_from_outside(world: World) -> None:
+    world.box()
+    world.outside("pause")
+    world.until("suspended")
+    assert (world.last().type, world.last().data["outside"]) == ("sandbox.suspended", True)
+    world.outside("unpause")
+    world.until("running")
+    assert (world.last().type, world.last().data["outside"]) == ("sandbox.resumed", True)
+    world.daemon.kill()
+    world.outside("pause")
+    world.daemon.start()
+    world.until("suspended")
+    assert world.daemon.cli("rm", "box").stdout == b"box\n"
+    world.nothing_left()
+
+
+# -- ended by others --------------------------------------------------------------------------------------------------
+
+
+def test_removed_from_outside(world: World) -> None:
+    world.box()
+    world.launch("count", COUNT)
+    assert world.engine.ask("DELETE", "/containers/sandbox-box?force=1&v=1")[0] == 204
+    world.until("lost")
+    with world.daemon.connect() as client:
+        assert "removed outside" in client.sandbox.get("box").error
+    assert world.wait("count").status == "lost"
+    assert world.written("count") > 0
+    assert "its files with it" in world.refused("not_ready", lambda client: client.sandbox.resume("box"))
+    assert world.status() == "lost"
+    world.daemon.cli("rm", "box", check=True)
+    world.nothing_left()
+
+
+def test_stopped_from_outside_and_started_anew(world: World) -> None:
+    world.box(secrets={"TOKEN": "first"})
+    world.run("echo kept >/workspace/file")
+    world.launch("count", COUNT)
+    world.outside("stop?t=0")
+    world.until("failed")
+    assert world.wait("count").status == "lost"
+    assert b"[secret_missing]" in world.daemon.cli("resume", "box").stderr
+    done = world.daemon.cli("resume", "box", "--secret", "TOKEN", env={"TOKEN": "second"})
+    assert done.stdout == b"box\n", done.stderr
+    assert world.run("cat /workspace/file; echo $TOKEN") == "kept\nsecond\n"
+    assert world.written("count") > 0
+    assert "second" not in str(world.engine.container_of("box"))
+    world.outside("kill")
+    world.until("failed")
+    world.daemon.cli("rm", "box", check=True)
+    world.nothing_left()
+
+
+# -- engines that hang, stop, and come again --------------------------------------------------------------------------
+
+
+def everything_else_works(world: World) -> None:
+    """What needs no engine: with a sandbox in which `count` runs."""
+    assert world.run("echo hi") == "hi\n"
+    before = world.written("count")
+    until(lambda: world.written("count") > before)
+    with world.daemon.connect() as client:
+        client.sandbox.write_file("box", path="/workspace/file", data=b"content")
+        assert client.sandbox.read_file("box", path="/workspace/file").data == b"content"
+        client.process.launch("box", name=None, command="exit 3")
+        assert client.process.get("box", "count").status == "running"
+
+
+def told_at_once(world: World, box: str) -> None:
+    """What needs an engine is refused, and an end is ordered."""
+    world.refused("provider_unavailable", lambda client: client.sandbox.suspend("box"))
+    world.refused("provider_unavailable", lambda client: client.sandbox.create(world.image, sandbox_id="new"))
+    assert world.status("new") == "failed"
+    for _ in range(2):
+        message = world.refused("provider_unavailable", lambda client: client.sandbox.terminate(box))
+        assert f"the end of sandbox {box} is ordered" in message
+    assert (world.status(box), _note(world, box)) == ("stopping", message)
+    with world.daemon.connect() as client:
+        found = {provider.provider: provider.works for provider in client.daemon.capabilities().providers}
+    assert found["docker"] is False
+
+
+def test_an_engine_that_hangs(world: World) -> None:
+    world.box()
+    world.box("doomed")
+    world.launch("count", COUNT)
+    world.engine.send(signal.SIGSTOP)
+    told_at_once(world, "doomed")
+    everything_else_works(world)
+    world.engine.send(signal.SIGCONT)
+    world.until("stopped", "doomed")
+    assert world.daemon.cli("suspend", "box").stdout == b"box\n"
+    world.daemon.cli("rm", "box", check=True)
+    world.nothing_left()
+
+
+def test_an_engine_that_is_restarted_under_sandboxes_that_stay(world: World) -> None:
+    """And a daemon that dies and comes again meanwhile."""
+    world.box()
+    world.box("doomed")
+    world.launch("count", COUNT)
+    world.engine.stop()
+    everything_else_works(world)
+    told_at_once(world, "doomed")
+    world.daemon.kill()
+    world.daemon.start()
+    everything_else_works(world)
+    world.engine.start()
+    world.until("stopped", "doomed")
+    everything_else_works(world)
+    assert "sandbox.lost" not in world.types()
+    world.outside("pause")
+    world.until("suspended")
+    assert world.daemon.cli("resume", "box").stdout == b"box\n"
+    world.engine.stop(signal.SIGKILL)
+    everything_else_works(world)
+    world.engine.start()
+    assert world.daemon.cli("suspend", "box").stdout == b"box\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_engine_that_takes_its_containers_along(frail: World, number: int) -> None:
+    frail.box()
+    frail.launch("count", COUNT)
+    frail.run("echo kept >/workspace/file")
+    frail.engine.stop(number)
+    if number == signal.SIGTERM:
+        frail.until("lost")
+        frail.refused("provider_unavailable", lambda client: client.sandbox.resume("box"))
+        assert frail.status() == "lost"
+    frail.engine.start()
+    frail.until("lost")
+    assert frail.daemon.cli("resume", "box").stdout == b"box\n"
+    assert frail.run("cat /workspace/file") == "kept\n"
+    assert frail.wait("count").status == "lost"
+    assert frail.written("count") > 0
+    frail.daemon.cli("rm", "box", check=True)
+    frail.nothing_left()
+
+
+@pytest.mark.parametrize("first", ["engine", "daemon"])
+def test_both_down_and_up(world: World, first: str) -> None:
+    world.box()
+    world.launch("count", COUNT)
+    world.daemon.kill()
+    world.engine.stop()
+    _start_both(world, first)
+    everything_else_works(world)
+    assert world.daemon.cli("suspend", "box").stdout == b"box\n"
+
+
+@pytest.mark.parametrize("first", ["engine", "daemon"])
+def test_both_down_and_up_and_the_containers_gone(frail: World, first: str) -> None:
+    frail.box()
+    frail.run("echo kept >/workspace/file")
+    frail.daemon.kill()
+    frail.engine.stop()
+    _start_both(frail, first)
+    frail.until("lost")
+    assert frail.daemon.cli("resume", "box").stdout == b"box\n"
+    assert frail.run("cat /workspace/file") == "kept\n"
+
+
+def _start_both(world: World, first: str) -> None:
+    for each in (first, "daemon" if first == "engine" else "engine"):
+        world.engine.start() if each == "engine" else world.daemon.start()
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def make(world: World, name: str, labels: dict[str, str], command: str = "sleep 1000") -> str:
+    """A container that is not made by Sandkeep, running."""
+    body = {"Image": world.engine.busybox(), "Cmd": ["sh", "-c", command], "Labels": labels}
+    status, answer = world.engine.ask("POST", f"/containers/create?name={name}", body)
+    assert status == 201, answer
+    status, answer = world.engine.ask("POST", f"/containers/{name}/start")
+    assert status == 204, answer
+    return name
+
+
+def test_a_name_that_is_somebody_elses(world: World) -> None:
+    make(world, "sandbox-taken", {})
+    try:
+        message = world.refused("conflict", lambda client: client.sandbox.create(world.image, sandbox_id="taken"))
+        assert "is not ours" in message
+        world.daemon.cli("rm", "taken", check=True)
+        assert world.engine.container_of("taken")["State"]["Running"]
+    finally:
+        world.engine.ask("DELETE", "/containers/sandbox-taken?force=1")
+
+
+def test_what_an_earlier_attempt_left_is_removed_or_waited_for(world: World) -> None:
+    """Also while the engine is removing it: "marked for removal"."""
+    with world.daemon.connect() as client:
+        log_id = client.daemon.status().log_id
+    make(world, "sandbox-left", {"sandkeep.log": log_id, "sandkeep.sandbox": "left", "sandkeep.owner": "uid:0"})
+    assert world.box("left") == "left"
+    assert world.run("echo hi", "left") == "hi\n"
+    fill = "mkdir /d; cd /d; seq 40000 | xargs touch; echo filled >/proc/1/fd/1; sleep 1000"
+    make(world, "sandbox-going", {"sandkeep.log": log_id, "sandkeep.sandbox": "going"}, fill)
+    until(lambda: b"filled" in world.engine.ask("GET", "/containers/sandbox-going/logs?stdout=1")[1])
+    removal = threading.Thread(target=world.engine.ask, args=("DELETE", "/containers/sandbox-going?force=1"))
+    removal.start()
+    assert world.box("going") == "going"
+    removal.join()
+    assert world.run("echo hi", "going") == "hi\n"
+    for box in ("left", "going"):
+        world.daemon.cli("rm", box, check=True)
+    world.nothing_left()

@@ -1,0 +1,144 @@
+"""A provider whose engine is down: what is ordered stays on record and is carried out later; nobody waits for that."""
+
+from typing import Any
+
+import pytest
+import trio
+from tests.daemon.inside import Inside, inside
+
+from sandkeep.errors import ProviderError, SandkeepError
+from sandkeepd.providers import fake as fake_module
+
+DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")
+
+
+async def unavailable(call: Any) -> str:
+    with trio.fail_after(10), pytest.raises(SandkeepError) as caught:
+        await call
+    assert caught.value.code == "provider_unavailable", caught.value
+    return caught.value.message
+
+
+def status(daemon: Inside, sandbox_id: str) -> str:
+    return daemon.core.state.sandboxes[sandbox_id].status
+
+
+async def until_stopped(daemon: Inside, sandbox_id: str) -> None:
+    with trio.fail_after(20):
+        while status(daemon, sandbox_id) != "stopped":
+            await daemon.core.changed(sandbox_id)
+
+
+@pytest.fixture(autouse=True)
+def _only_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is tried again before the engine says that it is there."""
+    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 1000.0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Any:
+    yield
+    for sandbox_id in ("box", "other"):
+        fake_module._kill(sandbox_id, {})
+
+
+async def test_an_end_is_ordered_and_told_and_carried_out_when_the_engine_answers(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        image_id = await daemon.image(source)
+        for sandbox_id in ("box", "other"):
+            await daemon.call("sandbox.create", image_id=image_id, sandbox_id=sandbox_id)
+        await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
+        told = trio.Event()
+
+        async def wait() -> None:
+            await unavailable(daemon.call("process.wait", sandbox_id="box", name="web"))
+            told.set()
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        daemon.fake.faults.down = DOWN
+        for _ in range(2):
+            message = await unavailable(daemon.call("sandbox.terminate", sandbox_id="box", command_id="end"))
+            assert message == (
+                "the engine is down: start it; the end of sandbox box is ordered, and will be carried out when that "
+                "answers"
+            )
+        await told.wait()
+        view = await daemon.call("sandbox.get", sandbox_id="box")
+        assert (view.status, view.note) == ("stopping", message)
+        assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        daemon.fake.faults.mend()
+        await until_stopped(daemon, "box")
+        assert (await daemon.call("sandbox.terminate", sandbox_id="box", command_id="end")).note is None
+        assert (await daemon.types("box")).count("sandbox.terminate_requested") == 1
+        assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 137
+
+
+async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        for sandbox_id in ("box", "other"):
+            await daemon.call("sandbox.create", image_id=image_id, sandbox_id=sandbox_id)
+        daemon.fake.faults.down = DOWN
+        await unavailable(daemon.call("sandbox.terminate", sandbox_id="box"))
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        daemon.fake.faults.down = DOWN
+        nursery.start_soon(daemon.reconciler.run)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        await unavailable(daemon.call("sandbox.terminate", sandbox_id="box"))
+        view = await daemon.call("sandbox.get", sandbox_id="other")
+        assert view.note == "not adopted yet, after the daemon was started: the engine is down: start it"
+        assert (await daemon.call("daemon.status")).not_adopted == 1
+        daemon.fake.faults.mend()
+        await until_stopped(daemon, "box")
+        with trio.fail_after(20):
+            assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
+
+
+async def test_the_end_of_one_that_is_not_adopted_is_ordered(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        daemon.fake.faults.down = DOWN
+        nursery.start_soon(daemon.reconciler.run)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert "is ordered" in await unavailable(daemon.call("sandbox.terminate", sandbox_id="box"))
+        daemon.fake.faults.mend()
+        await until_stopped(daemon, "box")
+
+
+async def test_the_removal_of_an_image_is_ordered_and_told(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        daemon.fake.faults.down = DOWN
+        for _ in range(2):
+            message = await unavailable(daemon.call("image.remove", image_id=image_id))
+            assert f"the removal of image {image_id} is ordered" in message
+        assert (await daemon.call("image.get", image_id=image_id)).status == "removing"
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        daemon.fake.faults.mend()
+        image = daemon.core.state.images[image_id]
+        with trio.fail_after(20):
+            while image.status != "removed":
+                await daemon.core.changed(image_id)
+        assert (await daemon.call("image.remove", image_id=image_id)).status == "removed"
+
+
+async def test_what_fails_for_another_reason_is_tried_again_before_anybody_is_told(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.01)
+    async with inside(state_dir) as daemon:
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+        terminate, tries = daemon.fake.terminate, list[int]()
+
+        async def stuck_at_first(*arguments: Any) -> None:
+            tries.append(1)
+            if len(tries) < 3:
+                raise ProviderError("provider_unavailable", "stuck")
+            await terminate(*arguments)
+
+        monkeypatch.setattr(daemon.fake, "terminate", stuck_at_first)
+        with trio.fail_after(20):
+            assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"

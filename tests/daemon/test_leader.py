@@ -1,0 +1,125 @@
+"""The program that every process is started by: the one that is installed, and one made of its source just now."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sandkeepd.keeper import leader
+
+KEEPER = Path(leader.__file__).parent
+BUILD = Path(__file__).parents[2] / "scripts" / "build-leader"
+MACHINE = os.uname().machine
+SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
+
+
+def _built(directory: Path) -> str:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    subprocess.run([str(BUILD), MACHINE], check=True, env={**os.environ, "LEADER_OUT": str(directory)})
+    return str(directory / f"leader.{MACHINE}")
+
+
+@pytest.fixture(params=["installed", "built"])
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if not leader.has_program():
+        pytest.skip(f"there is no program for {MACHINE}")
+    if request.param == "built":
+        return _built(tmp_path)
+    leader.install(str(tmp_path))
+    return str(tmp_path / leader.NAME)
+
+
+def run(program: str, *words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    done = subprocess.run([program, *words], capture_output=True, text=True, env=env, check=False, timeout=20)
+    return done.returncode, done.stdout, done.stderr
+
+
+def ignoring(program: str, *words: str) -> str:
+    """Run it as a shell does that ignores everything."""
+
+    def ignore() -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=True, preexec_fn=ignore, timeout=20)
+    return done.stdout
+
+
+def test_a_session_of_its_own_only_when_it_is_asked_for(program: str) -> None:
+    script = "set -- $(cat /proc/$$/stat); echo $1 $5 $6"
+    pid, group, session = run(program, "-s", "/bin/sh", "-c", script)[1].split()
+    assert pid == group == session
+    _, group, session = run(program, "-", "/bin/sh", "-c", script)[1].split()
+    assert (int(group), int(session)) == (os.getpgid(0), os.getsid(0))
+
+
+def test_every_signal_does_what_it_does_by_default(program: str) -> None:
+    said = ignoring(program, "-s", "grep", "SigIgn", "/proc/self/status")
+    assert int(said.split()[1], 16) & 0x7FFF_FFFF == 0
+
+
+def test_variables_replace_those_of_the_same_name_and_no_others(program: str) -> None:
+    there = {"PATH": "/usr/bin:/bin", "A": "old", "AB": "kept", "B": "gone"}
+    code, stdout, _ = run(program, "-", "A=new=1", "B=", "C= \n'\"$", "env", "-0", env=there)
+    assert code == 0
+    assert sorted(stdout.rstrip("\0").split("\0")) == ["A=new=1", "AB=kept", "B=", "C= \n'\"$", "PATH=/usr/bin:/bin"]
+
+
+def test_hundreds_of_variables_and_words(program: str) -> None:
+    settings = [f"V{number}={'x' * number}" for number in range(1000)]
+    words = [f"word {number}" for number in range(5000)]
+    script = 'echo $# "${#V999}"; shift 4999; echo "$1"'
+    code, stdout, _ = run(program, "-s", *settings, "sh", "-c", script, "sh", *words)
+    assert (code, stdout) == (0, "5000 999\nword 4999\n")
+
+
+def test_a_program_is_looked_for_as_everywhere(program: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    (first / "tool").write_text("not to be run\n")
+    (second / "tool").write_text("#!/bin/sh\necho found $1\n")
+    (second / "tool").chmod(0o755)
+    (second / "text").write_text("echo a text $1\n")
+    (second / "text").chmod(0o755)
+    path = f"PATH=/nowhere:{tmp_path / 'no' / 'directory'}:{first}:{second}"
+    assert run(program, "-", path, "tool", "it") == (0, "found it\n", "")
+    assert run(program, "-", path, "text", "it") == (0, "a text it\n", "")
+    assert run(program, "-", "PATH=/bin", str(second / "text"), "it") == (0, "a text it\n", "")
+    assert run(program, "-", "PATH=" + "/x" * 3000 + f":{second}", "tool", "it") == (0, "found it\n", "")
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "why"),
+    [
+        ("no-such-program", 127, "not found"),
+        ("/no/such/program", 127, "not found"),
+        ("/etc/passwd/x", 127, "not found"),
+        ("", 127, "not found"),
+        ("/etc", 126, "permission denied"),
+        ("/etc/passwd", 126, "permission denied"),
+    ],
+)
+def test_what_cannot_be_run(program: str, word: str, code: int, why: str) -> None:
+    assert run(program, "-s", word) == (code, "", f"{word}: {why}\n")
+
+
+def test_called_wrongly(program: str) -> None:
+    for words in ((), ("-s",), ("-s", "A=1"), ("echo", "x")):
+        assert run(program, *words) == (125, "", "")
+
+
+def test_it_needs_no_library(program: str) -> None:
+    assert b"ld-linux" not in Path(program).read_bytes()
+    assert Path(program).stat().st_size < 4096
+
+
+@pytest.mark.parametrize(("machine", "number"), [("x86_64", 62), ("aarch64", 183)])
+def test_there_is_one_for_every_machine_that_is_common(machine: str, number: int) -> None:
+    data = (KEEPER / f"leader.{machine}").read_bytes()
+    assert data[:5] == b"\x7fELF\x02"
+    assert int.from_bytes(data[18:20], "little") == number

@@ -1,0 +1,611 @@
+"""Sandboxes that stand still, go on, and are started anew, with real processes; and daemons that were not there."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from tests.daemon.inside import Inside, inside
+
+from sandkeep import events
+from sandkeep.errors import ProviderError, SandkeepError
+from sandkeep.events import Meta
+from sandkeep.model import SandboxSpec
+from sandkeep_store.log import NewEvent
+from sandkeep_store.views.metadata import document
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.providers import fake as fake_module
+from sandkeepd.providers.base import Ending
+from sandkeepd.providers.fake import FakeInstance
+from sandkeepd.reaper import reason_to_end
+
+DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")
+
+
+async def refused(code: str, call: Any) -> SandkeepError:
+    with trio.fail_after(20), pytest.raises(SandkeepError) as caught:
+        await call
+    assert caught.value.code == code, caught.value
+    return caught.value
+
+
+async def box_in(daemon: Inside, source: str, **options: Any) -> SandboxState:
+    await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box", **options)
+    return state(daemon)
+
+
+def state(daemon: Inside) -> SandboxState:
+    return daemon.core.state.sandboxes["box"]
+
+
+async def suspend(daemon: Inside, **more: Any) -> str:
+    return str((await daemon.call("sandbox.suspend", sandbox_id="box", **more)).status)
+
+
+async def resume(daemon: Inside, **more: Any) -> str:
+    return str((await daemon.call("sandbox.resume", sandbox_id="box", **more)).status)
+
+
+async def run(daemon: Inside, command: str) -> bytes:
+    return bytes((await daemon.call("sandbox.exec", sandbox_id="box", command=command)).stdout)
+
+
+async def until(daemon: Inside, status: str) -> None:
+    with trio.fail_after(20):
+        while state(daemon).status != status:
+            await daemon.core.changed("box")
+
+
+async def adopted(daemon: Inside) -> None:
+    with trio.fail_after(10):  # less than a sandbox that does not answer would be waited for
+        await daemon.reconciler.run()
+
+
+def stand_still() -> bool:
+    """Whether all processes of the sandbox are stopped, and there are some."""
+    pids = fake_module._processes("box")
+    return bool(pids) and all(fake_module._is_stopped(pid) for pid in pids)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Any:
+    yield
+    fake_module._kill("box", {})
+
+
+# -- standing still ---------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_suspended_stands_still_and_goes_on(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        sandbox = await box_in(daemon, source)
+        await daemon.call("process.launch", sandbox_id="box", name="web", command="read x; echo $x; exit 3", stdin=True)
+        assert await suspend(daemon) == "suspended"
+        assert stand_still()
+        assert msgspec.json.decode(document(sandbox, "log") or b"")["status"] == "suspended"
+        assert (await daemon.call("daemon.status")).sandboxes == {"suspended": 1}
+        assert await resume(daemon) == "running"
+        assert not stand_still()
+        await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"still there\n")
+        assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 3
+        assert await run(daemon, "echo hi") == b"hi\n"
+        told = [kind for kind in await daemon.types("box") if kind.startswith("sandbox.")]
+        assert told[2:] == [
+            "sandbox.suspend_requested", "sandbox.suspended", "sandbox.resume_requested", "sandbox.resumed"
+        ]  # fmt: skip
+
+
+async def test_what_is_so_already_is_answered_as_it_is(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        assert await resume(daemon) == "running"
+        for order in (suspend, resume):
+            async with trio.open_nursery() as nursery:
+                for _ in range(5):
+                    nursery.start_soon(order, daemon)
+            await order(daemon)
+        types = await daemon.types("box")
+        assert (types.count("sandbox.suspend_requested"), types.count("sandbox.resume_requested")) == (1, 1)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "sandbox.exec": {"command": "true"},
+    "process.launch": {"command": "true"},
+    "process.signal": {"name": "web"},
+    "process.write_stdin": {"name": "web", "data": b"x"},
+    "sandbox.read_file": {"path": "hello"},
+    "sandbox.write_file": {"path": "hello", "data": b""},
+    "sandbox.list_dir": {"path": "."},
+    "sandbox.copy_out": {"path": "."},
+    "sandbox.copy_in": {"path": ".", "transfer_id": "t"},
+    "process.attach": {"name": "screen"},
+    "process.resize": {"name": "screen", "rows": 2, "cols": 2},
+}
+
+
+@pytest.mark.needs("tmux")
+async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        await daemon.call("process.launch", sandbox_id="box", name="web", command="echo hi; exec cat", stdin=True)
+        await daemon.call("process.launch", sandbox_id="box", name="screen", command="exec cat", tty=True)
+        while not (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=10)).stdout:
+            pass
+        await suspend(daemon)
+        for method, params in REFUSED.items():
+            error = await refused("not_ready", daemon.call(method, sandbox_id="box", **params))
+            assert error.message == "sandbox box is suspended: resume it", method
+            assert error.data["status"] == "suspended"
+        assert (await daemon.call("process.read", sandbox_id="box", name="web")).stdout == b"hi\n"
+        assert (await daemon.call("process.get", sandbox_id="box", name="web")).status == "running"
+        assert len((await daemon.call("process.list", sandbox_id="box")).processes) == 2
+        await refused("timeout", daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=0.01))
+        ended = trio.Event()
+
+        async def wait() -> None:
+            assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 143
+            ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            await resume(daemon)
+            await daemon.call("process.signal", sandbox_id="box", name="web")
+        assert ended.is_set()
+
+
+async def test_a_time_limit_that_passes_meanwhile_is_kept_afterwards(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        limit = {"command": ["sleep", "1000"], "timeout_s": 0.3}
+        await daemon.call("process.launch", sandbox_id="box", name="short", **limit)
+        await suspend(daemon)
+        await refused("timeout", daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=0.6))
+        assert "process.timed_out" not in await daemon.types("box")
+        await resume(daemon)
+        view = await daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=20)
+        assert (view.status, view.exit_code, view.timed_out) == ("exited", 137, True)
+
+
+def test_it_is_reaped_all_the_same() -> None:
+    for status in ("running", "suspended"):
+        asked = events.SandboxCreateRequested(
+            owner="uid:0", image_id="i", provider="fake",
+            spec=SandboxSpec(max_lifetime_s=10, idle_timeout_s=5),
+        )  # fmt: skip
+        sandbox = SandboxState(
+            sandbox_id="box", requested=asked, requested_us=0, revision=1, position=1, last_activity_us=2_000_000
+        )
+        sandbox.status = status  # type: ignore[assignment]
+        assert [reason_to_end(sandbox, second * 1_000_000) for second in (6, 7, 10)] == [
+            None, "idle_timeout", "max_lifetime"
+        ]  # fmt: skip
+
+
+async def test_it_can_be_terminated(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
+        await suspend(daemon)
+        with trio.fail_after(20):
+            assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+        assert (await daemon.call("process.get", sandbox_id="box", name="web")).exit_code == 137
+        await refused("not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
+        await refused("not_ready", daemon.call("sandbox.resume", sandbox_id="box"))
+
+
+async def test_it_is_told_when_it_ends_by_itself(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        sandbox = await box_in(daemon, source)
+        await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
+        await suspend(daemon)
+        daemon.fake.faults.ending = Ending(kind="lost", message="it was removed outside Sandkeep")
+        await daemon.fake.lose("box", sandbox.handle)
+        await until(daemon, "lost")
+        view = await daemon.call("sandbox.get", sandbox_id="box")
+        assert (view.error, view.last_status) == ("it was removed outside Sandkeep", "suspended")
+        process = await daemon.call("process.get", sandbox_id="box", name="web")
+        assert process.status == "lost"
+        assert "removed outside" in process.error
+
+
+async def test_an_engine_that_is_down_is_told_at_once_and_nothing_has_changed(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        daemon.fake.faults.down = DOWN
+        for _ in range(2):  # a command given again fails again, and is not carried out
+            error = await refused("provider_unavailable", suspend(daemon, command_id="first"))
+            assert error.message == DOWN.message
+        assert (await daemon.types("box"))[-2:] == ["sandbox.suspend_requested", "sandbox.suspend_failed"]
+        assert await run(daemon, "echo hi") == b"hi\n"
+        daemon.fake.faults.mend()
+        await refused("provider_unavailable", suspend(daemon, command_id="first"))
+        await suspend(daemon)
+        daemon.fake.faults.down = DOWN
+        await refused("provider_unavailable", resume(daemon))
+        assert (state(daemon).status, stand_still()) == ("suspended", True)
+        daemon.fake.faults.mend()
+        assert await resume(daemon) == "running"
+
+
+async def test_a_command_given_again_is_carried_out_once(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        for _ in range(2):
+            assert await suspend(daemon, command_id="still") == "suspended"
+        for _ in range(2):
+            assert await resume(daemon, command_id="on") == "running"
+        assert await suspend(daemon, command_id="still") == "running"  # as it is now: somebody has resumed it since
+        types = await daemon.types("box")
+        assert (types.count("sandbox.suspended"), types.count("sandbox.resumed")) == (1, 1)
+        await refused("conflict", resume(daemon, command_id="still"))
+        daemon.fake.faults.down = DOWN
+        await refused("provider_unavailable", suspend(daemon))
+        assert await resume(daemon, command_id="on") == "running"  # what failed was another command
+
+
+async def test_orders_that_cross_are_carried_out_one_after_the_other(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        for first, second, before, then in (
+            (suspend, resume, "suspending", "running"),
+            (resume, suspend, "resuming", "suspended"),
+        ):
+            if before == "resuming":
+                await suspend(daemon)
+            daemon.fake.faults.silent = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(first, daemon)
+                await until(daemon, before)
+                nursery.start_soon(second, daemon)
+                await trio.testing.wait_all_tasks_blocked()
+                daemon.fake.faults.silent.set()
+            assert state(daemon).status == then
+            await resume(daemon)
+
+
+async def test_what_failed_before_says_nothing_of_now(state_dir: str, source: str) -> None:
+    """Of an order that failed nobody hears who finds the sandbox as it is to be."""
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        daemon.fake.faults.down = DOWN
+        await refused("provider_unavailable", suspend(daemon))
+        daemon.fake.faults.mend()
+        assert await resume(daemon) == "running"
+        await outside(daemon, paused=True)
+        await until(daemon, "suspended")
+        assert await suspend(daemon) == "suspended"
+
+
+async def test_an_end_interrupts_it(state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[str]()
+
+    async def hang(self: FakeInstance) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(self.sandbox_id)
+
+    monkeypatch.setattr(FakeInstance, "suspend", hang)
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        await box_in(daemon, source)
+        nursery.start_soon(refused, "not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
+        await until(daemon, "suspending")
+        assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+        assert ended == ["box"]
+        assert (await daemon.types("box"))[-2:] == ["sandbox.terminate_requested", "sandbox.terminated"]
+
+
+async def test_what_was_under_way_goes_on_afterwards(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start and a kill that the keeper has not heard of are waited for longer than it takes at most, awake."""
+    monkeypatch.setattr("sandkeepd.keeper.talk.REQUEST_DEADLINE_S", 0.2)
+    monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", 0.2)
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
+        await trio.to_thread.run_sync(fake_module._stop, "box")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL"))
+            nursery.start_soon(lambda: daemon.call("process.launch", sandbox_id="box", name="new", command="exit 3"))
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            daemon.fake._instances["box"].pause.set(True)
+            await until(daemon, "suspended")
+            await trio.sleep(0.5)
+            assert await resume(daemon) == "running"
+        codes = {
+            name: (await daemon.call("process.wait", sandbox_id="box", name=name)).exit_code for name in ("web", "new")
+        }
+        assert codes == {"web": 137, "new": 3}
+
+
+# -- from outside -----------------------------------------------------------------------------------------------------
+
+
+async def outside(daemon: Inside, paused: bool) -> None:
+    """Somebody who is not the daemon pauses the sandbox, or has it go on, and the provider sees it."""
+    await trio.to_thread.run_sync(fake_module._stop if paused else fake_module._continue, "box")
+    daemon.fake._instances["box"].pause.set(paused)
+
+
+async def last_of(daemon: Inside) -> tuple[str, bool]:
+    event = (await daemon.call("sandbox.history", sandbox_id="box")).events[-1]
+    return event.type, msgspec.json.decode(event.data)["outside"]
+
+
+async def test_what_others_suspend_and_resume_is_on_record(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        assert await run(daemon, "echo hi") == b"hi\n"
+        await outside(daemon, paused=True)
+        await until(daemon, "suspended")
+        assert await last_of(daemon) == ("sandbox.suspended", True)
+        await refused("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command="true"))
+        await outside(daemon, paused=False)
+        await until(daemon, "running")
+        assert await last_of(daemon) == ("sandbox.resumed", True)
+        assert await run(daemon, "echo hi") == b"hi\n"
+        await outside(daemon, paused=True)
+        await until(daemon, "suspended")
+        assert await resume(daemon) == "running"
+        assert await last_of(daemon) == ("sandbox.resumed", False)
+
+
+# -- daemons that were not there --------------------------------------------------------------------------------------
+
+
+async def test_a_suspended_sandbox_is_adopted_as_it_is(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        await daemon.call("process.launch", sandbox_id="box", name="web", command="echo hi; read x; exit 3", stdin=True)
+        assert await run(daemon, "echo done") == b"done\n"
+        await suspend(daemon)
+    async with inside(state_dir) as daemon:
+        await adopted(daemon)
+        view = await daemon.call("sandbox.get", sandbox_id="box")
+        assert (view.status, view.note, stand_still()) == ("suspended", None, True)
+        assert (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=0)).stdout == b"hi\n"
+        assert await resume(daemon) == "running"
+        await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"\n")
+        assert (await daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=20)).exit_code == 3
+
+
+async def test_what_others_did_while_no_daemon_ran_is_on_record(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+    await trio.to_thread.run_sync(fake_module._stop, "box")
+    async with inside(state_dir) as daemon:
+        await adopted(daemon)
+        await until(daemon, "suspended")
+        assert await last_of(daemon) == ("sandbox.suspended", True)
+    await trio.to_thread.run_sync(fake_module._continue, "box")
+    async with inside(state_dir) as daemon:
+        await adopted(daemon)
+        await until(daemon, "running")
+        assert await last_of(daemon) == ("sandbox.resumed", True)
+        assert await run(daemon, "echo hi") == b"hi\n"
+
+
+SUSPEND, RESUME = events.SandboxSuspendRequested(), events.SandboxResumeRequested()
+
+
+@pytest.mark.parametrize(
+    ("order", "carried_out", "then"),
+    [
+        (SUSPEND, True, "suspended"),
+        (SUSPEND, False, "running"),
+        (RESUME, True, "running"),
+        (RESUME, False, "suspended"),
+    ],
+)
+async def test_an_order_without_an_outcome_is_what_the_sandbox_says(
+    state_dir: str, source: str, order: events.Event, carried_out: bool, then: str
+) -> None:
+    """And the command, given again, is carried out if it was not."""
+    by = {"command_id": "order"}
+    call = suspend if order is SUSPEND else resume
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        if order is RESUME:
+            await suspend(daemon)
+        if carried_out:
+            await trio.to_thread.run_sync(fake_module._stop if order is SUSPEND else fake_module._continue, "box")
+        await daemon.core.log.append([NewEvent("box", order, "box")], Meta(owner="uid:0", **by))
+        daemon.core.carry = lambda *_: None  # type: ignore[method-assign]  # it dies
+    async with inside(state_dir) as daemon:
+        assert state(daemon).status == ("suspending" if order is SUSPEND else "resuming")
+        await adopted(daemon)
+        assert (state(daemon).status, stand_still()) == (then, then == "suspended")
+        assert await call(daemon, **by) == ("suspended" if order is SUSPEND else "running")
+        assert await call(daemon, **by) == ("suspended" if order is SUSPEND else "running")
+        kind = "sandbox.suspended" if order is SUSPEND else "sandbox.resumed"
+        assert (await daemon.types("box")).count(kind) == 1
+        await resume(daemon)
+        assert await run(daemon, "echo hi") == b"hi\n"
+
+
+# -- started anew -----------------------------------------------------------------------------------------------------
+
+
+async def failed(daemon: Inside) -> None:
+    """The sandbox ends by itself."""
+    await daemon.fake.lose("box", state(daemon).handle)
+    await until(daemon, "failed")
+
+
+async def test_one_that_failed_is_started_anew_on_its_files(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        before = (await box_in(daemon, source)).view()
+        await daemon.call("process.launch", sandbox_id="box", name="web", command="echo hi; sleep 1000")
+        assert await run(daemon, "echo kept >file; echo said") == b"said\n"
+        await failed(daemon)
+        assert await resume(daemon) == "running"
+        view = await daemon.call("sandbox.get", sandbox_id="box")
+        assert (view.error, view.ended_at, view.image_id) == (None, None, before.image_id)
+        assert (await daemon.call("process.get", sandbox_id="box", name="web")).status == "lost"
+        assert (await daemon.call("process.read", sandbox_id="box", name="web")).stdout == b"hi\n"
+        assert await run(daemon, "cat file") == b"kept\n"
+        await daemon.call("process.launch", sandbox_id="box", name="new", command="read x; exit 3", stdin=True)
+        assert (await daemon.types("box"))[0] == "sandbox.create_requested"
+    async with inside(state_dir) as daemon:  # by its new handle
+        await adopted(daemon)
+        assert await run(daemon, "cat file") == b"kept\n"
+        await daemon.call("process.write_stdin", sandbox_id="box", name="new", data=b"\n")
+        assert (await daemon.call("process.wait", sandbox_id="box", name="new", timeout_s=20)).exit_code == 3
+        assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+
+
+async def test_one_that_was_lost_while_no_daemon_ran_too(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        await run(daemon, "echo kept >file")
+    fake_module._kill("box", {})
+    async with inside(state_dir) as daemon:
+        await adopted(daemon)
+        assert state(daemon).status == "lost"
+        assert await resume(daemon, command_id="again") == "running"
+        assert await run(daemon, "cat file") == b"kept\n"
+        assert await resume(daemon, command_id="again") == "running"
+        assert (await daemon.types("box")).count("sandbox.resumed") == 1
+
+
+async def test_its_secrets_are_needed_again_and_kept_nowhere(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source, secrets={"ONE": "first-value", "TWO": "second-value"})
+        await failed(daemon)
+        error = await refused("secret_missing", resume(daemon, secrets={"ONE": "third-value"}))
+        assert error.data["secrets"] == ["TWO"]
+        assert "resume_requested" not in "".join(await daemon.types("box"))
+        await resume(daemon, secrets={"ONE": "third-value", "TWO": "fourth-value"})
+        assert await run(daemon, "echo $ONE $TWO") == b"third-value fourth-value\n"
+    values = ("first-value", "second-value", "third-value", "fourth-value")
+    for path in Path(state_dir).rglob("*"):
+        if path.is_file() and path.name != "stdout" and not path.name.endswith(".stdout"):
+            assert not any(value.encode() in path.read_bytes() for value in values), path
+
+
+async def test_what_cannot_be_started_anew_says_why(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        await failed(daemon)
+        upper = f"{state_dir}/sandboxes/box/upper"
+        os.rename(upper, f"{upper}.away")
+        error = await refused("not_ready", resume(daemon))
+        assert "files" in error.message
+        assert (state(daemon).status, state(daemon).view().error) == ("failed", "the fake sandbox was ended")
+        daemon.fake.faults.down = DOWN
+        await refused("provider_unavailable", resume(daemon))
+        daemon.fake.faults.mend()
+        os.rename(f"{upper}.away", upper)
+        assert await resume(daemon) == "running"
+
+
+async def test_a_sandbox_that_was_never_made_is_not_started(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        daemon.fake.faults.create_error = ProviderError("provider_unavailable", "no room")
+        await refused("provider_unavailable", box_in(daemon, source))
+        error = await refused("not_ready", resume(daemon))
+        assert "never made" in error.message
+
+
+@pytest.mark.parametrize("halfway", [False, True])
+async def test_a_revival_that_a_dying_daemon_left_is_undone_and_can_be_ordered_again(
+    state_dir: str, source: str, halfway: bool
+) -> None:
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source, secrets={"ONE": "value"})
+        await run(daemon, "echo kept >file")
+        await failed(daemon)
+        order = events.SandboxResumeRequested(anew=True)
+        await daemon.core.log.append([NewEvent("box", order, "box")], Meta(owner="uid:0", command_id="order"))
+        if halfway:
+            asked = state(daemon).requested
+            await daemon.fake.revive("box", asked.image_id, asked.spec, {}, asked.plan, state(daemon).handle)
+    async with inside(state_dir) as daemon:
+        assert state(daemon).status == "resuming"
+        await adopted(daemon)
+        assert (state(daemon).status, fake_module._processes("box")) == ("failed", [])
+        assert await resume(daemon, secrets={"ONE": "value"}, command_id="order") == "running"
+        assert await run(daemon, "cat file; echo $ONE") == b"kept\nvalue\n"
+
+
+async def test_an_end_interrupts_a_revival(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        await box_in(daemon, source)
+        await failed(daemon)
+        daemon.fake.faults.silent = trio.Event()
+        nursery.start_soon(refused, "not_ready", daemon.call("sandbox.resume", sandbox_id="box"))
+        await until(daemon, "resuming")
+        nursery.start_soon(lambda: daemon.call("sandbox.terminate", sandbox_id="box"))
+        await until(daemon, "stopping")
+        daemon.fake.faults.silent.set()
+        await until(daemon, "stopped")
+        assert fake_module._processes("box") == []
+
+
+# -- by its command line ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_fake(new_daemon: Callable[[], Any]) -> Any:
+    """A real daemon that has the fake provider, too."""
+    daemon = new_daemon()
+    daemon.program = [sys.executable, "-m", "tests.daemon.two_providers"]
+    daemon.env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    daemon.start()
+    return daemon
+
+
+def said(done: "subprocess.CompletedProcess[bytes]") -> list[str]:
+    assert done.returncode == 0, done.stderr
+    return done.stdout.decode().splitlines()
+
+
+def test_by_the_command_line(with_fake: Any, source: str) -> None:
+    cli = with_fake.cli
+    with with_fake.connect() as client:
+        image = client.image.create(source, provider="fake").image_id
+        boxes = [client.sandbox.create(image, sandbox_id=name, secrets={"KEY": "v"}).sandbox_id for name in ("a", "b")]
+    assert said(cli("suspend", *boxes)) == boxes
+    listed = said(cli("ls"))
+    assert sum("suspended" in line for line in listed) == 2
+    done = cli("exec", "a", "true")
+    assert done.returncode == 125
+    assert b"is suspended: resume it [not_ready]" in done.stderr
+    assert said(cli("resume", "--secret", "KEY", *boxes, env={"KEY": "v"})) == boxes
+    history = "\n".join(said(cli("history", "a")))
+    assert "sandbox.suspended" in history
+    assert "sandbox.resumed" in history
+    assert said(cli("exec", "a", "echo", "hi")) == ["hi"]
+
+
+@pytest.mark.needs("bwrap")
+def test_a_provider_that_cannot_says_so_before_anything_happens(shared_daemon: Any, source: str) -> None:
+    with shared_daemon.connect() as client:
+        box = client.sandbox.create(client.image.create(source).image_id).sandbox_id
+        done = shared_daemon.cli("suspend", box)
+        assert done.returncode == 1
+        assert b"the local provider cannot suspend yet" in done.stderr
+        assert b"[not_supported]" in done.stderr
+        assert shared_daemon.cli("resume", box).stdout.decode().strip() == box
+        assert [event.type for event in client.sandbox.history(box).events] == [
+            "sandbox.create_requested", "sandbox.created"
+        ]  # fmt: skip
+        os.kill(_first_process(shared_daemon, box), 9)
+        while client.sandbox.get(box).status == "running":
+            pass
+        done = shared_daemon.cli("resume", box)
+        assert b"the local provider cannot start it anew" in done.stderr
+        client.sandbox.terminate(box)
+
+
+def _first_process(daemon: Any, box: str) -> int:
+    with daemon.connect() as client:
+        created = client.sandbox.history(box).events[1]
+        return int(created.data["handle"]["first"]["pid"])
