@@ -22,8 +22,8 @@ from sandkeep.ids import PROCESS, new_id
 from sandkeepd.keeper import files
 from sandkeepd.providers import docker_idle
 from sandkeepd.providers.base import Exit, Filing, Instance, Launch, Piping, Terminal, Terminals
+from sandkeepd.providers.docker_carrying import FORGOTTEN
 from sandkeepd.providers.docker_exec import ExecInstance
-from sandkeepd.providers.docker_execs import FORGOTTEN
 
 pytestmark = [
     pytest.mark.needs("docker", "root"),
