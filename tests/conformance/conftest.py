@@ -28,8 +28,9 @@ async def no_progress(sentence: str) -> None:
 class World:
     """A provider with an image of `source`, and what tests do over and over."""
 
-    def __init__(self, kind: str, state: Path, source: Path, engine: Any = None) -> None:
+    def __init__(self, kind: str, state: Path, source: Path, engine: Any = None, socket: str | None = None) -> None:
         self.engine = engine
+        self.socket = engine.socket if engine is not None else socket
         self.kind = kind
         self.state = state
         self.source = source
@@ -45,9 +46,7 @@ class World:
 
     async def open(self, stack: AsyncExitStack) -> None:
         if self.kind == "docker":
-            opened = open_docker(
-                str(self.state), disk_limit=1 << 30, log_id=self.log_id, engine=Engine(self.engine.socket)
-            )
+            opened = open_docker(str(self.state), disk_limit=1 << 30, log_id=self.log_id, engine=Engine(self.socket))
             self.provider = await stack.enter_async_context(opened)
         elif self.kind == "fake":
             self.provider = await stack.enter_async_context(open_fake(str(self.state), self.log_id))
@@ -73,7 +72,7 @@ class World:
         return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=details, owner="uid:0")
 
     def spec(self, **fields: Any) -> SandboxSpec:
-        return SandboxSpec(isolation="none" if self.kind == "none" else "default", **fields)
+        return SandboxSpec(**{"isolation": "none" if self.kind == "none" else "default", **fields})
 
     async def sandbox(self, secrets: Mapping[str, str] | None = None, **fields: Any) -> Instance:
         sandbox_id = new_id(SANDBOX)

@@ -1,6 +1,8 @@
 """Stands for a daemon that is killed: makes a sandbox and processes, tells of them, and dies.
 
-python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID LOG_ID
+python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID LOG_ID DETAILS [SOCKET]
+
+DETAILS are those of the image, as JSON; SOCKET is the Docker engine's.
 """
 
 import json
@@ -17,9 +19,9 @@ from tests.conformance.conftest import World, start
 from sandkeep.ids import PROCESS, new_id
 
 
-async def main(kind: str, state: str, image_id: str, log_id: str) -> None:
-    world = World(kind, Path(state), Path(state))
-    world.image_id, world.log_id = image_id, log_id
+async def main(kind: str, state: str, image_id: str, log_id: str, details: str, socket: str | None = None) -> None:
+    world = World(kind, Path(state), Path(state), socket=socket)
+    world.image_id, world.log_id, world.details = image_id, log_id, json.loads(details)
     async with AsyncExitStack() as stack:
         await world.open(stack)
         instance = await world.sandbox(secrets={"SHARED": "kept"})
