@@ -119,7 +119,7 @@ class Engine:
 
         try:
             client = self._awake()
-            return work(client if timeout_s else self._patient())
+            return work(client) if timeout_s else self._patiently(work)
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
@@ -127,13 +127,17 @@ class Engine:
 
     def _awake(self) -> "APIClient":
         """The client, once the engine has answered."""
-        with socket.socket(socket.AF_UNIX) as door:  # the SDK would leave one open that does not connect
-            door.settimeout(ANSWER_S)
-            door.connect(self.path)
+        self._knock()
         self._asking = self._asking or self._connect(ANSWER_S)
         self._asking.ping()
         self._client = self._client or self._connect(REQUEST_S)
         return self._client
+
+    def _knock(self) -> None:
+        """Raise OSError when nobody listens. The SDK would leave a socket open each time."""
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(ANSWER_S)
+            door.connect(self.path)
 
     def _connect(self, timeout_s: int | None) -> "APIClient":
         """A client that speaks as the engine does. Left out, the SDK asks for the version first."""
@@ -142,11 +146,14 @@ class Engine:
         version = self._client.api_version if self._client is not None else "auto"
         return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s or ANSWER_S, max_pool_size=AT_ONCE)
 
-    def _patient(self) -> "APIClient":
-        """A client of its own for something that may take long, and may be left to itself."""
+    def _patiently(self, work: Callable[["APIClient"], T]) -> T:
+        """Do some work that may take long, and may be left to itself, with a client of its own."""
         client = self._connect(None)
         client.timeout = None  # type: ignore[assignment]
-        return client
+        try:
+            return work(client)
+        finally:
+            client.close()
 
     def down(self, error: object) -> ProviderError:
         """The error for an engine that does not answer."""
