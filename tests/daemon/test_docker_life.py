@@ -1,5 +1,6 @@
 """The life of Docker sandboxes, on a real engine with a real daemon: stopped, killed, cut off from each other."""
 
+import os
 import signal
 import tempfile
 import threading
@@ -256,6 +257,33 @@ def test_an_engine_that_hangs(world: World) -> None:
     world.until("stopped", "doomed")
     world.cli("suspend", "box")
     world.cli("rm", "box")
+    world.nothing_left()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2])
+def test_an_engine_that_hangs_while_a_sandbox_is_made(world: World, delay_s: float) -> None:
+    """Nobody waits for what it may do later, and nothing stays of it."""
+    told: list[str] = []
+
+    def create() -> None:
+        try:
+            told.append(world.box("half"))
+        except SandkeepError as error:
+            told.append(error.code)
+
+    making = threading.Thread(target=create)
+    making.start()
+    time.sleep(delay_s)  # whatever it is doing then
+    world.engine.send(signal.SIGSTOP)
+    making.join(PATIENCE_S)
+    assert told in (["half"], ["provider_unavailable"])
+    world.engine.send(signal.SIGCONT)
+    if told == ["half"]:
+        assert world.run("echo hi", "half") == "hi\n"
+        world.cli("rm", "half")
+    else:
+        until(lambda: not os.path.exists(f"{world.daemon.state_dir}/sandboxes/half/in"))
     world.nothing_left()
 
 

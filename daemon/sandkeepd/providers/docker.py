@@ -149,6 +149,7 @@ class DockerProvider(KeptProvider[Held]):
 
     async def _undo_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         await self.engine.recovered()
+        await self.engine.quiet()
         await self._undo(sandbox_id, plan)
 
     def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:

@@ -1,13 +1,14 @@
 """The way to a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
 
 An engine that is down is told at once: nothing listens on its socket. One that hangs takes connections and answers
-none, so before anything that may take long it is asked whether it answers at all; and once one was found to hang,
-everybody is told so until it answers.
+none, so it is asked whether it answers at all before each request, and while one takes long; once it was found to
+hang, everybody is told so, also who waits already, until it answers.
 """
 
 import functools
 import os
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -34,6 +35,8 @@ REQUEST_S: Final = 120
 AGAIN_S: Final = 1.0
 """How long after the end of its stream of events an engine is connected to again."""
 
+_POLL_S: Final = 0.05
+
 Event = dict[str, Any]
 
 
@@ -50,6 +53,15 @@ class HangingError(ProviderError):
     """The engine does not answer, although it is there."""
 
 
+class _Errand:
+    """A request under way, which can be given up; its thread may go on with it, until `finished`."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.begun = False
+        self.finished = threading.Event()
+
+
 class Engine:
     """One engine. Nothing is connected to, or even imported, before the first request."""
 
@@ -61,6 +73,8 @@ class Engine:
         self._hanging: HangingError | None = None
         self._hangs = trio.Event()
         self._is_looked_after = False
+        self._under_way: set[_Errand] = set()
+        self._given_up: list[_Errand] = []
         self._probing = trio.Lock()
         self.interrupted = -float("inf")
         """When its stream of events last ended, by `trio.current_time`: it may have been stopped then."""
@@ -82,30 +96,69 @@ class Engine:
 
         Raises `provider_unavailable` when the engine is down or hangs, and as a `RefusedError` when it answers so.
         """
+        self._require_awake()
+        errand = _Errand()
+        self._under_way.add(errand)
+        try:
+            with errand.scope:
+                return await trio.to_thread.run_sync(
+                    self._run, work, errand, limiter=self._limiter, abandon_on_cancel=True
+                )
+        except HangingError as error:
+            self._found_hanging(error)
+            raise
+        finally:
+            self._under_way.remove(errand)
+            if errand.begun and not errand.finished.is_set():
+                self._given_up.append(errand)
+        self._require_awake()
+        raise self.down("timed out")  # it answered again at that instant
+
+    def _run(self, work: Callable[["APIClient"], T], errand: _Errand) -> T:
+        errand.begun = True
+        try:
+            return self._work(work)
+        finally:
+            errand.finished.set()
+
+    def _require_awake(self) -> None:
         if self._hanging is not None:
             raise HangingError(self._hanging.code, self._hanging.message, **self._hanging.data)
-        try:
-            return await trio.to_thread.run_sync(self._work, work, limiter=self._limiter, abandon_on_cancel=True)
-        except HangingError as error:
-            if self._is_looked_after:
-                self._hanging = error
-                self._hangs.set()
-            raise
+
+    def _found_hanging(self, error: HangingError) -> None:
+        if self._is_looked_after:
+            self._hanging = error
+            self._hangs.set()
+            for errand in self._under_way:
+                errand.scope.cancel()
 
     async def look_after(self) -> None:
-        """See when an engine that hangs answers again. Runs until cancelled."""
+        """See when the engine hangs while something is asked of it, and when it answers again. Until cancelled."""
         self._is_looked_after = True
         while True:
-            await self._hangs.wait()
+            with trio.move_on_after(ANSWER_S):
+                await self._hangs.wait()
             self._hangs = trio.Event()
-            while self._hanging is not None:
-                try:
-                    await trio.to_thread.run_sync(self._work, _ping, abandon_on_cancel=True)
-                    self._hanging = None
-                except HangingError:
-                    continue
-                except ProviderError:  # it is down altogether
-                    self._hanging = None
+            if self._under_way or self._hanging is not None:
+                while not await self._is_awake():
+                    pass
+
+    async def _is_awake(self) -> bool:
+        try:
+            await trio.to_thread.run_sync(self._work, _ping, abandon_on_cancel=True)
+        except HangingError as error:
+            self._found_hanging(error)
+            return False
+        except ProviderError:
+            pass  # it is down, and says so at once
+        self._hanging = None
+        return True
+
+    async def quiet(self) -> None:
+        """Wait until nothing is carried out any more that was given up."""
+        while self._given_up:
+            self._given_up = [errand for errand in self._given_up if not errand.finished.is_set()]
+            await trio.sleep(_POLL_S)
 
     async def stream(self, work: Callable[["APIClient"], T]) -> T:
         """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
