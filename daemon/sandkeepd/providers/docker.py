@@ -54,8 +54,8 @@ LOOK_AGAIN_S: Final = 0.1
 REMOVED_S: Final = 1.5
 """How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
 
-INTERRUPTION_S: Final = 30.0
-"""Within this time after an engine went away, the end of a container is taken for its doing."""
+INTERRUPTION_S: Final = 2.0
+"""Within this time after an engine came back, the end of a container is taken for its doing."""
 
 
 Held = DockerInstance | ExecInstance
@@ -349,6 +349,7 @@ class DockerProvider(KeptProvider[Held]):
         return state
 
     async def _why_ended(self, instance: Held) -> Ending:
+        with_engine = trio.current_time() < self.engine.heard_since + INTERRUPTION_S
         try:
             with trio.fail_after(NEWS_S):
                 state = await self._last_state(msgspec.convert(instance.handle, Handle))
@@ -356,7 +357,7 @@ class DockerProvider(KeptProvider[Held]):
             return _lost_with_engine()
         if state is None:
             return Ending(kind="lost", message="its container was removed outside Sandkeep")
-        if trio.current_time() - self.engine.interrupted < INTERRUPTION_S:
+        if with_engine:
             return _lost_with_engine()
         starved = ", after the kernel had killed in it for want of memory" if state.get("OOMKilled") else ""
         message = f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')}){starved}"

@@ -6,6 +6,7 @@ hang, everybody is told so, also who waits already, until it answers.
 """
 
 import functools
+import math
 import os
 import socket
 import threading
@@ -76,8 +77,8 @@ class Engine:
         self._under_way: set[_Errand] = set()
         self._given_up: list[_Errand] = []
         self._probing = trio.Lock()
-        self.interrupted = -float("inf")
-        """When its stream of events last ended, by `trio.current_time`: it may have been stopped then."""
+        self.heard_since = math.inf
+        """Since when its stream of events is heard, by `trio.current_time`: before that it may have been stopped."""
 
     @property
     def path(self) -> str:
@@ -220,8 +221,12 @@ class Engine:
         while True:
             with suppress(ProviderError, SetupError):
                 await self._follow_once(filters, hear, begun)
-            self.interrupted = trio.current_time()
+            self.heard_since = math.inf
             await trio.sleep(AGAIN_S)
+
+    def _begun(self, begun: Callable[[], None]) -> None:
+        self.heard_since = trio.current_time()
+        begun()
 
     async def recovered(self) -> None:
         """Wait until the engine answers again. Those who wait ask one after the other, and not at once."""
@@ -240,7 +245,7 @@ class Engine:
         def read(client: "APIClient") -> None:
             stream = client.events(decode=True, filters=filters)
             opened.append(stream)
-            trio.from_thread.run_sync(begun)
+            trio.from_thread.run_sync(self._begun, begun)
             for event in stream:
                 trio.from_thread.run_sync(hear, event)
 
