@@ -75,6 +75,7 @@ def tools() -> bytes:
     files = set(_files_of(TOOLS))
     for path in sorted(files | _libraries(files)):
         archive.copy(path)
+    archive.copy("/etc/ld.so.cache")  # as a Debian has it: without, every program looks for its libraries in 24 places
     return archive.finish()
 
 
