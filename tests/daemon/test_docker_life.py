@@ -66,6 +66,8 @@ class World:
     def launch(self, name: str, command: str, **options: Any) -> None:
         with self.daemon.connect() as client:
             client.process.launch("box", name=name, command=command, **options)
+            if command == COUNT:
+                client.process.read("box", name, wait_s=60)  # it has begun
 
     def count(self) -> None:
         """Start a process that writes and writes, and see that it does."""

@@ -19,6 +19,7 @@ from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
+from sandkeepd.keeper import leader
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
 from sandkeepd.providers.base import Caller, Chunk, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
@@ -252,7 +253,7 @@ class DockerProvider(KeptProvider[Held]):
             notes.append("its code is root inside, and on the host, without any capabilities")
         if plan.shell is None:
             notes += docker_exec.NOTES
-        elif not any(word.startswith("--default-signal") for word in plan.leader):
+        elif not leader.has_program() and not any(word.startswith("--default-signal") for word in plan.leader):
             notes.append("its image's env cannot reset signals: what runs in it ignores SIGINT and SIGQUIT")
         return Isolation(
             mechanism="docker", files=self._driver, host_uid=plan.uid, workspace=plan.workspace, limits=held,

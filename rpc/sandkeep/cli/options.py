@@ -63,7 +63,9 @@ def command(name: str | None = None, *, examples: Sequence[str], **settings: Any
 
 
 class Refusal(click.ClickException):
-    """Sandkeep said no, or failed. One sentence on stderr; with `--json` also the error as a document."""
+    """Sandkeep said no, or failed. One sentence on stderr, and what a program said last on more lines; with `--json`
+    also the error as a document.
+    """
 
     def __init__(self, error: SandkeepError, exit_code: int = 1, as_json: bool = False) -> None:
         super().__init__(error.message)
@@ -77,7 +79,10 @@ class Refusal(click.ClickException):
 
         if self.as_json:
             json_line({"error": {"code": self.error.code, "message": self.error.message, "data": self.error.data}})
-        note(f"sandkeep: {plain(self.error.message)} [{self.error.code}]")
+        sentence, *more = self.error.message.split("\n")
+        note(f"sandkeep: {plain(sentence)} [{self.error.code}]")
+        for line in more:
+            note(f"  {plain(line)}")
 
 
 def _set_colour(_: click.Context, __: click.Parameter, when: str | None) -> None:
