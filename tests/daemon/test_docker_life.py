@@ -405,7 +405,7 @@ def test_what_an_earlier_attempt_left_is_removed_or_waited_for(world: World) -> 
     make(world, "sandbox-left", {"sandkeep.log": log_id, "sandkeep.sandbox": "left", "sandkeep.owner": "uid:0"})
     assert world.box("left") == "left"
     assert world.run("echo hi", "left") == "hi\n"
-    fill = "mkdir /d; cd /d; seq 40000 | xargs touch; echo filled >/proc/1/fd/1; sleep 1000"
+    fill = "mkdir /d; cd /d; seq 10000 | xargs touch; echo filled >/proc/1/fd/1; sleep 1000"
     make(world, "sandbox-going", {"sandkeep.log": log_id, "sandkeep.sandbox": "going"}, fill)
     until(lambda: b"filled" in world.engine.ask("GET", "/containers/sandbox-going/logs?stdout=1")[1])
     removal = threading.Thread(target=world.engine.ask, args=("DELETE", "/containers/sandbox-going?force=1"))
