@@ -24,6 +24,7 @@ POINTS: Final = (
     "create.spawned",
     "create.answered",
     "create.secrets",
+    "docker.staged",
     "docker.tagged",
     "docker.directories",
     "docker.created",

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.needs("bwrap")
 SIDE_BY_SIDE = 3
 
 NOT_IN_THE_STORY = {
+    "provider.fell_back",
     "image.create_failed",
     "image.reused",
     "sandbox.create_failed",

@@ -1,5 +1,6 @@
 """The life of Docker sandboxes, on a real engine with a real daemon: stopped, killed, cut off from each other."""
 
+import os
 import signal
 import tempfile
 import threading
@@ -65,6 +66,8 @@ class World:
     def launch(self, name: str, command: str, **options: Any) -> None:
         with self.daemon.connect() as client:
             client.process.launch("box", name=name, command=command, **options)
+            if command == COUNT:
+                client.process.read("box", name, wait_s=60)  # it has begun
 
     def wait(self, name: str) -> Any:
         with self.daemon.connect() as client:
@@ -210,7 +213,7 @@ def test_stopped_from_outside_and_started_anew(world: World) -> None:
     assert world.run("cat /workspace/file; echo $TOKEN") == "kept\nsecond\n"
     assert world.written("count") > 0
     assert "second" not in str(world.engine.container_of("box"))
-    world.outside("kill")
+    world.outside("restart?t=0")  # that it runs then is nobody's order
     world.until("failed")
     world.cli("rm", "box")
     world.nothing_left()
@@ -259,19 +262,51 @@ def test_an_engine_that_hangs(world: World) -> None:
     world.nothing_left()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.2])
+def test_an_engine_that_hangs_while_a_sandbox_is_made(world: World, delay_s: float) -> None:
+    """Nobody waits for what it may do later, and nothing stays of it."""
+    told: list[str] = []
+
+    def create() -> None:
+        try:
+            told.append(world.box("half"))
+        except SandkeepError as error:
+            told.append(error.code)
+
+    making = threading.Thread(target=create)
+    making.start()
+    time.sleep(delay_s)  # whatever it is doing then
+    world.engine.send(signal.SIGSTOP)
+    making.join(PATIENCE_S)
+    assert told in (["half"], ["provider_unavailable"])
+    world.engine.send(signal.SIGCONT)
+    if told == ["half"]:
+        assert world.run("echo hi", "half") == "hi\n"
+        world.cli("rm", "half")
+    else:
+        until(lambda: not os.path.exists(f"{world.daemon.state_dir}/sandboxes/half/in"))
+    world.nothing_left()
+
+
 def test_an_engine_that_is_restarted_under_sandboxes_that_stay(world: World) -> None:
     """And a daemon that dies and comes again meanwhile."""
-    world.box()
-    world.box("doomed")
+    for box in ("box", "doomed", "still"):
+        world.box(box)
     world.launch("count", COUNT)
+    world.cli("suspend", "still")
     world.engine.stop()
     everything_else_works(world)
     told_at_once(world, "doomed")
     world.daemon.kill()
     world.daemon.start()
     everything_else_works(world)
+    world.refused("provider_unavailable", lambda client: client.sandbox.resume("still"))
+    assert world.status("still") == "suspended"
+    world.refused("provider_unavailable", lambda client: client.sandbox.terminate("still"))
     world.engine.start()
-    world.until("stopped", "doomed")
+    for box in ("doomed", "still"):
+        world.until("stopped", box)
     everything_else_works(world)
     assert "sandbox.lost" not in world.types()
     world.outside("pause")
