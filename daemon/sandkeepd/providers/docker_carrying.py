@@ -22,8 +22,14 @@ from sandkeepd.providers.docker_exec_stream import ExecStream, start_exec
 from sandkeepd.providers.docker_records import JournalWriter, Record, Records
 
 FIRST_LOOK_S: Final = 0.03
+"""How soon after it was ordered the engine is asked whether it has started a process."""
+
 LOOK_S: Final = 0.01
-"""How soon after it was ordered the engine is asked whether it has started a process, and how often then."""
+MOST_LOOK_S: Final = 0.5
+"""How soon it is asked again, and how late at most: each time it takes twice as long."""
+
+STARTS_AT_ONCE: Final = 4
+"""How many processes of one container are started at once. More take no less time."""
 
 DRAIN_S: Final = 2.0
 """How long after the end of a process its output may take to arrive. What it left behind may go on writing for ever."""
@@ -55,6 +61,17 @@ class Exec(Known):
         """The engine could not start it, and what it writes is the engine's word."""
 
 
+class _Rounds:
+    """How long to wait until the engine is asked once more."""
+
+    def __init__(self) -> None:
+        self._delay = LOOK_S
+
+    async def wait(self) -> None:
+        await trio.sleep(self._delay)
+        self._delay = min(2 * self._delay, MOST_LOOK_S)
+
+
 class Carrier:
     """Carries the processes of one container, whose first is `first`. No stream is kept beyond `most_bytes`."""
 
@@ -67,6 +84,7 @@ class Carrier:
         self._pause = pause
         self._first = first
         self._most_bytes = most_bytes
+        self._starts = trio.CapacityLimiter(STARTS_AT_ONCE)
         self._closed = False
         self._scopes: set[trio.CancelScope] = set()
 
@@ -74,18 +92,21 @@ class Carrier:
         """Start a process, keep what it writes, and see its end."""
         with self._within():
             try:
-                process.stream = await start_exec(self._engine.path, version, process.record.exec_id)
-            except SandkeepError as error:
-                process.failure = error
-                process.tell()
-                return
-            try:
-                found = await self._started(process)
+                found = await self._start(process, version)
                 await self.believe(process_id, process, found)
                 await self._connect(process_id, process, stdin)
                 await self._end(process_id, process)  # before the connection is broken, which the engine may mistake
+            except SandkeepError as error:
+                process.failure = error
+                process.tell()
             finally:
-                await process.stream.aclose()
+                if process.stream is not None:
+                    await process.stream.aclose()
+
+    async def _start(self, process: Exec, version: str) -> dict[str, Any] | None:
+        async with self._starts:
+            process.stream = await start_exec(self._engine.path, version, process.record.exec_id)
+            return await self._started(process)
 
     async def _started(self, process: Exec) -> dict[str, Any] | None:
         """What the engine says of a process once it was started, or could not be; None when it does not answer."""
@@ -98,13 +119,14 @@ class Carrier:
         """What the engine says of a process, once that can be told from one that it is still starting. With `begun` it
         is certain that it was told to start it. None when it knows of none. Raises `provider_unavailable`.
         """
+        rounds = _Rounds()
         while True:
             found = await self.inspect(process)
             if found is None or found["Pid"] or found["ExitCode"] is not None:
                 return found
             if not found["Running"] and not begun:
                 return found
-            await trio.sleep(LOOK_S)
+            await rounds.wait()
 
     async def believe(self, process_id: str, process: Exec, found: dict[str, Any] | None) -> None:
         """Take note of which process it is. One that has ended already is only told of."""
@@ -178,6 +200,7 @@ class Carrier:
         return how
 
     async def _told(self, process: Exec) -> Exit:
+        rounds = _Rounds()
         while True:
             try:
                 found = await self.inspect(process)
@@ -188,7 +211,7 @@ class Carrier:
                 return Exit(exit_code=None, message=FORGOTTEN)
             if found["ExitCode"] is not None and not found["Running"]:
                 return _exit(process, found)
-            await trio.sleep(LOOK_S)
+            await rounds.wait()
 
     async def inspect(self, process: Exec) -> dict[str, Any] | None:
         """What the engine says of a process; None when it knows of none. Raises `provider_unavailable`."""
