@@ -8,7 +8,7 @@ In a document
 - a comment ``<!-- type: TEXT -->`` or ``<!-- press: KEYS -->`` says what the words around it ask the reader to do, with
   keys by tmux's names; what was begun before it goes on meanwhile;
 - ``<!-- again: WHY -->`` says that the reader may have to give the next command more than once;
-- ``<!-- file: NAME -->`` that the Python block after it is to be a file.
+- ``<!-- file: NAME -->`` that the block after it, Python or a Dockerfile, is to be a file.
 
 Ids, times, sizes and columns' widths are not compared.
 """
@@ -33,7 +33,8 @@ ROOT = Path(__file__).parents[1]
 ANYTHING = "…"
 
 _ITEM = re.compile(
-    r"^```(sh|console|python)\n(.*?)^```$|^<!-- (type|press|again|file): (.*?) -->$", re.MULTILINE | re.DOTALL
+    r"^```(sh|console|python|dockerfile)\n(.*?)^```$|^<!-- (type|press|again|file): (.*?) -->$",
+    re.MULTILINE | re.DOTALL,
 )
 _VARYING = (
     (r"\b(img|sbx|prc|log|cpy)_[0-9a-z]{26}\b", r"\1_ID"),
@@ -82,7 +83,7 @@ def steps(document: str) -> list[Step]:
             found.append(Step(kind, text, []))
         elif language == "sh":
             found.append(Step("sh", body.rstrip("\n"), []))
-        elif language == "python":
+        elif language in ("python", "dockerfile"):
             found[-1] = replace(found[-1], seen=body.splitlines())
         elif found and found[-1].kind in ("type", "press") and not _begins_a_command(found, body):
             found[-1] = Step(found[-1].kind, found[-1].text, body.splitlines())

@@ -123,6 +123,10 @@ class PrivateEngine:
         """An image that stands for a Debian: dash, coreutils, tmux."""
         return self.image("test/tools:1", rootfs.tools, "ENV PATH=/usr/bin:/bin:/usr/sbin:/sbin", 'CMD ["/bin/sh"]')
 
+    def python(self) -> str:
+        """The same with Python."""
+        return self.image("test/python:1", rootfs.python, "ENV PATH=/usr/bin:/bin:/usr/sbin:/sbin", 'CMD ["/bin/sh"]')
+
     def bare(self) -> str:
         """An image without a shell."""
         return self.image("test/bare:1", rootfs.bare, "ENV PATH=/bin", 'CMD ["/bin/sleep","1000"]')
@@ -162,6 +166,9 @@ class PrivateEngine:
             self.process.send_signal(number)
             self.process.wait(60)
             self.process = None
+            if number == signal.SIGKILL:  # its containerd dies with it, and is taken for one that runs
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{self.root}/exec/containerd/containerd.pid")
 
     def remove_containers(self) -> None:
         """Remove every container and volume."""

@@ -24,6 +24,8 @@ TOOLS = (
 )
 """The packages whose programs are in the image that stands for a Debian."""
 
+PYTHON = ("python3.11-minimal", "libpython3.11-minimal")
+
 _LINKS = ("bin", "sbin", "lib", "lib64")
 
 _WANTED = (
@@ -35,6 +37,7 @@ _WANTED = (
     "/usr/lib/terminfo/",
     "/usr/share/terminfo/",
     "/usr/lib/locale/",
+    "/usr/lib/python3",
 )
 
 ETC = {
@@ -69,12 +72,24 @@ def bare() -> bytes:
 @cache
 def tools() -> bytes:
     """A tar archive with this machine's shell, core utilities and tmux, and the libraries that they need."""
+    return _of_packages(TOOLS)
+
+
+@cache
+def python() -> bytes:
+    """The same with this machine's Python."""
+    return _of_packages((*TOOLS, *PYTHON))
+
+
+def _of_packages(packages: Iterable[str]) -> bytes:
     archive = _Archive()
     for name in _LINKS:
         archive.link(name, f"usr/{name}")
-    files = set(_files_of(TOOLS))
+    archive.link("usr/bin/python3", "python3.11")
+    files = set(_files_of(packages))
     for path in sorted(files | _libraries(files)):
         archive.copy(path)
+    archive.copy("/etc/ld.so.cache")  # as a Debian has it: without, every program looks for its libraries in 24 places
     return archive.finish()
 
 

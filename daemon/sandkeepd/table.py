@@ -5,6 +5,7 @@ from typing import Any
 from sandkeep.model import Empty
 from sandkeepd.access import Request
 from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
+from sandkeepd.choosing import Choosing
 from sandkeepd.core import Core
 from sandkeepd.files import Files
 from sandkeepd.history import History
@@ -40,11 +41,13 @@ def dispatch(
         Files(core, sandboxes),
         Suspensions(core, sandboxes),
     )
+    choosing = Choosing(core)
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
         "daemon.shutdown": software.shutdown,
         "image.create": images.create,
         "image.remove": images.remove,
+        "provider.choose": choosing.choose,
         "sandbox.create": sandboxes.create,
         "sandbox.stats": Stats(core, sandboxes).stats,
         "sandbox.exec": processes.exec,
@@ -84,7 +87,7 @@ def dispatch(
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
     }
-    again = _again(images, sandboxes, processes, files, suspensions)
+    again = {"provider.choose": choosing.chosen_before, **_again(images, sandboxes, processes, files, suspensions)}
     return Dispatch(core, handlers, at_once, again, _done(processes, access))
 
 

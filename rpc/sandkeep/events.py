@@ -66,6 +66,17 @@ class DaemonStopped(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class ProviderFellBack(Event, frozen=True, kw_only=True):
+    """Whoever left the choice of a provider to the daemon got `used`, as the one `asked` for does not work here. It is
+    in the daemon's own stream.
+    """
+
+    type = "provider.fell_back"
+    asked: str
+    used: str
+    why: str
+
+
 # -- the log itself ---------------------------------------------------------------------------------------------------
 
 

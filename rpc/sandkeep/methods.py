@@ -127,6 +127,12 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_lifetime_s: Seconds | None = None
 
 
+class ProviderChoose(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`enabled` is whether containers are wanted at all."""
+
+    enabled: bool = True
+
+
 class SandboxRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sandbox."""
 
@@ -477,6 +483,14 @@ METHODS: Final[dict[str, Method]] = {
             **_OWNER_OF_IMAGE,
             intent="image.remove_requested",
             deadline_s=600.0,
+        ),
+        _M(
+            "provider.choose",
+            "Which provider to use: docker if it works here and is wanted, else local.",
+            model.ProviderChoice,
+            ProviderChoose,
+            intent="provider.fell_back",
+            deadline_s=60.0,
         ),
         _M(
             "sandbox.create",

@@ -446,6 +446,14 @@ class ProviderCapabilities(Struct, frozen=True, kw_only=True):
     features: dict[str, Capability] = field(default_factory=dict)
 
 
+class ProviderChoice(Struct, frozen=True, kw_only=True):
+    """The provider to use, and `why` it is not the one that was asked for: `fell_back` says that it is not."""
+
+    provider: str
+    fell_back: bool = False
+    why: str | None = None
+
+
 class Capabilities(Struct, frozen=True, kw_only=True):
     """What works on this machine, provider by provider."""
 

@@ -24,7 +24,7 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Concatenate, Final, ParamSpec
 
@@ -82,15 +82,25 @@ def _persistent(copy: Callable[Concatenate[Client, P], Copied]) -> Callable[Conc
 
 
 @_persistent
-def copy_in(client: Client, source: Path, sandbox_id: str, path: Path, *, moved: Moved | None = None) -> Copied:
+def copy_in(
+    client: Client,
+    source: Path,
+    sandbox_id: str,
+    path: Path,
+    *,
+    moved: Moved | None = None,
+    without: Sequence[str] = (),
+) -> Copied:
     """Copy a file or tree of this machine, as far as you may read it, to `path` in a sandbox.
 
     `path` begins at the sandbox's working directory unless it is absolute. `moved` is told now and then how many bytes
-    are through. Raises `not_found`, `permission_denied`, `conflict`, `disk_limit` and what the daemon refuses.
+    are through. Files and directories with a name in `without` are left out, wherever in the tree they lie.
+
+    Raises `not_found`, `permission_denied`, `conflict`, `disk_limit` and what the daemon refuses.
     """
     directory, name, contents = _source(os.fsencode(source))
     with _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor):
-        with _reader([*_CREATE, directory, name], descriptor) as tar:
+        with _reader([*_create(without), directory, name], descriptor) as tar:
             _watch([call], tar, moved, "wchar")
         if not call.answered and tar.returncode not in (0, _CHANGED, _NO_READER):
             raise _unreadable(tar)
@@ -332,6 +342,11 @@ def _source(path: bytes) -> tuple[bytes, bytes, bool]:
     if not name:
         raise CallerError("invalid", "the root directory has no name to copy it under: give /.", field="source")
     return directory or b".", b"./" + name, False
+
+
+def _create(without: Sequence[str]) -> list[str | bytes]:
+    """The words that make an archive of what is in a directory, which follows."""
+    return [_CREATE[0], "--no-wildcards", *(f"--exclude={name}" for name in without), *_CREATE[1:]]
 
 
 def _stage(target: bytes) -> Stage:

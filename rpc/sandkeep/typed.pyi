@@ -88,6 +88,16 @@ class TrioImage:
     ) -> model.Image:
         """Remove an image."""
 
+class TrioProvider:
+    async def choose(
+        self,
+        *,
+        enabled: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ProviderChoice:
+        """Which provider to use: docker if it works here and is wanted, else local."""
+
 class TrioSandbox:
     async def create(
         self,
@@ -381,6 +391,7 @@ class TrioMethods:
     rpc: TrioRpc
     daemon: TrioDaemon
     image: TrioImage
+    provider: TrioProvider
     sandbox: TrioSandbox
     process: TrioProcess
     stream: TrioStream
@@ -467,6 +478,16 @@ class BlockingImage:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Image:
         """Remove an image."""
+
+class BlockingProvider:
+    def choose(
+        self,
+        *,
+        enabled: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ProviderChoice:
+        """Which provider to use: docker if it works here and is wanted, else local."""
 
 class BlockingSandbox:
     def create(
@@ -761,6 +782,7 @@ class BlockingMethods:
     rpc: BlockingRpc
     daemon: BlockingDaemon
     image: BlockingImage
+    provider: BlockingProvider
     sandbox: BlockingSandbox
     process: BlockingProcess
     stream: BlockingStream

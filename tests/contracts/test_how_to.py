@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
@@ -91,6 +92,19 @@ def test_as_a_normal_user(place: Path, new_screen: Callable[..., Screen]) -> Non
     _follow("run-as-a-user", new_screen("sh ./shell"), place)
 
 
+@pytest.mark.needs("docker")
+def test_images_for_docker(dockerd: Any, places: str, place: Path, new_screen: Callable[..., Screen]) -> None:
+    """The base that the guide names is an image of this machine's own Python here."""
+    status, body = dockerd.ask("POST", f"/images/{dockerd.python()}/tag?repo=python&tag=3.11-slim")
+    assert status == 201, body
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none")
+    try:
+        _follow("docker-images", new_screen(SANDKEEP_SOCKET=daemon.socket), place)
+    finally:
+        daemon.clear()
+
+
 def _user(command: list[str]) -> list[str]:
     return command_as(NOBODY, command) if os.geteuid() == 0 else command
 
@@ -106,4 +120,9 @@ def test_every_guide_is_followed() -> None:
     from tests.contracts.test_docs import UNTOUCHED
 
     there = {path.stem for path in (ROOT / "docs/how-to").glob("*.md")}
-    assert there == {*GUIDES, "run-as-a-user", *(Path(path).stem for path in UNTOUCHED if "how-to" in path)}
+    assert there == {
+        *GUIDES,
+        "docker-images",
+        "run-as-a-user",
+        *(Path(path).stem for path in UNTOUCHED if "how-to" in path),
+    }

@@ -101,9 +101,13 @@ class Story:
 
     # -- the story ----------------------------------------------------------------------------------------------------
 
-    def tell(self, source: str, interlude: Callable[[], None] = lambda: None) -> None:
-        """All that a sandbox can go through. In the `interlude` something runs in it."""
-        image = self.ask("image.create", source)
+    def tell(
+        self, source: str, interlude: Callable[[], None] = lambda: None, *, suspends: bool = False, **image_of: Any
+    ) -> None:
+        """All that a sandbox can go through. In the `interlude` something runs in it. `image_of` is how its image is
+        made; it is suspended in between if it can be.
+        """
+        image = self.ask("image.create", source, **image_of)
         box = self.ask("sandbox.create", image.image_id, secrets={"KEY": "s3cret"}).sandbox_id
         self.sandboxes.append(box)
         self.ask("sandbox.write_file", box, path="note", data=b"noted")
@@ -115,6 +119,9 @@ class Story:
         assert (ran.exit_code, ran.stdout, ran.stderr) == (3, b"out\n", b"err\n")
         interlude()
         self.until_output(box, "cat", b"typed\n")
+        if suspends:
+            assert self.ask("sandbox.suspend", box).status == "suspended"
+            assert self.ask("sandbox.resume", box).status == "running"
         self.ask("process.signal", box, name="cat", signal="TERM")
         assert self.look(lambda client: client.process.wait(box, "cat")).exit_code == 128 + signal.SIGTERM
         assert self.look(lambda client: client.process.wait(box, "count")).exit_code == 7

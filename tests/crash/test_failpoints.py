@@ -19,6 +19,7 @@ pytestmark = pytest.mark.needs("bwrap")
 SIDE_BY_SIDE = 3
 
 NOT_IN_THE_STORY = {
+    "provider.fell_back",
     "image.create_failed",
     "image.reused",
     "sandbox.create_failed",
@@ -35,7 +36,7 @@ NOT_LOCAL = ("sandbox.suspend", "sandbox.resume")
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith((*GROWTH, *NOT_LOCAL)))
 COMMITS = [f"{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]
-POINTS = [point for point in failpoints.POINTS if not point.startswith(GROWTH)]
+POINTS = [point for point in failpoints.POINTS if not point.startswith((*GROWTH, "docker."))]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 
 

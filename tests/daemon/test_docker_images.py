@@ -142,13 +142,13 @@ async def test_a_step_that_fails_is_named_with_what_it_said_last(world: World) -
     lines = "; ".join(f"echo line {number}" for number in range(40))
     said = await world.refused(
         "invalid",
-        f"FROM {BUSYBOX}\n\n# a comment\nENV A=b\nRUN {lines}; \\\n  echo 'worst\x1b[31m of all' >&2; exit 7\nRUN true\n",
+        f"FROM {BUSYBOX}\n\n# a comment\nENV A=b\n"
+        f"RUN exec 2>&1; {lines}; \\\n  echo 'worst\x1b[31m of all' >&2; exit 7\nRUN true\n",
     )
     first, *last = said.split("\n")
-    assert "step 3/4 (line 5, RUN echo line 0;" in first
+    assert "step 3/4 (line 5, RUN exec 2>&1; echo line 0;" in first
     assert "exit code 7" in first
-    assert "worst of all" in last
-    assert "line 39" in last
+    assert last[-2:] == ["line 39", "worst of all"]
     assert "line 1" not in last
 
 
@@ -169,6 +169,7 @@ async def test_what_cannot_be_built(world: World, dockerfile: str, words: str) -
     assert words in await world.refused("invalid", dockerfile)
 
 
+@pytest.mark.soak
 async def test_builds_have_no_network_when_sandboxes_have_none(world: World) -> None:
     world.write(Dockerfile=f"FROM {BUSYBOX}\nRUN ls /sys/class/net >/devices; exit 3\n")
     assert "exit code 3" in await world.refused("invalid")
@@ -198,6 +199,7 @@ async def test_what_is_ignored_is_not_sent(world: World) -> None:
     assert names == {"a", "logs", "logs/keep", "node", "deep", "deep/node", ".dockerignore"}
 
 
+@pytest.mark.soak
 async def test_our_own_files_are_not_in_what_is_built(world: World) -> None:
     image_id, _ = await world.built(f"FROM {BUSYBOX}\nCOPY . /all/\n")
     assert {name for name in world.files(image_id) if name.startswith("all/")} == {"all/Dockerfile"}
@@ -208,13 +210,16 @@ async def test_a_malformed_ignore_file_is_told(world: World) -> None:
     assert ".dockerignore: line 2" in await world.refused("invalid", f"FROM {BUSYBOX}\nCOPY . /\n")
 
 
+@pytest.mark.soak
 async def test_a_dockerfile_elsewhere(world: World) -> None:
     world.write(sub__Dockerfile=f"FROM {BUSYBOX}\nCOPY a /a\n", a="")
     image_id, _ = await world.image(dockerfile="sub/Dockerfile")
     assert "a" in world.files(image_id)
 
 
-@pytest.mark.parametrize("target", ["/etc/hostname", "../../../../../../etc/hostname"])
+@pytest.mark.parametrize(
+    "target", ["/etc/hostname", pytest.param("../../../../../../etc/hostname", marks=pytest.mark.soak)]
+)
 async def test_links_lead_nowhere_outside(world: World, target: str) -> None:
     """A Dockerfile that is a link is looked for inside; what is copied is the link, or fails."""
     (world.place / "link").symlink_to(target)
@@ -240,6 +245,7 @@ async def test_the_directory_is_read_with_the_callers_rights(world: World) -> No
     assert "secret" in said
 
 
+@pytest.mark.soak
 async def test_a_build_that_prints_without_end_costs_no_memory(world: World) -> None:
     """What it prints is looked at as it comes, and progress told now and then."""
     import resource
@@ -252,6 +258,7 @@ async def test_a_build_that_prints_without_end_costs_no_memory(world: World) -> 
     assert all("\0" not in words for words in world.told)
 
 
+@pytest.mark.soak
 async def test_a_large_context_is_streamed(world: World) -> None:
     import resource
 
@@ -279,10 +286,11 @@ async def test_a_build_that_is_broken_off_leaves_nothing(world: World) -> None:
             await running.wait()
         nursery.cancel_scope.cancel()
     with trio.fail_after(30):  # the engine removes the container of a step by itself
-        while world.everything() != before:
+        while set(world.everything()) - set(before):
             await trio.sleep(0.05)
 
 
+@pytest.mark.soak
 async def test_leavings_stay_while_another_build_is_under_way(world: World) -> None:
     """It may have taken up an image that a failed one had made."""
     gate = trio.Event()
@@ -323,15 +331,15 @@ async def test_what_the_engine_has_is_not_pulled(world: World) -> None:
 
 
 async def test_what_it_has_not_is_pulled_and_clean_pulls_anew(world: World, registry: Registry) -> None:
-    reference = registry.put("ada/tool:1", rootfs.busybox(), Env=["PATH=/bin", "V=1"], User="1234")
+    reference = registry.put("ada/tool:1", rootfs.busybox(), Env=["PATH=/bin", "v=1"], User="1234")
     _, first = await world.image(kind="reference", source=reference)
     assert f"pulling {reference}" in world.told
-    assert first.details["env"]["V"] == "1"
+    assert first.details["env"]["v"] == "1"
     assert first.details["user"] == (1234, 1234)
-    registry.put("ada/tool:1", rootfs.busybox(), Env=["PATH=/bin", "V=2"])
+    registry.put("ada/tool:1", rootfs.busybox(), Env=["PATH=/bin", "v=2"])
     _, same = await world.image(kind="reference", source=reference)
     image_id, anew = await world.image(kind="reference", source=reference, clean=True)
-    assert (same.digest, anew.details["env"]["V"]) == (first.digest, "2")
+    assert (same.digest, anew.details["env"]["v"]) == (first.digest, "2")
     registry.manifests.clear()
     _, kept = await world.image(kind="reference", source=reference, clean=True)
     assert kept.digest == anew.digest
@@ -339,19 +347,20 @@ async def test_what_it_has_not_is_pulled_and_clean_pulls_anew(world: World, regi
     await world.provider.remove_image(image_id)
 
 
+@pytest.mark.soak
 async def test_a_reference_by_its_digest(world: World, registry: Registry) -> None:
     import hashlib
 
-    registry.put("ada/pinned:1", rootfs.busybox(), Env=["PATH=/bin", "PINNED=1"])
+    registry.put("ada/pinned:1", rootfs.busybox(), Env=["PATH=/bin", "pinned=1"])
     digest = hashlib.sha256(registry.manifests["ada/pinned:1"]).hexdigest()
     _, made = await world.image(kind="reference", source=f"{registry.address}/ada/pinned@sha256:{digest}")
-    assert made.details["env"]["PINNED"] == "1"
+    assert made.details["env"]["pinned"] == "1"
 
 
 async def test_bases_are_pulled(world: World, registry: Registry) -> None:
-    reference = registry.put("ada/base:1", rootfs.busybox(), Env=["PATH=/bin", "BASE=1"])
+    reference = registry.put("ada/base:1", rootfs.busybox(), Env=["PATH=/bin", "base=1"])
     _, made = await world.built(f"ARG WHAT=base\nFROM {reference.replace('base', '$WHAT')} AS one\nFROM one\n")
-    assert made.details["env"]["BASE"] == "1"
+    assert made.details["env"]["base"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -434,11 +443,13 @@ async def test_a_directory_is_put_onto_its_base_for_its_user(world: World) -> No
     assert (made.details["workdir"], made.details["writable"]) == ("/workspace", True)
 
 
+@pytest.mark.soak
 async def test_an_empty_directory_on_a_base(world: World) -> None:
     _, made = await world.image(kind="directory", base=BUSYBOX)
     assert made.details["workdir"] == "/workspace"
 
 
+@pytest.mark.soak
 async def test_sandboxes_that_run_as_somebody_else_own_their_workspace(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,6 +462,7 @@ async def test_sandboxes_that_run_as_somebody_else_own_their_workspace(
 # -- what is found out ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 async def test_what_an_image_has(world: World) -> None:
     _, made = await world.image(kind="reference", source=world.engine.tools())
     assert made.details["shell"] == "/bin/sh"
@@ -466,12 +478,14 @@ async def test_an_image_without_a_shell(world: World) -> None:
     assert made.details["why"] == "its image has no shell"
 
 
+@pytest.mark.soak
 async def test_the_user_of_an_image_without_a_shell(world: World) -> None:
     name = world.engine.derived("test/bareguest:1", f"FROM {world.engine.bare()}\nUSER guest\n")
     _, made = await world.image(kind="reference", source=name)
     assert made.details["user"] == (1234, 1234)
 
 
+@pytest.mark.soak
 async def test_a_shell_elsewhere(world: World) -> None:
     name = world.engine.derived(
         "test/elsewhere:1",
@@ -487,9 +501,9 @@ async def test_a_shell_elsewhere(world: World) -> None:
     ("script", "why"),
     [
         ("exit 3", "ended with 3"),
-        ("echo sandkeep-probe; echo sh /bin/evil; exit 0", "does not work"),
-        ("while :; do :; done", "did not answer"),
-        ("yes", "did not answer"),
+        pytest.param("echo sandkeep-probe; echo sh /bin/evil; exit 0", "does not work", marks=pytest.mark.soak),
+        pytest.param("while :; do :; done", "did not answer", marks=pytest.mark.soak),
+        pytest.param("yes", "did not answer", marks=pytest.mark.soak),
     ],
 )
 async def test_a_shell_that_lies(world: World, script: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,6 +514,7 @@ async def test_a_shell_that_lies(world: World, script: str, why: str, monkeypatc
     assert world.engine.containers(PROBE_LABEL) == []
 
 
+@pytest.mark.soak
 async def test_what_a_shell_may_say_is_bounded(world: World) -> None:
     lies = "sandkeep-probe\nsh /bin/sh\nsetsid ../x\nenv /bin/env\nuid 99999999999\ngid 0\nsignals yes\nend"
     made = await world.image_with_shell(f"echo '{lies}'")
@@ -514,6 +529,7 @@ async def test_the_probe_can_do_nothing(world: World) -> None:
     assert "'77\\nCapBnd:\\t0000000000000000\\nlo\\ntouch: /x: Read-only" in made.details["why"]
 
 
+@pytest.mark.soak
 async def test_a_workspace_that_its_user_cannot_write(world: World) -> None:
     _, made = await world.built(
         f"FROM {BUSYBOX}\nRUN mkdir /mine && chown 5:6 /mine && chmod 755 /mine\nWORKDIR /mine\nUSER 7\n"
@@ -525,6 +541,7 @@ async def test_a_workspace_that_its_user_cannot_write(world: World) -> None:
     assert made.details["writable"] is True
 
 
+@pytest.mark.soak
 async def test_a_user_that_the_image_does_not_know(world: World) -> None:
     await world.refused("invalid", f"FROM {BUSYBOX}\nUSER nobody-knows\n")
 
@@ -559,6 +576,7 @@ async def test_removing_is_safe_to_repeat_and_takes_the_image_along(world: World
     assert status == 404
 
 
+@pytest.mark.soak
 async def test_removing_one_of_two_equal_images(world: World) -> None:
     world.write(Dockerfile=f"FROM {BUSYBOX}\nENV TWICE=1\n")
     first, made = await world.image()
@@ -567,6 +585,7 @@ async def test_removing_one_of_two_equal_images(world: World) -> None:
     assert world.engine.get(f"/images/sandkeep:{first}/json")["Id"] == made.digest
 
 
+@pytest.mark.soak
 async def test_an_image_that_somebody_else_uses_loses_only_our_name(world: World) -> None:
     image_id, made = await world.built(f'FROM {BUSYBOX}\nCMD ["sleep","1000"]\n')
     status, body = world.engine.ask("POST", "/containers/create?name=theirs", {"Image": made.digest})

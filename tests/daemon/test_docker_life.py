@@ -1,5 +1,6 @@
 """The life of Docker sandboxes, on a real engine with a real daemon: stopped, killed, cut off from each other."""
 
+import os
 import signal
 import tempfile
 import threading
@@ -65,6 +66,8 @@ class World:
     def launch(self, name: str, command: str, **options: Any) -> None:
         with self.daemon.connect() as client:
             client.process.launch("box", name=name, command=command, **options)
+            if command == COUNT:
+                client.process.read("box", name, wait_s=60)  # it has begun
 
     def wait(self, name: str) -> Any:
         with self.daemon.connect() as client:
@@ -93,9 +96,14 @@ class World:
         status, body = self.engine.ask("POST", f"/containers/sandbox-{box}/{what}")
         assert status < 300, body
 
+    def cli(self, *words: str, **env: str) -> None:
+        """Run a command of `sandkeep` that prints the sandbox's id."""
+        done = self.daemon.cli(*words, env=env)
+        assert (done.returncode, done.stdout.decode()) == (0, f"{words[1]}\n"), done.stderr.decode()
+
     def until(self, status: str, box: str = "box") -> None:
         """Wait until a sandbox is that."""
-        until(lambda: self.status(box) == status, lambda: f"{self.types(box)}")
+        until(lambda: self.status(box) == status, lambda: str((self.last(box), self.types(box))))
 
     def nothing_left(self) -> None:
         """No container or volume of this daemon's is there."""
@@ -138,7 +146,7 @@ def test_suspended_and_resumed_by_the_command_line(world: World) -> None:
     world.box()
     world.launch("count", COUNT)
     world.launch("short", "sleep 1000", timeout_s=0.3)
-    assert world.daemon.cli("suspend", "box").stdout == b"box\n"
+    world.cli("suspend", "box")
     assert world.engine.container_of("box")["State"]["Paused"]
     written = world.written("count")
     assert "is suspended: resume it" in world.refused("not_ready", lambda client: client.sandbox.exec("box", "true"))
@@ -146,7 +154,7 @@ def test_suspended_and_resumed_by_the_command_line(world: World) -> None:
     world.daemon.start()
     until(lambda: _note(world) is None)
     assert (world.status(), world.written("count")) == ("suspended", written)
-    assert world.daemon.cli("resume", "box").stdout == b"box\n"
+    world.cli("resume", "box")
     view = world.wait("short")
     assert (view.status, view.exit_code, view.timed_out) == ("exited", 137, True)
     until(lambda: world.written("count") > written)
@@ -171,7 +179,7 @@ def test_paused_from_outside(world: World) -> None:
     world.outside("pause")
     world.daemon.start()
     world.until("suspended")
-    assert world.daemon.cli("rm", "box").stdout == b"box\n"
+    world.cli("rm", "box")
     world.nothing_left()
 
 
@@ -189,7 +197,7 @@ def test_removed_from_outside(world: World) -> None:
     assert world.written("count") > 0
     assert "its files with it" in world.refused("not_ready", lambda client: client.sandbox.resume("box"))
     assert world.status() == "lost"
-    world.daemon.cli("rm", "box", check=True)
+    world.cli("rm", "box")
     world.nothing_left()
 
 
@@ -201,14 +209,13 @@ def test_stopped_from_outside_and_started_anew(world: World) -> None:
     world.until("failed")
     assert world.wait("count").status == "lost"
     assert b"[secret_missing]" in world.daemon.cli("resume", "box").stderr
-    done = world.daemon.cli("resume", "box", "--secret", "TOKEN", env={"TOKEN": "second"})
-    assert done.stdout == b"box\n", done.stderr
+    world.cli("resume", "box", "--secret", "TOKEN", TOKEN="second")
     assert world.run("cat /workspace/file; echo $TOKEN") == "kept\nsecond\n"
     assert world.written("count") > 0
     assert "second" not in str(world.engine.container_of("box"))
-    world.outside("kill")
+    world.outside("restart?t=0")  # that it runs then is nobody's order
     world.until("failed")
-    world.daemon.cli("rm", "box", check=True)
+    world.cli("rm", "box")
     world.nothing_left()
 
 
@@ -250,36 +257,68 @@ def test_an_engine_that_hangs(world: World) -> None:
     everything_else_works(world)
     world.engine.send(signal.SIGCONT)
     world.until("stopped", "doomed")
-    assert world.daemon.cli("suspend", "box").stdout == b"box\n"
-    world.daemon.cli("rm", "box", check=True)
+    world.cli("suspend", "box")
+    world.cli("rm", "box")
+    world.nothing_left()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.2])
+def test_an_engine_that_hangs_while_a_sandbox_is_made(world: World, delay_s: float) -> None:
+    """Nobody waits for what it may do later, and nothing stays of it."""
+    told: list[str] = []
+
+    def create() -> None:
+        try:
+            told.append(world.box("half"))
+        except SandkeepError as error:
+            told.append(error.code)
+
+    making = threading.Thread(target=create)
+    making.start()
+    time.sleep(delay_s)  # whatever it is doing then
+    world.engine.send(signal.SIGSTOP)
+    making.join(PATIENCE_S)
+    assert told in (["half"], ["provider_unavailable"])
+    world.engine.send(signal.SIGCONT)
+    if told == ["half"]:
+        assert world.run("echo hi", "half") == "hi\n"
+        world.cli("rm", "half")
+    else:
+        until(lambda: not os.path.exists(f"{world.daemon.state_dir}/sandboxes/half/in"))
     world.nothing_left()
 
 
 def test_an_engine_that_is_restarted_under_sandboxes_that_stay(world: World) -> None:
     """And a daemon that dies and comes again meanwhile."""
-    world.box()
-    world.box("doomed")
+    for box in ("box", "doomed", "still"):
+        world.box(box)
     world.launch("count", COUNT)
+    world.cli("suspend", "still")
     world.engine.stop()
     everything_else_works(world)
     told_at_once(world, "doomed")
     world.daemon.kill()
     world.daemon.start()
     everything_else_works(world)
+    world.refused("provider_unavailable", lambda client: client.sandbox.resume("still"))
+    assert world.status("still") == "suspended"
+    world.refused("provider_unavailable", lambda client: client.sandbox.terminate("still"))
     world.engine.start()
-    world.until("stopped", "doomed")
+    for box in ("doomed", "still"):
+        world.until("stopped", box)
     everything_else_works(world)
     assert "sandbox.lost" not in world.types()
     world.outside("pause")
     world.until("suspended")
-    assert world.daemon.cli("resume", "box").stdout == b"box\n"
+    world.cli("resume", "box")
     world.engine.stop(signal.SIGKILL)
     everything_else_works(world)
     world.engine.start()
-    assert world.daemon.cli("suspend", "box").stdout == b"box\n"
+    world.cli("suspend", "box")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_an_engine_that_takes_its_containers_along(frail: World, number: int) -> None:
     frail.box()
     frail.launch("count", COUNT)
@@ -291,14 +330,15 @@ def test_an_engine_that_takes_its_containers_along(frail: World, number: int) ->
         assert frail.status() == "lost"
     frail.engine.start()
     frail.until("lost")
-    assert frail.daemon.cli("resume", "box").stdout == b"box\n"
+    frail.cli("resume", "box")
     assert frail.run("cat /workspace/file") == "kept\n"
     assert frail.wait("count").status == "lost"
     assert frail.written("count") > 0
-    frail.daemon.cli("rm", "box", check=True)
+    frail.cli("rm", "box")
     frail.nothing_left()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("first", ["engine", "daemon"])
 def test_both_down_and_up(world: World, first: str) -> None:
     world.box()
@@ -307,9 +347,10 @@ def test_both_down_and_up(world: World, first: str) -> None:
     world.engine.stop()
     _start_both(world, first)
     everything_else_works(world)
-    assert world.daemon.cli("suspend", "box").stdout == b"box\n"
+    world.cli("suspend", "box")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("first", ["engine", "daemon"])
 def test_both_down_and_up_and_the_containers_gone(frail: World, first: str) -> None:
     frail.box()
@@ -318,7 +359,7 @@ def test_both_down_and_up_and_the_containers_gone(frail: World, first: str) -> N
     frail.engine.stop()
     _start_both(frail, first)
     frail.until("lost")
-    assert frail.daemon.cli("resume", "box").stdout == b"box\n"
+    frail.cli("resume", "box")
     assert frail.run("cat /workspace/file") == "kept\n"
 
 
@@ -345,12 +386,13 @@ def test_a_name_that_is_somebody_elses(world: World) -> None:
     try:
         message = world.refused("conflict", lambda client: client.sandbox.create(world.image, sandbox_id="taken"))
         assert "is not ours" in message
-        world.daemon.cli("rm", "taken", check=True)
+        world.cli("rm", "taken")
         assert world.engine.container_of("taken")["State"]["Running"]
     finally:
         world.engine.ask("DELETE", "/containers/sandbox-taken?force=1")
 
 
+@pytest.mark.soak
 def test_what_an_earlier_attempt_left_is_removed_or_waited_for(world: World) -> None:
     """Also while the engine is removing it: "marked for removal"."""
     with world.daemon.connect() as client:
@@ -367,5 +409,5 @@ def test_what_an_earlier_attempt_left_is_removed_or_waited_for(world: World) -> 
     removal.join()
     assert world.run("echo hi", "going") == "hi\n"
     for box in ("left", "going"):
-        world.daemon.cli("rm", box, check=True)
+        world.cli("rm", box)
     world.nothing_left()

@@ -113,13 +113,10 @@ class BuildLog:
             return ProviderError("provider_unavailable", f"the Docker engine could not build: {words}")
         if self._step is None:
             return CallerError("invalid", f"the build failed: {words}", field="source")
-        how = f"failed with exit code {exit_code}" if exit_code else f"failed: {words}"
+        how = f" with exit code {exit_code}" if exit_code else f": {words}"
         step = f"{self._where} (line {self._step.first_line}, {_shown(self._step.text)})"
         tail = [*self._tail, *filter(None, [_plain(self._rest)])][-LAST_LINES:]
-        last = "".join(f"\n{line}" for line in tail)
-        return CallerError(
-            "invalid", f"the build failed at {step}, which {how}" + (f"; it said last:{last}" if last else "")
-        )
+        return CallerError("invalid", "\n".join([f"the build failed at {step}{how}", *tail]))
 
 
 class PullLog:

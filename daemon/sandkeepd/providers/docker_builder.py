@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 import trio
 
-from sandkeep import docker_settings
+from sandkeep import docker_settings, failpoints
 from sandkeep.errors import CallerError, DaemonError, SandkeepError
 from sandkeepd import references
 from sandkeepd.hostpath import import_tree
@@ -71,6 +71,7 @@ class Builder:
         copied = await import_tree(
             request.source, caller, tree, owner=None, hide=self._layout.state_dir, progress=progress
         )
+        failpoints.reach("docker.staged")
         if copied.size_bytes > MOST_CONTEXT_BYTES:
             words = f"source: {request.source} has more than {MOST_CONTEXT_BYTES >> 30} GiB: choose a smaller directory"
             raise CallerError("invalid", words, field="source")

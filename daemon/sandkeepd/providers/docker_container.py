@@ -56,6 +56,7 @@ def configuration(
         "Tty": False,
         "OpenStdin": False,
         "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGKILL",  # the keeper heeds no other, and an engine that stops would wait for it
         "HostConfig": _host(plan, directory, seccomp, labels(sandbox_id, plan.owner, log_id)),
     }
 

@@ -48,8 +48,11 @@ def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
         os.close(directory)
     if opened < 0:
         return None
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        return None
     with open(opened, "rb") as file:
-        return file.read(most_bytes + 1) if stat.S_ISREG(os.fstat(opened).st_mode) else None
+        return file.read(most_bytes + 1)
 
 
 def of_directory(directory: str, dockerfile: str) -> Generator[bytes]:

@@ -1,14 +1,15 @@
 """The way to a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
 
 An engine that is down is told at once: nothing listens on its socket. One that hangs takes connections and answers
-none, so before anything that may take long it is asked whether it answers at all; and of one that was found to hang
-that is believed for a moment.
+none, so it is asked whether it answers at all before each request, and while one takes long; once it was found to
+hang, everybody is told so, also who waits already, until it answers.
 """
 
 import functools
+import math
 import os
 import socket
-import time
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -32,14 +33,10 @@ ANSWER_S: Final = 5
 REQUEST_S: Final = 120
 """How long one request may take, when the machine has much to do."""
 
-BELIEVED_S: Final = 0.2
-"""For how long it counts that an engine has answered."""
-
-DOUBTED_S: Final = 1.0
-"""For how long it counts that it has not."""
-
 AGAIN_S: Final = 1.0
 """How long after the end of its stream of events an engine is connected to again."""
+
+_POLL_S: Final = 0.05
 
 Event = dict[str, Any]
 
@@ -53,6 +50,19 @@ class RefusedError(ProviderError):
         self.words = words
 
 
+class HangingError(ProviderError):
+    """The engine does not answer, although it is there."""
+
+
+class _Errand:
+    """A request under way, which can be given up; its thread may go on with it, until `finished`."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.begun = False
+        self.finished = threading.Event()
+
+
 class Engine:
     """One engine. Nothing is connected to, or even imported, before the first request."""
 
@@ -61,11 +71,14 @@ class Engine:
         self._limiter = trio.CapacityLimiter(AT_ONCE)
         self._client: APIClient | None = None
         self._asking: APIClient | None = None
-        self._heard = -BELIEVED_S
-        self._failed: tuple[float, ProviderError] | None = None
+        self._hanging: HangingError | None = None
+        self._hangs = trio.Event()
+        self._is_looked_after = False
+        self._under_way: set[_Errand] = set()
+        self._given_up: list[_Errand] = []
         self._probing = trio.Lock()
-        self.interrupted = -float("inf")
-        """When its stream of events last ended, by `trio.current_time`: it may have been stopped then."""
+        self.heard_since = math.inf
+        """Since when its stream of events is heard, by `trio.current_time`: before that it may have been stopped."""
 
     @property
     def path(self) -> str:
@@ -84,7 +97,69 @@ class Engine:
 
         Raises `provider_unavailable` when the engine is down or hangs, and as a `RefusedError` when it answers so.
         """
-        return await trio.to_thread.run_sync(self._work, work, limiter=self._limiter, abandon_on_cancel=True)
+        self._require_awake()
+        errand = _Errand()
+        self._under_way.add(errand)
+        try:
+            with errand.scope:
+                return await trio.to_thread.run_sync(
+                    self._run, work, errand, limiter=self._limiter, abandon_on_cancel=True
+                )
+        except HangingError as error:
+            self._found_hanging(error)
+            raise
+        finally:
+            self._under_way.remove(errand)
+            if errand.begun and not errand.finished.is_set():
+                self._given_up.append(errand)
+        self._require_awake()
+        raise self.down("timed out")  # it answered again at that instant
+
+    def _run(self, work: Callable[["APIClient"], T], errand: _Errand) -> T:
+        errand.begun = True
+        try:
+            return self._work(work)
+        finally:
+            errand.finished.set()
+
+    def _require_awake(self) -> None:
+        if self._hanging is not None:
+            raise HangingError(self._hanging.code, self._hanging.message, **self._hanging.data)
+
+    def _found_hanging(self, error: HangingError) -> None:
+        if self._is_looked_after:
+            self._hanging = error
+            self._hangs.set()
+            for errand in self._under_way:
+                errand.scope.cancel()
+
+    async def look_after(self) -> None:
+        """See when the engine hangs while something is asked of it, and when it answers again. Until cancelled."""
+        self._is_looked_after = True
+        while True:
+            with trio.move_on_after(ANSWER_S):
+                await self._hangs.wait()
+            self._hangs = trio.Event()
+            if self._under_way or self._hanging is not None:
+                while not await self._is_awake():
+                    pass
+
+    async def _is_awake(self) -> bool:
+        try:
+            await trio.to_thread.run_sync(self._work, _ping, abandon_on_cancel=True)
+        except HangingError as error:
+            self._found_hanging(error)
+            return False
+        except ProviderError:
+            pass  # it is down, and says so at once
+        self._hanging = None
+        return True
+
+    async def quiet(self) -> None:
+        """Wait until nothing is carried out any more that was given up."""
+        while self._given_up:
+            self._given_up = [errand for errand in self._given_up if not errand.finished.is_set()]
+            await trio.sleep(_POLL_S)
 
     async def stream(self, work: Callable[["APIClient"], T]) -> T:
         """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
@@ -98,26 +173,17 @@ class Engine:
 
         try:
             client = self._awake()
-            answer = work(client) if timeout_s else self._patiently(work)
+            return work(client) if timeout_s else self._patiently(work)
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
-            self._heard = -BELIEVED_S
-            down = self.down(error)
-            self._failed = time.monotonic(), down
-            raise down from None
-        self._heard, self._failed = time.monotonic(), None
-        return answer
+            raise self.down(error) from None
 
     def _awake(self) -> "APIClient":
         """The client, once the engine has answered."""
-        if self._failed is not None and time.monotonic() - self._failed[0] < DOUBTED_S:
-            raise ProviderError(self._failed[1].code, self._failed[1].message, **self._failed[1].data)
         self._knock()
-        if self._client is None or time.monotonic() - self._heard > BELIEVED_S:
-            self._asking = self._asking or self._connect(ANSWER_S)
-            self._asking.ping()
-            self._heard = time.monotonic()
+        self._asking = self._asking or self._connect(ANSWER_S)
+        self._asking.ping()
         self._client = self._client or self._connect(REQUEST_S)
         return self._client
 
@@ -145,17 +211,22 @@ class Engine:
 
     def down(self, error: object) -> ProviderError:
         """The error for an engine that does not answer."""
-        why = "does not answer" if "timed out" in str(error).lower() else "is not running"
+        hangs = "timed out" in str(error).lower()
+        why = "does not answer" if hangs else "is not running"
         words = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
-        return ProviderError("provider_unavailable", words, engine="docker")
+        return (HangingError if hangs else ProviderError)("provider_unavailable", words, engine="docker")
 
     async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:
         """Hear of events for as long as this is not cancelled; `begun` each time when from then on none is missed."""
         while True:
             with suppress(ProviderError, SetupError):
                 await self._follow_once(filters, hear, begun)
-            self.interrupted = trio.current_time()
+            self.heard_since = math.inf
             await trio.sleep(AGAIN_S)
+
+    def _begun(self, begun: Callable[[], None]) -> None:
+        self.heard_since = trio.current_time()
+        begun()
 
     async def recovered(self) -> None:
         """Wait until the engine answers again. Those who wait ask one after the other, and not at once."""
@@ -163,7 +234,7 @@ class Engine:
             await trio.sleep(AGAIN_S)
             async with self._probing:
                 with suppress(ProviderError):
-                    await self.call(lambda client: client.ping())
+                    await self.call(_ping)
                     return
 
     async def _follow_once(
@@ -174,7 +245,7 @@ class Engine:
         def read(client: "APIClient") -> None:
             stream = client.events(decode=True, filters=filters)
             opened.append(stream)
-            trio.from_thread.run_sync(begun)
+            trio.from_thread.run_sync(self._begun, begun)
             for event in stream:
                 trio.from_thread.run_sync(hear, event)
 
@@ -191,6 +262,10 @@ class Engine:
             if client is not None:
                 client.close()
         self._client = self._asking = None
+
+
+def _ping(client: "APIClient") -> None:
+    client.ping()
 
 
 def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:

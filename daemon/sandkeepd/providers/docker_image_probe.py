@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from sandkeep.errors import CallerError
 from sandkeepd.providers.docker_container import LOG_LABEL
-from sandkeepd.providers.docker_plan import WORKSPACE, Details
+from sandkeepd.providers.docker_plan import WORKSPACE, Details, is_lost_by_shells
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -195,7 +195,7 @@ def _number(text: str) -> int | None:
 
 
 def _environment(settings: Iterable[str]) -> dict[str, str]:
-    env = dict(setting.partition("=")[::2] for setting in settings)
+    env = {name: value for name, _, value in (s.partition("=") for s in settings) if is_lost_by_shells(name)}
     if len(msgspec.json.encode(env)) > MOST_ENV_BYTES:
         raise CallerError("invalid", f"source: the image's environment has more than {MOST_ENV_BYTES >> 10} KiB")
     return env

@@ -73,6 +73,7 @@ class DockerImages:
             self._making.discard(image_id)
 
     async def _make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
+        await self._engine.call(lambda client: client.ping())  # before anything is copied for it
         if request.kind == "reference":
             found = await self.have(request.source, progress, anew=request.clean)
             await self._engine.call(lambda client: client.tag(found["Id"], references.OUR_NAME, image_id, force=True))

@@ -34,7 +34,8 @@ class Details(Struct, frozen=True, kw_only=True):
     """What was found out about an image when it was made. `shell` is None when it has none, and `why` says more.
 
     `leader` are the words that make a process the leader of a group of its own; `user` is the uid and gid of the
-    image's own user; `workdir` is where its programs start, and `writable` whether that user can write there.
+    image's own user; `workdir` is where its programs start, and `writable` whether that user can write there. `env`
+    are the image's variables that a shell might not pass on; the others every process has anyway.
     """
 
     docker_image_id: str
@@ -74,6 +75,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     tmux: bool
     workspace: str
     writable: bool
+    """Whether the sandbox's user can write to the workspace as it is in the image."""
     workspace_volume: Volume | None
     volumes: list[Volume] = field(default_factory=list)
     read_only_root: bool
@@ -86,6 +88,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     scratch_bytes: int
     env: dict[str, str] = field(default_factory=dict)
     why_no_shell: str | None = None
+
+
+def is_lost_by_shells(name: str) -> bool:
+    """Whether a shell, as which the keeper runs, may not pass a variable of this name on as it got it."""
+    return not _PLAIN.fullmatch(name) or name in _SHELLS_OWN
 
 
 def default_network() -> Network:
@@ -109,17 +116,18 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
     _check_labels(spec)
-    workspace = WORKSPACE if image.workdir == "/" else image.workdir
+    workspace = image.workdir if _is_free(image.workdir, ["/tmp"]) else WORKSPACE  # noqa: S108 - inside
+    to_itself = (uid, gid) == image.user and (image.writable or uid == 0)
     return Plan(
         name=f"sandbox-{sandbox_id}", owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
         shell=image.shell, leader=image.leader, tmux=image.tmux, why_no_shell=image.why,
-        workspace=workspace, writable=image.writable and (uid, gid) == image.user,
+        workspace=workspace, writable=to_itself,
         workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
         volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or settings.READ_ONLY(),
         network=_network(spec.network), seccomp=settings.SECCOMP(), pids=_pids(spec.pids),
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
-        env={name: value for name, value in image.env.items() if not _PLAIN.fullmatch(name) or name in _SHELLS_OWN},
+        env=image.env,
     )  # fmt: skip
 
 

@@ -29,11 +29,12 @@ from sandkeep.cli.words import (
 )
 from sandkeep.dialing import Daemon
 from sandkeep.errors import SandkeepError
+from sandkeep.model import Volume
 from sandkeep.settings import parse_size
 
 __all__ = [
     "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "METHOD", "PLACE", "PROCESS", "PROVIDER", "REFERENCE",
-    "RUNNING", "SANDBOX", "SIGNAL", "SOURCE", "VARIABLE", "Command", "Frontend", "Pair", "Refusal", "Size",
+    "RUNNING", "SANDBOX", "SIGNAL", "SOURCE", "VARIABLE", "Command", "Frontend", "Mount", "Pair", "Refusal", "Size",
     "command", "common", "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
 ]  # fmt: skip
 
@@ -62,7 +63,9 @@ def command(name: str | None = None, *, examples: Sequence[str], **settings: Any
 
 
 class Refusal(click.ClickException):
-    """Sandkeep said no, or failed. One sentence on stderr; with `--json` also the error as a document."""
+    """Sandkeep said no, or failed. One sentence on stderr, and what a program said last on more lines; with `--json`
+    also the error as a document.
+    """
 
     def __init__(self, error: SandkeepError, exit_code: int = 1, as_json: bool = False) -> None:
         super().__init__(error.message)
@@ -76,7 +79,10 @@ class Refusal(click.ClickException):
 
         if self.as_json:
             json_line({"error": {"code": self.error.code, "message": self.error.message, "data": self.error.data}})
-        note(f"sandkeep: {plain(self.error.message)} [{self.error.code}]")
+        sentence, *more = self.error.message.split("\n")
+        note(f"sandkeep: {plain(sentence)} [{self.error.code}]")
+        for line in more:
+            note(f"  {plain(line)}")
 
 
 def _set_colour(_: click.Context, __: click.Parameter, when: str | None) -> None:
@@ -159,6 +165,20 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
         return command
 
     return decorate
+
+
+class Mount(click.ParamType[Volume]):
+    """A volume and its place: ``SOURCE:PLACE`` or ``SOURCE:PLACE:ro``."""
+
+    name = "volume"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Volume:
+        """Take it apart."""
+        source, _, rest = str(value).partition(":")
+        target, _, mode = rest.partition(":")
+        if not source or not target.startswith("/") or mode not in ("", "ro", "rw"):
+            self.fail(f"{value!r} is not SOURCE:/PLACE or SOURCE:/PLACE:ro", param, ctx)
+        return Volume(source=source, target=target, read_only=mode == "ro")
 
 
 class Size(click.ParamType[int]):

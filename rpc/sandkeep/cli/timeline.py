@@ -67,6 +67,7 @@ def _by_whom(data: dict[str, Any]) -> str:
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "daemon.started": lambda data: f"sandkeep {data['software']}, pid {data['pid']}",
     "daemon.stopped": lambda data: str(data["reason"]),
+    "provider.fell_back": lambda data: f"{data['used']} instead of {data['asked']}: {data['why']}",
     "log.compact_requested": lambda data: f"{len(data['sandboxes'])} sandboxes, {len(data['images'])} images",
     "log.compacted": lambda data: f"{data['events']} events, no gaps from {data['first_position']} on",
     "log.redact_requested": lambda data: f"event {data['position']}",

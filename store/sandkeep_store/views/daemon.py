@@ -14,6 +14,11 @@ def _started(state: "State", event: events.DaemonStarted, fact: Fact) -> None:
     """Changes nothing that a view shows."""
 
 
+@folds(events.ProviderFellBack)
+def _fell_back(state: "State", event: events.ProviderFellBack, fact: Fact) -> None:
+    """Changes nothing that a view shows."""
+
+
 @folds(events.DaemonStopped)
 def _stopped(state: "State", event: events.DaemonStopped, fact: Fact) -> None:
     """Changes nothing that a view shows."""

@@ -1,0 +1,42 @@
+"""Which provider is used by whoever leaves that to the daemon: Docker if it works here, else local ones.
+
+Who names a provider gets that one or an error; only here is anything taken for another.
+"""
+
+from typing import Final
+
+import msgspec
+
+from sandkeep.events import DAEMON_STREAM, ProviderFellBack
+from sandkeep.methods import ProviderChoose
+from sandkeep.model import ProviderChoice
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+
+WANTED: Final = "docker"
+FALLBACK: Final = "local"
+
+
+class Choosing:
+    """The handler of ``provider.choose``."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def choose(self, request: Request[ProviderChoose]) -> ProviderChoice:
+        """Ask the provider that is wanted whether it works here; if not, put down that another is used."""
+        if not request.params.enabled:
+            return ProviderChoice(provider=FALLBACK)
+        found = await self._core.provider(WANTED).capabilities()
+        if found.works:
+            return ProviderChoice(provider=WANTED)
+        why = found.why or "it does not work here"
+        event = ProviderFellBack(asked=WANTED, used=FALLBACK, why=why)
+        await self._core.intend(NewEvent(DAEMON_STREAM, event), request.meta)
+        return ProviderChoice(provider=FALLBACK, fell_back=True, why=why)
+
+    async def chosen_before(self, _: Request[ProviderChoose], first: Recorded) -> ProviderChoice:
+        """The answer to a command by which somebody fell back before."""
+        event = msgspec.json.decode(first.data, type=ProviderFellBack)
+        return ProviderChoice(provider=event.used, fell_back=True, why=event.why)

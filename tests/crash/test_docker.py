@@ -1,0 +1,87 @@
+"""The same story over Docker: the daemon dies at each step of making and ending a container, and of each order."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.crash.story import Story, check, events_of
+
+from sandkeep import failpoints
+from sandkeep_store import offline
+
+pytestmark = pytest.mark.needs("docker")
+
+SIDE_BY_SIDE = 3
+
+POINTS = [
+    "image.copied", "image.discarded", "create.planned", "launch.written", "launch.sent", "launch.answered",
+    "signal.sent", "stdin.written", "file.written", "copy.staged", "copy.committed", "end.stopped", "end.discarded",
+    *(point for point in failpoints.POINTS if point.startswith("docker.")),
+]  # fmt: skip
+
+COMMITS = [
+    f"{kind}:{side}"
+    for kind in (
+        "image.create_requested", "image.created", "sandbox.create_requested", "sandbox.created",
+        "sandbox.suspend_requested", "sandbox.suspended", "sandbox.resume_requested", "sandbox.resumed",
+        "sandbox.terminate_requested", "sandbox.terminated",
+    )
+    for side in (failpoints.BEFORE, failpoints.AFTER)
+]  # fmt: skip
+
+
+def dies_at(point: str, root: str, source: str, engine: Any) -> Story:
+    """Tell the story to a daemon that dies at that point."""
+    daemon = RunningDaemon(root)
+    os.chmod(root, 0o711)
+    story = Story(daemon)
+    daemon.env |= {failpoints.SETTING: point, "DOCKER_HOST": engine.host}
+    try:
+        story.start()
+        story.tell(source, suspends=True, provider="docker", base=engine.guest())
+        story.stop()
+        check(story)
+        assert left_in(engine, daemon.state_dir) == []
+    finally:
+        daemon.env.pop(failpoints.SETTING, None)
+        daemon.clear()
+    return story
+
+
+def left_in(engine: Any, state_dir: str) -> list[str]:
+    """What the engine still has that is of the daemon's log."""
+    log = offline.open_log(state_dir)
+    log_id = log.log_id
+    log.close()
+    images = {fact.stream for fact in events_of(state_dir) if fact.type.startswith("image.")}
+    tags = [tag for image in engine.get("/images/json") for tag in image["RepoTags"] or ()]
+    found = [container["Names"][0] for container in engine.containers(f"sandkeep.log={log_id}")]
+    found += [v["Name"] for v in engine.get("/volumes")["Volumes"] or () if log_id in (v["Labels"] or {}).values()]
+    return found + [tag for tag in tags if any(image_id in tag for image_id in images)]
+
+
+@pytest.fixture(scope="module")
+def stories(
+    dockerd: Any, places: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, "Future[Story]"]]:
+    """All of them, told side by side: most of the time each waits for something."""
+    source = tmp_path_factory.mktemp("source")
+    Path(source, "file").write_text("content\n")
+    source.chmod(0o755)
+    dockerd.guest()
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield {
+            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source), dockerd)
+            for point in (*POINTS, *COMMITS)
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("point", [*POINTS, *COMMITS])
+def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
+    assert stories[point].result(300).deaths == 1

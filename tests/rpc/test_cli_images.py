@@ -1,0 +1,137 @@
+"""Images for Docker by the command, against a real daemon and a real engine: which provider gets what, and what is
+shown.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import RunningDaemon
+
+from sandkeep.cli import COMPLETE_VARIABLE
+
+pytestmark = [pytest.mark.needs("bwrap"), pytest.mark.needs("docker")]
+
+BUSYBOX = "test/busybox:1"
+
+
+@pytest.fixture(scope="module")
+def daemon(places: str, dockerd: Any) -> Iterator[RunningDaemon]:
+    dockerd.busybox()
+    made = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(made.root, 0o711)
+    made.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none", SANDKEEP_DOCKER_BASE=BUSYBOX)
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "hello").write_text("hello\n")
+    return tmp_path
+
+
+def made(daemon: RunningDaemon, *words: str, **options: Any) -> dict[str, Any]:
+    """Make an image and answer what is known of it."""
+    done = daemon.cli("image", "create", *words, **options)
+    assert done.returncode == 0, done.stderr.decode()
+    shown = daemon.cli("image", "get", done.stdout.decode().strip(), "--json")
+    found: dict[str, Any] = json.loads(shown.stdout)
+    return found
+
+
+def refused(daemon: RunningDaemon, *words: str, **options: Any) -> str:
+    done = daemon.cli("image", "create", *words, **options)
+    assert done.returncode == 1, done.stdout
+    return done.stderr.decode()
+
+
+def test_a_directory_is_local_until_it_holds_a_dockerfile(daemon: RunningDaemon, project: Path) -> None:
+    plain = made(daemon, str(project))
+    assert (plain["provider"], plain["kind"], plain["docker_image_id"]) == ("local", "directory", None)
+    (project / "Dockerfile").write_text(f"FROM {BUSYBOX}\nCOPY hello /workspace/\nWORKDIR /workspace\n")
+    built = made(daemon, ".", cwd=project)
+    assert (built["provider"], built["kind"], built["dockerfile"]) == ("docker", "dockerfile", "Dockerfile")
+    assert built["docker_image_id"] == built["digest"]
+    assert built["docker_image_tag"] == f"sandkeep:{built['image_id']}"
+    assert made(daemon, str(project / "Dockerfile"))["image_id"] == built["image_id"]
+    assert made(daemon, str(project), "--clean")["image_id"] != built["image_id"]
+    assert made(daemon, str(project), "--provider", "local")["provider"] == "local"
+
+
+def test_a_plain_directory_for_docker_gets_a_base(daemon: RunningDaemon, project: Path) -> None:
+    found = made(daemon, str(project), "--provider", "docker")
+    assert (found["provider"], found["kind"], found["base"]) == ("docker", "directory", BUSYBOX)
+    assert made(daemon, str(project), "--base", BUSYBOX)["image_id"] == found["image_id"]
+
+
+def test_what_is_no_path_is_a_reference(daemon: RunningDaemon, project: Path) -> None:
+    found = made(daemon, BUSYBOX, cwd=project)
+    assert (found["provider"], found["kind"], found["source"]) == ("docker", "reference", BUSYBOX)
+    assert found["docker_image_tag"] == BUSYBOX
+    (project / "test").mkdir()
+    (project / "test" / "busybox:1").mkdir()
+    assert made(daemon, BUSYBOX, cwd=project)["kind"] == "directory"
+    assert "there is no directory" in refused(daemon, "./nothing", cwd=project)
+
+
+def test_a_sandbox_of_what_was_built(daemon: RunningDaemon, project: Path) -> None:
+    (project / "Dockerfile").write_text(f"FROM {BUSYBOX}\nCOPY hello /workspace/\nWORKDIR /workspace\nUSER 1234\n")
+    image = made(daemon, str(project))["image_id"]
+    box = daemon.cli("create", image).stdout.decode().strip()
+    done = daemon.cli("exec", box, "--", "sh", "-c", "cat hello; id -u")
+    assert done.stdout.decode() == "hello\n1234\n"
+    assert b"is used by" in daemon.cli("image", "rm", image).stderr
+    assert daemon.cli("rm", box).returncode == 0
+    assert daemon.cli("image", "rm", image).returncode == 0
+
+
+def test_what_is_listed_and_shown(daemon: RunningDaemon, project: Path) -> None:
+    found = made(daemon, str(project), "--base", BUSYBOX)
+    listed = daemon.cli("image", "ls").stdout.decode()
+    (line,) = [line for line in listed.splitlines() if line.startswith(found["image_id"])]
+    assert found["docker_image_id"].removeprefix("sha256:")[:12] in line.split()
+    shown = daemon.cli("image", "get", found["image_id"]).stdout.decode()
+    for words in (f"docker image  {found['docker_image_id']}", f"docker tag    sandkeep:{found['image_id']}", BUSYBOX):
+        assert words in shown
+    told = daemon.cli("events").stdout.decode()
+    assert f"{project} on {BUSYBOX}" in told
+
+
+def test_a_build_that_fails_says_where(daemon: RunningDaemon, project: Path) -> None:
+    (project / "Dockerfile").write_text(f"FROM {BUSYBOX}\nRUN echo too bad; exit 9\n")
+    said = refused(daemon, str(project))
+    assert "step 2/2 (line 2, RUN echo too bad; exit 9) with exit code 9 [invalid]\n  too bad\n" in said
+
+
+def test_what_makes_no_sense_is_refused_before_anything_happens(daemon: RunningDaemon, project: Path) -> None:
+    before = json.loads(daemon.cli("status", "--json").stdout)["position"]
+    (project / "notes.txt").write_text("")
+    for words in (
+        ["python", "--base", "x"], ["python", "--provider", "local"], [".", "--dockerfile", "none"], ["no such:name"],
+        [".", "--provider", "local", "--base", "x"], ["notes.txt"], [".", "--base", "x", "--dockerfile", "hello"],
+        ["sandkeep:img_1"], ["/none"], [".", "--provider", "gvisor"],
+    ):  # fmt: skip
+        assert refused(daemon, *words, cwd=project)
+    assert json.loads(daemon.cli("status", "--json").stdout)["position"] == before
+
+
+def test_progress_is_told_to_who_asks(daemon: RunningDaemon, project: Path) -> None:
+    (project / "Dockerfile").write_text(f"FROM {BUSYBOX}\nRUN echo {os.path.basename(project)}\n")
+    told: list[str] = []
+    with daemon.connect() as client:
+        client.image.create(str(project), progress=told.append)
+    assert f"step 1/2: FROM {BUSYBOX}" in told
+
+
+def test_references_are_completed(daemon: RunningDaemon, project: Path) -> None:
+    made(daemon, BUSYBOX)
+    for line in ("sandkeep image create test/bu", "sandkeep image create . --base test/bu"):
+        done = daemon.cli(line, env={COMPLETE_VARIABLE: "fish"}, cwd=project)
+        assert f"word\t{BUSYBOX}" in done.stdout.decode()
+    done = daemon.cli("sandkeep image create ./", env={COMPLETE_VARIABLE: "fish"}, cwd=project)
+    assert done.stdout.decode().startswith("file\t./")
