@@ -4,6 +4,7 @@ The engine starts it and carries its streams, the kernel says when it has ended,
 forgets when it is restarted, it tells nobody any more: then nobody knows how a process ended.
 """
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,11 +15,11 @@ import trio
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper.pausing import Pause
-from sandkeepd.keeper.processes import Known
+from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Known
 from sandkeepd.providers import docker_pids
 from sandkeepd.providers.base import Exit, unnoted
 from sandkeepd.providers.docker_engine import Engine, RefusedError
-from sandkeepd.providers.docker_exec_stream import ExecStream, start_exec
+from sandkeepd.providers.docker_exec_stream import ExecStream, Piece, start_exec
 from sandkeepd.providers.docker_records import JournalWriter, Record, Records
 
 FIRST_LOOK_S: Final = 0.03
@@ -40,6 +41,15 @@ TOLD_S: Final = 30.0
 ASK_AGAIN_S: Final = 1.0
 """How often an engine that is down is asked meanwhile."""
 
+DYING_S: Final = 0.2
+"""How much later than its processes a container may end that takes them along."""
+
+KILLED: Final = 128 + signal.SIGKILL
+MAX_WORDS_BYTES: Final = 4096
+NOT_FOUND: Final = 127
+_NO_SUCH: Final = re.compile(rb'exec: "[^"]*": (?:executable file not found|stat [^:]*: no such file)')
+"""How an engine that has no exit code for it says that there is no such program."""
+
 NOT_STARTED: Final = 126
 """The exit code that the engine gives also when only the connection to a process broke."""
 
@@ -58,7 +68,15 @@ class Exec(Known):
         self.failure: SandkeepError | None = None
         """Why it was not started."""
         self.refused = False
-        """The engine could not start it, and what it writes is the engine's word."""
+        """The engine could not start it: what comes as its output is the engine's word, and `words` its beginning."""
+        self.words = b""
+
+    def told_apart(self, pieces: list[Piece]) -> list[Piece]:
+        """Output, of which the engine's own word is for stderr."""
+        if not self.refused:
+            return pieces
+        self.words += b"".join(data for _, data in pieces)[:MAX_WORDS_BYTES]
+        return [("stderr", data) for _, data in pieces]
 
 
 class _Rounds:
@@ -159,8 +177,7 @@ class Carrier:
             return
         try:
             async for pieces in process.stream.output():
-                kept = [("stderr", data) for _, data in pieces] if process.refused else pieces
-                await trio.to_thread.run_sync(writer.write, kept)
+                await trio.to_thread.run_sync(writer.write, process.told_apart(pieces))
                 if writer.why_not is not None and process.record.gap is None:
                     await self.lose(process_id, process, f"its output was cut: {writer.why_not}")
                     if writer.is_full:
@@ -185,6 +202,10 @@ class Carrier:
         if process.record.first is not None:
             await docker_pids.ended(process.record.first)
         how = await self._how(process_id, process)
+        if how.exit_code == KILLED:
+            with trio.move_on_after(DYING_S):
+                await docker_pids.ended(self._first)
+                how = Exit(exit_code=None, message=LOST_WITH_SANDBOX)
         if how.exit_code is not None:
             self._records.tell(process_id, str(how.exit_code))
         process.end(how)
@@ -246,6 +267,8 @@ def _exit(process: Exec, found: dict[str, Any]) -> Exit:
     """How the engine says that a process ended."""
     if found["ExitCode"] == NOT_STARTED and found["Pid"] and process.stream is None:
         return Exit(exit_code=None, message=UNSEEN)
+    if process.refused and _NO_SUCH.search(process.words):
+        return Exit(exit_code=NOT_FOUND)
     return Exit(exit_code=found["ExitCode"])
 
 
