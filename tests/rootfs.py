@@ -89,6 +89,7 @@ def _of_packages(packages: Iterable[str]) -> bytes:
     files = set(_files_of(packages))
     for path in sorted(files | _libraries(files)):
         archive.copy(path)
+    archive.copy("/etc/ld.so.cache")  # as a Debian has it: without, every program looks for its libraries in 24 places
     return archive.finish()
 
 

@@ -12,15 +12,40 @@ import trio
 _AT_ONCE: Final = 2
 """How many go each time round. More let no more be done, and take longer."""
 
-_few: Final = trio.lowlevel.RunVar[trio.Semaphore]("few")
+
+class _Turns(trio.abc.Instrument):
+    """Whose turn it is, in one run of the event loop. `given` are the turns of this round that nobody waited for."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.few = trio.Semaphore(_AT_ONCE)
+
+    def before_io_wait(self, timeout: float) -> None:  # noqa: ARG002
+        """A new round begins."""
+        self.given = 0
+
+    @property
+    def are_free(self) -> bool:
+        """Whether nobody waits, and this round has a turn left."""
+        return self.given < _AT_ONCE and self.few.value == _AT_ONCE
+
+
+_turns: Final = trio.lowlevel.RunVar[_Turns]("turns")
 
 
 async def my_turn() -> None:
-    """Wait until it is this task's turn, first come, first served. Nothing is held afterwards."""
+    """Wait until it is this task's turn, first come, first served. Nothing is held afterwards.
+
+    Where there is no crowd that takes no round of the event loop: an exec has half a dozen turns.
+    """
     try:
-        few = _few.get()
+        turns = _turns.get()
     except LookupError:
-        few = trio.Semaphore(_AT_ONCE)
-        _few.set(few)
-    async with few:  # getting it takes one round of the event loop, also when it is free; the next have theirs then
+        turns = _Turns()
+        _turns.set(turns)
+        trio.lowlevel.add_instrument(turns)
+    if turns.are_free:
+        turns.given += 1
+        return
+    async with turns.few:  # getting it takes one round, also when it is free; the next have theirs then
         pass

@@ -115,6 +115,24 @@ class Database:
         except sqlite3.Error as error:
             raise _unreadable(self.path, error) from error
 
+    @contextlib.contextmanager
+    def idle_reader(self) -> Iterator[sqlite3.Connection | None]:
+        """The same without ever waiting for another thread: None when that would be needed."""
+        connection = self._take_idle()
+        if connection is None:
+            yield None
+            return
+        try:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise _unreadable(self.path, error) from error
+        finally:
+            self._give_back(connection)
+
     def reopen(self, head: int) -> None:
         """Go on in a new file, with what was committed up to `head` and not with what lies beyond.
 
@@ -187,10 +205,24 @@ class Database:
         try:
             yield connection
         finally:
-            with self._changed:
-                self._in_use -= 1
-                self._idle.append(connection)
-                self._changed.notify_all()
+            self._give_back(connection)
+
+    def _take_idle(self) -> sqlite3.Connection | None:
+        if not self._changed.acquire(blocking=False):  # perhaps the file is being replaced, which takes long
+            return None
+        try:
+            if not self._idle:
+                return None
+            self._in_use += 1
+            return self._idle.pop()
+        finally:
+            self._changed.release()
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._changed:
+            self._in_use -= 1
+            self._idle.append(connection)
+            self._changed.notify_all()
 
     def _connect(self) -> sqlite3.Connection:
         # Without a timeout: whoever else holds the lock is another process, and it does not let go.

@@ -113,8 +113,14 @@ class LogReader:
     def of_command(self, command_id: str, owner: str) -> Recorded | None:
         """The first event of the last append that an owner's command of that id made."""
         with self._database.reader() as connection:
-            row = connection.execute(_PAGE + _OF_COMMAND, (command_id, owner)).fetchone()
-            return _recorded(*row) if row else None
+            return _of_command(connection, command_id, owner)
+
+    def of_command_at_once(self, command_id: str, owner: str) -> tuple[bool, Recorded | None]:
+        """Whether that can be told without waiting for another thread, and the event."""
+        with self._database.idle_reader() as connection:
+            if connection is None:
+                return False, None
+            return True, _of_command(connection, command_id, owner)
 
     def scan(self, visit: Callable[[Recorded], None], after: int, head: int) -> int:
         """Show every event after `after` and up to `head` to `visit`, decoded, in order; answer the last position.
@@ -346,6 +352,11 @@ def _first_since(connection: sqlite3.Connection, time_us: int) -> int:
     query = "SELECT position FROM events WHERE time >= ? ORDER BY position LIMIT 1"
     row = connection.execute(query, (time_us,)).fetchone()
     return int((row or connection.execute("SELECT coalesce(max(position), 0) + 1 FROM events").fetchone())[0])
+
+
+def _of_command(connection: sqlite3.Connection, command_id: str, owner: str) -> Recorded | None:
+    row = connection.execute(_PAGE + _OF_COMMAND, (command_id, owner)).fetchone()
+    return _recorded(*row) if row else None
 
 
 def _all_names(connection: sqlite3.Connection) -> dict[int | None, Any]:

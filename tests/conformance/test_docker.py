@@ -173,6 +173,25 @@ async def test_settings_that_cannot_be_used(
     assert name in refused("not_configured", world).message
 
 
+async def test_the_workspace_is_the_sandboxes_users(world: World) -> None:
+    """Whoever that is: the image's own user, another, or root, who has no rights over the files of others here."""
+    for user in (None, "1500:1600", "0"):
+        instance = await world.sandbox(user=user)
+        assert await sh(instance, "echo mine >>file; cat file; rm sub/inner; touch new; ls") == (
+            "from the image\nmine\nfile\nlink\nnew\nsub\n"
+        )
+    world.details |= {"workdir": "/srv/new", "writable": False}
+    instance = await world.sandbox()
+    assert await sh(instance, "pwd; touch x; ls") == "/srv/new\nx\n"
+    assert instance.isolation.workspace == "/srv/new"
+
+
+@pytest.mark.parametrize("workdir", ["/", "/tmp", "/run", "/run/sandkeep/in", "/proc/self"])
+async def test_an_image_whose_directory_cannot_be_a_workspace(world: World, workdir: str) -> None:
+    world.details |= {"workdir": workdir}
+    assert (await world.sandbox()).isolation.workspace == "/workspace"
+
+
 # -- volumes ----------------------------------------------------------------------------------------------------------
 
 

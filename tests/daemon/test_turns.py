@@ -36,3 +36,24 @@ async def test_a_turn_that_is_given_up_is_somebody_elses() -> None:
         nursery.start_soon(_through, done, TASKS)
     assert len(done) < TASKS
     assert done[-1] == TASKS
+
+
+class _Rounds(trio.abc.Instrument):
+    """Counts the rounds of the event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
+async def test_who_is_alone_waits_for_nobody() -> None:
+    """Still the loop looks at its sockets now and then."""
+    rounds = _Rounds()
+    await my_turn()
+    trio.lowlevel.add_instrument(rounds)
+    for _ in range(TASKS):
+        await my_turn()
+    trio.lowlevel.remove_instrument(rounds)
+    assert TASKS / 4 <= rounds.count <= TASKS / 2

@@ -1,5 +1,6 @@
 """The event log as the daemon uses it: append, read, follow, all on a real file."""
 
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -352,6 +353,32 @@ async def test_a_command_is_found_by_its_first_event(tmp_path: Path) -> None:
             assert found is not None
             assert found.stream == stream
         assert await log.find_command("cmd_y", "uid:1") is None
+
+
+async def test_the_event_loop_waits_for_nobody_when_a_command_is_looked_up(tmp_path: Path) -> None:
+    """While another thread has the database to itself, as when its file is replaced, others go on."""
+    async with running(tmp_path) as log:
+        await log.append([started("prc_a")], Meta(command_id="cmd_x", owner="uid:1"))
+        assert await log.find_command("cmd_x", "uid:1") is not None  # by now there is a connection that is idle
+        found: list[Any] = []
+        held, done = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with log._database._changed:
+                held.set()
+                done.wait()
+
+        async def look() -> None:
+            found.append(await log.find_command("cmd_x", "uid:1"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, hold)
+            await trio.to_thread.run_sync(held.wait)
+            nursery.start_soon(look)
+            await wait_all_tasks_blocked()
+            assert found == []
+            done.set()
+        assert found[0].stream == "prc_a"
 
 
 # -- following --------------------------------------------------------------------------------------------------------

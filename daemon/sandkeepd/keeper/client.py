@@ -162,7 +162,8 @@ class KeeperInstance:
         process = self._talk.processes.get(process_id)
         if process and process.exit:
             del self._talk.processes[process_id]
-        self._place.remove_ended(process_id)
+        if process is None or process.has_files:
+            self._place.remove_ended(process_id)
 
     # Input and output
 

@@ -47,6 +47,7 @@ class Launcher:
         failpoints.reach("launch.written")
         await my_turn()
         process = self._talk.processes[process_id] = Known()
+        process.has_files = script is None or launch.stdin is not None
         await self._talk.send(*secrets, requests.request("run", process_id, _mode(launch), script))
         failpoints.reach("launch.sent")
         await self._talk.news(process, lambda: process.pid is not None or process.answer == "none")

@@ -36,6 +36,8 @@ class Known:
         self.input_lock = trio.Lock()
         self.ended = trio.Event()
         self.news = trio.Event()
+        self.has_files = True
+        """Whether something was written to start it, as far as is known."""
         self.followers: set[Callable[[], None]] = set()
 
     @property

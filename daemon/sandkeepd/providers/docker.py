@@ -19,6 +19,7 @@ from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
+from sandkeepd.keeper import leader
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
 from sandkeepd.providers.base import Caller, Chunk, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
@@ -52,9 +53,6 @@ NEWS_S: Final = 3.0
 LOOK_AGAIN_S: Final = 0.1
 REMOVED_S: Final = 1.5
 """How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
-
-INTERRUPTION_S: Final = 30.0
-"""Within this time after an engine went away, the end of a container is taken for its doing."""
 
 
 Held = DockerInstance | ExecInstance
@@ -149,6 +147,7 @@ class DockerProvider(KeptProvider[Held]):
 
     async def _undo_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         await self.engine.recovered()
+        await self.engine.quiet()
         await self._undo(sandbox_id, plan)
 
     def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
@@ -254,7 +253,7 @@ class DockerProvider(KeptProvider[Held]):
             notes.append("its code is root inside, and on the host, without any capabilities")
         if plan.shell is None:
             notes += docker_exec.NOTES
-        elif not any(word.startswith("--default-signal") for word in plan.leader):
+        elif not leader.has_program() and not any(word.startswith("--default-signal") for word in plan.leader):
             notes.append("its image's env cannot reset signals: what runs in it ignores SIGINT and SIGQUIT")
         return Isolation(
             mechanism="docker", files=self._driver, host_uid=plan.uid, workspace=plan.workspace, limits=held,
@@ -347,6 +346,7 @@ class DockerProvider(KeptProvider[Held]):
         return state
 
     async def _why_ended(self, instance: Held) -> Ending:
+        with_engine = self.engine.was_away
         try:
             with trio.fail_after(NEWS_S):
                 state = await self._last_state(msgspec.convert(instance.handle, Handle))
@@ -354,7 +354,7 @@ class DockerProvider(KeptProvider[Held]):
             return _lost_with_engine()
         if state is None:
             return Ending(kind="lost", message="its container was removed outside Sandkeep")
-        if trio.current_time() - self.engine.interrupted < INTERRUPTION_S:
+        if with_engine:
             return _lost_with_engine()
         starved = ", after the kernel had killed in it for want of memory" if state.get("OOMKilled") else ""
         message = f"its container was ended outside Sandkeep (exit code {state.get('ExitCode')}){starved}"

@@ -119,7 +119,6 @@ class BuildLog:
         return CallerError("invalid", "\n".join([f"the build failed at {step}{how}", *tail]))
 
 
-
 class PullLog:
     """Follows one pull."""
 

@@ -1,13 +1,15 @@
 """The way to a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
 
 An engine that is down is told at once: nothing listens on its socket. One that hangs takes connections and answers
-none, so before anything that may take long it is asked whether it answers at all; and once one was found to hang,
-everybody is told so until it answers.
+none, so it is asked whether it answers at all before each request, and while one takes long; once it was found to
+hang, everybody is told so, also who waits already, until it answers.
 """
 
 import functools
+import math
 import os
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -34,6 +36,11 @@ REQUEST_S: Final = 120
 AGAIN_S: Final = 1.0
 """How long after the end of its stream of events an engine is connected to again."""
 
+INTERRUPTION_S: Final = 2.0
+"""For how long after its stream of events has begun anew an engine counts as one that was away."""
+
+_POLL_S: Final = 0.05
+
 Event = dict[str, Any]
 
 
@@ -50,6 +57,15 @@ class HangingError(ProviderError):
     """The engine does not answer, although it is there."""
 
 
+class _Errand:
+    """A request under way, which can be given up; its thread may go on with it, until `finished`."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.begun = False
+        self.finished = threading.Event()
+
+
 class Engine:
     """One engine. Nothing is connected to, or even imported, before the first request."""
 
@@ -61,9 +77,10 @@ class Engine:
         self._hanging: HangingError | None = None
         self._hangs = trio.Event()
         self._is_looked_after = False
+        self._under_way: set[_Errand] = set()
+        self._given_up: list[_Errand] = []
         self._probing = trio.Lock()
-        self.interrupted = -float("inf")
-        """When its stream of events last ended, by `trio.current_time`: it may have been stopped then."""
+        self._heard_since = -math.inf
 
     @property
     def path(self) -> str:
@@ -82,30 +99,69 @@ class Engine:
 
         Raises `provider_unavailable` when the engine is down or hangs, and as a `RefusedError` when it answers so.
         """
+        self._require_awake()
+        errand = _Errand()
+        self._under_way.add(errand)
+        try:
+            with errand.scope:
+                return await trio.to_thread.run_sync(
+                    self._run, work, errand, limiter=self._limiter, abandon_on_cancel=True
+                )
+        except HangingError as error:
+            self._found_hanging(error)
+            raise
+        finally:
+            self._under_way.remove(errand)
+            if errand.begun and not errand.finished.is_set():
+                self._given_up.append(errand)
+        self._require_awake()
+        raise self.down("timed out")  # it answered again at that instant
+
+    def _run(self, work: Callable[["APIClient"], T], errand: _Errand) -> T:
+        errand.begun = True
+        try:
+            return self._work(work)
+        finally:
+            errand.finished.set()
+
+    def _require_awake(self) -> None:
         if self._hanging is not None:
             raise HangingError(self._hanging.code, self._hanging.message, **self._hanging.data)
-        try:
-            return await trio.to_thread.run_sync(self._work, work, limiter=self._limiter, abandon_on_cancel=True)
-        except HangingError as error:
-            if self._is_looked_after:
-                self._hanging = error
-                self._hangs.set()
-            raise
+
+    def _found_hanging(self, error: HangingError) -> None:
+        if self._is_looked_after:
+            self._hanging = error
+            self._hangs.set()
+            for errand in self._under_way:
+                errand.scope.cancel()
 
     async def look_after(self) -> None:
-        """See when an engine that hangs answers again. Runs until cancelled."""
+        """See when the engine hangs while something is asked of it, and when it answers again. Until cancelled."""
         self._is_looked_after = True
         while True:
-            await self._hangs.wait()
+            with trio.move_on_after(ANSWER_S):
+                await self._hangs.wait()
             self._hangs = trio.Event()
-            while self._hanging is not None:
-                try:
-                    await trio.to_thread.run_sync(self._work, _ping, abandon_on_cancel=True)
-                    self._hanging = None
-                except HangingError:
-                    continue
-                except ProviderError:  # it is down altogether
-                    self._hanging = None
+            if self._under_way or self._hanging is not None:
+                while not await self._is_awake():
+                    pass
+
+    async def _is_awake(self) -> bool:
+        try:
+            await trio.to_thread.run_sync(self._work, _ping, abandon_on_cancel=True)
+        except HangingError as error:
+            self._found_hanging(error)
+            return False
+        except ProviderError:
+            pass  # it is down, and says so at once
+        self._hanging = None
+        return True
+
+    async def quiet(self) -> None:
+        """Wait until nothing is carried out any more that was given up."""
+        while self._given_up:
+            self._given_up = [errand for errand in self._given_up if not errand.finished.is_set()]
+            await trio.sleep(_POLL_S)
 
     async def stream(self, work: Callable[["APIClient"], T]) -> T:
         """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
@@ -119,7 +175,7 @@ class Engine:
 
         try:
             client = self._awake()
-            return work(client if timeout_s else self._patient())
+            return work(client) if timeout_s else self._patiently(work)
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
@@ -127,13 +183,17 @@ class Engine:
 
     def _awake(self) -> "APIClient":
         """The client, once the engine has answered."""
-        with socket.socket(socket.AF_UNIX) as door:  # the SDK would leave one open that does not connect
-            door.settimeout(ANSWER_S)
-            door.connect(self.path)
+        self._knock()
         self._asking = self._asking or self._connect(ANSWER_S)
         self._asking.ping()
         self._client = self._client or self._connect(REQUEST_S)
         return self._client
+
+    def _knock(self) -> None:
+        """Raise OSError when nobody listens. The SDK would leave a socket open each time."""
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(ANSWER_S)
+            door.connect(self.path)
 
     def _connect(self, timeout_s: int | None) -> "APIClient":
         """A client that speaks as the engine does. Left out, the SDK asks for the version first."""
@@ -142,11 +202,14 @@ class Engine:
         version = self._client.api_version if self._client is not None else "auto"
         return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s or ANSWER_S, max_pool_size=AT_ONCE)
 
-    def _patient(self) -> "APIClient":
-        """A client of its own for something that may take long, and may be left to itself."""
+    def _patiently(self, work: Callable[["APIClient"], T]) -> T:
+        """Do some work that may take long, and may be left to itself, with a client of its own."""
         client = self._connect(None)
         client.timeout = None  # type: ignore[assignment]
-        return client
+        try:
+            return work(client)
+        finally:
+            client.close()
 
     def down(self, error: object) -> ProviderError:
         """The error for an engine that does not answer."""
@@ -160,8 +223,18 @@ class Engine:
         while True:
             with suppress(ProviderError, SetupError):
                 await self._follow_once(filters, hear, begun)
-            self.interrupted = trio.current_time()
+            self._heard_since = math.inf
             await trio.sleep(AGAIN_S)
+
+    def _begun(self, begun: Callable[[], None]) -> None:
+        if self._heard_since == math.inf:
+            self._heard_since = trio.current_time()
+        begun()
+
+    @property
+    def was_away(self) -> bool:
+        """Whether its stream of events broke off and is not heard, or only since a moment ago: it may have stopped."""
+        return trio.current_time() < self._heard_since + INTERRUPTION_S
 
     async def recovered(self) -> None:
         """Wait until the engine answers again. Those who wait ask one after the other, and not at once."""
@@ -180,7 +253,7 @@ class Engine:
         def read(client: "APIClient") -> None:
             stream = client.events(decode=True, filters=filters)
             opened.append(stream)
-            trio.from_thread.run_sync(begun)
+            trio.from_thread.run_sync(self._begun, begun)
             for event in stream:
                 trio.from_thread.run_sync(hear, event)
 

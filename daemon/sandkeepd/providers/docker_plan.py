@@ -75,6 +75,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     tmux: bool
     workspace: str
     writable: bool
+    """Whether the sandbox's user can write to the workspace as it is in the image."""
     workspace_volume: Volume | None
     volumes: list[Volume] = field(default_factory=list)
     read_only_root: bool
@@ -115,11 +116,12 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
     _check_labels(spec)
-    workspace = WORKSPACE if image.workdir == "/" else image.workdir
+    workspace = image.workdir if _is_free(image.workdir, ["/tmp"]) else WORKSPACE  # noqa: S108 - inside
+    to_itself = (uid, gid) == image.user and (image.writable or uid == 0)
     return Plan(
         name=f"sandbox-{sandbox_id}", owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
         shell=image.shell, leader=image.leader, tmux=image.tmux, why_no_shell=image.why,
-        workspace=workspace, writable=image.writable and (uid, gid) == image.user,
+        workspace=workspace, writable=to_itself,
         workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
         volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or settings.READ_ONLY(),
         network=_network(spec.network), seccomp=settings.SECCOMP(), pids=_pids(spec.pids),

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.hostprocess import Identity, identify
+from sandkeepd.hostprocess import Identity, identify, run_tool
 from sandkeepd.keeper import KEEPER_SOURCE, leader
 from sandkeepd.providers import docker_idle
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
@@ -154,6 +154,7 @@ def start(client: "APIClient", job: Job) -> Handle:
     )
     container_id = _create(client, job, body)
     failpoints.reach("docker.created")
+    _give_workspace(client, job.plan)
     return _begin(client, container_id, job)
 
 
@@ -176,11 +177,36 @@ def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
     first = identify(state["Pid"]) if state.get("Pid") else None
     if first is None:
         raise ProviderError("provider_unavailable", why_not_started(job, state))
-    return Handle(first=first, container_id=container_id, secrets=job.secrets, written=_written(found))
+    return Handle(first=first, container_id=container_id, secrets=job.secrets, written=_written(found, job.plan))
 
 
-def _written(found: dict[str, Any]) -> list[str]:
-    volumes = [mount["Source"] for mount in found["Mounts"] if mount["Type"] == "volume" and mount.get("RW")]
+def _give_workspace(client: "APIClient", plan: Plan) -> None:
+    """Have the workspace belong to the sandbox's user, before anything runs; and what is in it, where that user could
+    not write to it in the image.
+    """
+    volume = plan.workspace_volume
+    if volume is None or not volume.own or os.geteuid() != 0:
+        return
+    place = client.inspect_volume(volume.source)["Mountpoint"]
+    if plan.writable or volume.read_only:
+        os.chown(place, plan.uid, plan.gid)
+        return
+    done = run_tool(["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", place])
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[:300]
+        raise ProviderError("provider_unavailable", f"the workspace could not be given to its user: {said}")
+
+
+def _written(found: dict[str, Any], plan: Plan) -> list[str]:
+    """The directories of the host in which the engine keeps what the sandbox alone writes: not those that it shares."""
+    shared = {volume.source for volume in plan.volumes}
+    if plan.workspace_volume is not None and not plan.workspace_volume.own:
+        shared.add(plan.workspace_volume.source)
+    volumes = [
+        mount["Source"]
+        for mount in found["Mounts"]
+        if mount["Type"] == "volume" and mount.get("RW") and mount.get("Name") not in shared
+    ]
     layer = (found.get("GraphDriver") or {}).get("Data") or {}
     return [path for path in (layer.get("UpperDir"), *volumes) if path]
 

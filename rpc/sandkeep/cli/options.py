@@ -29,11 +29,12 @@ from sandkeep.cli.words import (
 )
 from sandkeep.dialing import Daemon
 from sandkeep.errors import SandkeepError
+from sandkeep.model import Volume
 from sandkeep.settings import parse_size
 
 __all__ = [
     "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "METHOD", "PLACE", "PROCESS", "PROVIDER", "REFERENCE",
-    "RUNNING", "SANDBOX", "SIGNAL", "SOURCE", "VARIABLE", "Command", "Frontend", "Pair", "Refusal", "Size",
+    "RUNNING", "SANDBOX", "SIGNAL", "SOURCE", "VARIABLE", "Command", "Frontend", "Mount", "Pair", "Refusal", "Size",
     "command", "common", "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
 ]  # fmt: skip
 
@@ -164,6 +165,20 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
         return command
 
     return decorate
+
+
+class Mount(click.ParamType[Volume]):
+    """A volume and its place: ``SOURCE:PLACE`` or ``SOURCE:PLACE:ro``."""
+
+    name = "volume"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Volume:
+        """Take it apart."""
+        source, _, rest = str(value).partition(":")
+        target, _, mode = rest.partition(":")
+        if not source or not target.startswith("/") or mode not in ("", "ro", "rw"):
+            self.fail(f"{value!r} is not SOURCE:/PLACE or SOURCE:/PLACE:ro", param, ctx)
+        return Volume(source=source, target=target, read_only=mode == "ro")
 
 
 class Size(click.ParamType[int]):

@@ -10,6 +10,7 @@ from sandkeep.cli.options import (
     PROVIDER,
     SANDBOX,
     Frontend,
+    Mount,
     Size,
     command,
     common,
@@ -27,6 +28,7 @@ from sandkeep.model import Sandbox, SandboxSpec
     examples=[
         "sandkeep create $IMG",
         "BOX=$(sandkeep create $IMG --memory 512M --pids 64 --disk 2G)",
+        "sandkeep create $IMG --network bridge --volume cache:/var/cache",
         "sandkeep create $IMG --id tests --env CI=1 --secret TOKEN --idle-timeout 600",
     ]
 )
@@ -38,6 +40,14 @@ from sandkeep.model import Sandbox, SandboxSpec
 @click.option("--pids", type=int, metavar="N", help="How many processes it may have.")
 @click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="How much it may write, such as 2G.")
 @click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="What it reaches; none unless given.")
+@click.option(
+    "--volume",
+    "volumes",
+    type=Mount(),
+    multiple=True,
+    metavar="SOURCE:PLACE[:ro]",
+    help="A volume of yours by its name, or, for administrators, a directory of the host, at PLACE inside.",
+)
 @click.option("--user", metavar="UID[:GID]", help="Who its processes are, inside.")
 @click.option("--read-only", is_flag=True, help="It cannot change its files.")
 @click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Where its processes start.")
@@ -52,9 +62,9 @@ from sandkeep.model import Sandbox, SandboxSpec
 @secret_option
 @label_option
 @common()
-def create(front: Frontend, image: str, env: Any, secret: Any, label: Any, **spec: Any) -> None:
+def create(front: Frontend, image: str, env: Any, secret: Any, label: Any, volumes: Any, **spec: Any) -> None:
     """Make a sandbox from IMAGE, start it and print its id."""
-    options = given(env=dict(env), secrets=dict(secret), labels=dict(label), **spec)
+    options = given(env=dict(env), secrets=dict(secret), labels=dict(label), volumes=list(volumes), **spec)
     with progress("starting a sandbox") as told, front.client() as client:
         sandbox = client.sandbox.create(image, progress=told, **options)
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
@@ -133,6 +143,7 @@ def _describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
         ("pids", spec.pids),
         ("disk", spec.disk_bytes and size(spec.disk_bytes)),
         ("network", spec.network),
+        *(("volume", f"{v.source} at {v.target}{' (read-only)' if v.read_only else ''}") for v in spec.volumes),
         ("env", ", ".join(f"{key}={value}" for key, value in spec.env.items())),
         ("labels", ", ".join(f"{key}={value}" for key, value in spec.labels.items())),
     ]
