@@ -1,4 +1,4 @@
-"""Images without a shell, with a real daemon on a real engine: nothing of the image is run that it was not asked for."""
+"""Images without a shell, with a real daemon on a real engine: nothing of them is run that it was not asked for."""
 
 import signal
 from collections.abc import Callable

@@ -69,6 +69,11 @@ class World:
             if command == COUNT:
                 client.process.read("box", name, wait_s=60)  # it has begun
 
+    def count(self) -> None:
+        """Start a process that writes and writes, and see that it does."""
+        self.launch("count", COUNT)
+        until(lambda: self.written("count") > 0)
+
     def wait(self, name: str) -> Any:
         with self.daemon.connect() as client:
             return client.process.wait("box", name, timeout_s=PATIENCE_S)
@@ -144,7 +149,7 @@ def _world(daemon: Any, engine: PrivateEngine) -> Iterator[World]:
 def test_suspended_and_resumed_by_the_command_line(world: World) -> None:
     """Also across a daemon's death; and a time limit that passes meanwhile is kept afterwards."""
     world.box()
-    world.launch("count", COUNT)
+    world.count()
     world.launch("short", "sleep 1000", timeout_s=0.3)
     world.cli("suspend", "box")
     assert world.engine.container_of("box")["State"]["Paused"]
@@ -188,7 +193,7 @@ def test_paused_from_outside(world: World) -> None:
 
 def test_removed_from_outside(world: World) -> None:
     world.box()
-    world.launch("count", COUNT)
+    world.count()
     assert world.engine.ask("DELETE", "/containers/sandbox-box?force=1&v=1")[0] == 204
     world.until("lost")
     with world.daemon.connect() as client:
@@ -204,7 +209,7 @@ def test_removed_from_outside(world: World) -> None:
 def test_stopped_from_outside_and_started_anew(world: World) -> None:
     world.box(secrets={"TOKEN": "first"})
     world.run("echo kept >/workspace/file")
-    world.launch("count", COUNT)
+    world.count()
     world.outside("stop?t=0")
     world.until("failed")
     assert world.wait("count").status == "lost"
@@ -251,7 +256,7 @@ def told_at_once(world: World, box: str) -> None:
 def test_an_engine_that_hangs(world: World) -> None:
     world.box()
     world.box("doomed")
-    world.launch("count", COUNT)
+    world.count()
     world.engine.send(signal.SIGSTOP)
     told_at_once(world, "doomed")
     everything_else_works(world)
@@ -293,7 +298,7 @@ def test_an_engine_that_is_restarted_under_sandboxes_that_stay(world: World) -> 
     """And a daemon that dies and comes again meanwhile."""
     for box in ("box", "doomed", "still"):
         world.box(box)
-    world.launch("count", COUNT)
+    world.count()
     world.cli("suspend", "still")
     world.engine.stop()
     everything_else_works(world)
@@ -321,7 +326,7 @@ def test_an_engine_that_is_restarted_under_sandboxes_that_stay(world: World) -> 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_an_engine_that_takes_its_containers_along(frail: World, number: int) -> None:
     frail.box()
-    frail.launch("count", COUNT)
+    frail.count()
     frail.run("echo kept >/workspace/file")
     frail.engine.stop(number)
     if number == signal.SIGTERM:
@@ -342,7 +347,7 @@ def test_an_engine_that_takes_its_containers_along(frail: World, number: int) ->
 @pytest.mark.parametrize("first", ["engine", "daemon"])
 def test_both_down_and_up(world: World, first: str) -> None:
     world.box()
-    world.launch("count", COUNT)
+    world.count()
     world.daemon.kill()
     world.engine.stop()
     _start_both(world, first)
@@ -400,7 +405,7 @@ def test_what_an_earlier_attempt_left_is_removed_or_waited_for(world: World) -> 
     make(world, "sandbox-left", {"sandkeep.log": log_id, "sandkeep.sandbox": "left", "sandkeep.owner": "uid:0"})
     assert world.box("left") == "left"
     assert world.run("echo hi", "left") == "hi\n"
-    fill = "mkdir /d; cd /d; seq 40000 | xargs touch; echo filled >/proc/1/fd/1; sleep 1000"
+    fill = "mkdir /d; cd /d; seq 10000 | xargs touch; echo filled >/proc/1/fd/1; sleep 1000"
     make(world, "sandbox-going", {"sandkeep.log": log_id, "sandkeep.sandbox": "going"}, fill)
     until(lambda: b"filled" in world.engine.ask("GET", "/containers/sandbox-going/logs?stdout=1")[1])
     removal = threading.Thread(target=world.engine.ask, args=("DELETE", "/containers/sandbox-going?force=1"))

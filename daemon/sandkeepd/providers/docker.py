@@ -54,9 +54,6 @@ LOOK_AGAIN_S: Final = 0.1
 REMOVED_S: Final = 1.5
 """How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
 
-INTERRUPTION_S: Final = 2.0
-"""Within this time after an engine came back, the end of a container is taken for its doing."""
-
 
 Held = DockerInstance | ExecInstance
 
@@ -349,7 +346,7 @@ class DockerProvider(KeptProvider[Held]):
         return state
 
     async def _why_ended(self, instance: Held) -> Ending:
-        with_engine = trio.current_time() < self.engine.heard_since + INTERRUPTION_S
+        with_engine = self.engine.was_away
         try:
             with trio.fail_after(NEWS_S):
                 state = await self._last_state(msgspec.convert(instance.handle, Handle))

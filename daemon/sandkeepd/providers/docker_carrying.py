@@ -4,6 +4,7 @@ The engine starts it and carries its streams, the kernel says when it has ended,
 forgets when it is restarted, it tells nobody any more: then nobody knows how a process ended.
 """
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,16 +15,22 @@ import trio
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper.pausing import Pause
-from sandkeepd.keeper.processes import Known
+from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Known
 from sandkeepd.providers import docker_pids
 from sandkeepd.providers.base import Exit, unnoted
 from sandkeepd.providers.docker_engine import Engine, RefusedError
-from sandkeepd.providers.docker_exec_stream import ExecStream, start_exec
+from sandkeepd.providers.docker_exec_stream import ExecStream, Piece, start_exec
 from sandkeepd.providers.docker_records import JournalWriter, Record, Records
 
 FIRST_LOOK_S: Final = 0.03
+"""How soon after it was ordered the engine is asked whether it has started a process."""
+
 LOOK_S: Final = 0.01
-"""How soon after it was ordered the engine is asked whether it has started a process, and how often then."""
+MOST_LOOK_S: Final = 0.5
+"""How soon it is asked again, and how late at most: each time it takes twice as long."""
+
+STARTS_AT_ONCE: Final = 4
+"""How many processes of one container are started at once. More take no less time."""
 
 DRAIN_S: Final = 2.0
 """How long after the end of a process its output may take to arrive. What it left behind may go on writing for ever."""
@@ -33,6 +40,15 @@ TOLD_S: Final = 30.0
 
 ASK_AGAIN_S: Final = 1.0
 """How often an engine that is down is asked meanwhile."""
+
+DYING_S: Final = 0.2
+"""How much later than its processes a container may end that takes them along."""
+
+KILLED: Final = 128 + signal.SIGKILL
+MAX_WORDS_BYTES: Final = 4096
+NOT_FOUND: Final = 127
+_NO_SUCH: Final = re.compile(rb'exec: "[^"]*": (?:executable file not found|stat [^:]*: no such file)')
+"""How an engine that has no exit code for it says that there is no such program."""
 
 NOT_STARTED: Final = 126
 """The exit code that the engine gives also when only the connection to a process broke."""
@@ -52,7 +68,26 @@ class Exec(Known):
         self.failure: SandkeepError | None = None
         """Why it was not started."""
         self.refused = False
-        """The engine could not start it, and what it writes is the engine's word."""
+        """The engine could not start it: what comes as its output is the engine's word, and `words` its beginning."""
+        self.words = b""
+
+    def told_apart(self, pieces: list[Piece]) -> list[Piece]:
+        """Output, of which the engine's own word is for stderr."""
+        if not self.refused:
+            return pieces
+        self.words += b"".join(data for _, data in pieces)[:MAX_WORDS_BYTES]
+        return [("stderr", data) for _, data in pieces]
+
+
+class _Rounds:
+    """How long to wait until the engine is asked once more."""
+
+    def __init__(self) -> None:
+        self._delay = LOOK_S
+
+    async def wait(self) -> None:
+        await trio.sleep(self._delay)
+        self._delay = min(2 * self._delay, MOST_LOOK_S)
 
 
 class Carrier:
@@ -67,6 +102,7 @@ class Carrier:
         self._pause = pause
         self._first = first
         self._most_bytes = most_bytes
+        self._starts = trio.CapacityLimiter(STARTS_AT_ONCE)
         self._closed = False
         self._scopes: set[trio.CancelScope] = set()
 
@@ -74,18 +110,24 @@ class Carrier:
         """Start a process, keep what it writes, and see its end."""
         with self._within():
             try:
-                process.stream = await start_exec(self._engine.path, version, process.record.exec_id)
-            except SandkeepError as error:
-                process.failure = error
-                process.tell()
-                return
-            try:
-                found = await self._started(process)
+                found = await self._start(process, version)
                 await self.believe(process_id, process, found)
                 await self._connect(process_id, process, stdin)
                 await self._end(process_id, process)  # before the connection is broken, which the engine may mistake
+            except SandkeepError as error:
+                process.failure = error
+                process.tell()
             finally:
-                await process.stream.aclose()
+                if process.stream is not None:
+                    await process.stream.aclose()
+
+    async def _start(self, process: Exec, version: str) -> dict[str, Any] | None:
+        async with self._starts:
+            try:
+                process.stream = await start_exec(self._engine.path, version, process.record.exec_id)
+            except OSError as error:
+                raise self._engine.down(error) from None
+            return await self._started(process)
 
     async def _started(self, process: Exec) -> dict[str, Any] | None:
         """What the engine says of a process once it was started, or could not be; None when it does not answer."""
@@ -98,13 +140,14 @@ class Carrier:
         """What the engine says of a process, once that can be told from one that it is still starting. With `begun` it
         is certain that it was told to start it. None when it knows of none. Raises `provider_unavailable`.
         """
+        rounds = _Rounds()
         while True:
             found = await self.inspect(process)
             if found is None or found["Pid"] or found["ExitCode"] is not None:
                 return found
             if not found["Running"] and not begun:
                 return found
-            await trio.sleep(LOOK_S)
+            await rounds.wait()
 
     async def believe(self, process_id: str, process: Exec, found: dict[str, Any] | None) -> None:
         """Take note of which process it is. One that has ended already is only told of."""
@@ -137,8 +180,7 @@ class Carrier:
             return
         try:
             async for pieces in process.stream.output():
-                kept = [("stderr", data) for _, data in pieces] if process.refused else pieces
-                await trio.to_thread.run_sync(writer.write, kept)
+                await trio.to_thread.run_sync(writer.write, process.told_apart(pieces))
                 if writer.why_not is not None and process.record.gap is None:
                     await self.lose(process_id, process, f"its output was cut: {writer.why_not}")
                     if writer.is_full:
@@ -163,6 +205,10 @@ class Carrier:
         if process.record.first is not None:
             await docker_pids.ended(process.record.first)
         how = await self._how(process_id, process)
+        if how.exit_code == KILLED:
+            with trio.move_on_after(DYING_S):
+                await docker_pids.ended(self._first)
+                how = Exit(exit_code=None, message=LOST_WITH_SANDBOX)
         if how.exit_code is not None:
             self._records.tell(process_id, str(how.exit_code))
         process.end(how)
@@ -178,6 +224,7 @@ class Carrier:
         return how
 
     async def _told(self, process: Exec) -> Exit:
+        rounds = _Rounds()
         while True:
             try:
                 found = await self.inspect(process)
@@ -188,7 +235,7 @@ class Carrier:
                 return Exit(exit_code=None, message=FORGOTTEN)
             if found["ExitCode"] is not None and not found["Running"]:
                 return _exit(process, found)
-            await trio.sleep(LOOK_S)
+            await rounds.wait()
 
     async def inspect(self, process: Exec) -> dict[str, Any] | None:
         """What the engine says of a process; None when it knows of none. Raises `provider_unavailable`."""
@@ -223,6 +270,8 @@ def _exit(process: Exec, found: dict[str, Any]) -> Exit:
     """How the engine says that a process ended."""
     if found["ExitCode"] == NOT_STARTED and found["Pid"] and process.stream is None:
         return Exit(exit_code=None, message=UNSEEN)
+    if process.refused and _NO_SUCH.search(process.words):
+        return Exit(exit_code=NOT_FOUND)
     return Exit(exit_code=found["ExitCode"])
 
 

@@ -36,6 +36,9 @@ REQUEST_S: Final = 120
 AGAIN_S: Final = 1.0
 """How long after the end of its stream of events an engine is connected to again."""
 
+INTERRUPTION_S: Final = 2.0
+"""For how long after its stream of events has begun anew an engine counts as one that was away."""
+
 _POLL_S: Final = 0.05
 
 Event = dict[str, Any]
@@ -77,8 +80,7 @@ class Engine:
         self._under_way: set[_Errand] = set()
         self._given_up: list[_Errand] = []
         self._probing = trio.Lock()
-        self.heard_since = math.inf
-        """Since when its stream of events is heard, by `trio.current_time`: before that it may have been stopped."""
+        self._heard_since = -math.inf
 
     @property
     def path(self) -> str:
@@ -221,12 +223,18 @@ class Engine:
         while True:
             with suppress(ProviderError, SetupError):
                 await self._follow_once(filters, hear, begun)
-            self.heard_since = math.inf
+            self._heard_since = math.inf
             await trio.sleep(AGAIN_S)
 
     def _begun(self, begun: Callable[[], None]) -> None:
-        self.heard_since = trio.current_time()
+        if self._heard_since == math.inf:
+            self._heard_since = trio.current_time()
         begun()
+
+    @property
+    def was_away(self) -> bool:
+        """Whether its stream of events broke off and is not heard, or only since a moment ago: it may have stopped."""
+        return trio.current_time() < self._heard_since + INTERRUPTION_S
 
     async def recovered(self) -> None:
         """Wait until the engine answers again. Those who wait ask one after the other, and not at once."""

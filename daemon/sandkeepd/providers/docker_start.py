@@ -181,11 +181,16 @@ def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
 
 
 def _give_workspace(client: "APIClient", plan: Plan) -> None:
-    """Have the workspace belong to the sandbox's user, before anything runs, if it does not in the image."""
+    """Have the workspace belong to the sandbox's user, before anything runs; and what is in it, where that user could
+    not write to it in the image.
+    """
     volume = plan.workspace_volume
-    if plan.writable or volume is None or not volume.own or volume.read_only or os.geteuid() != 0:
+    if volume is None or not volume.own or os.geteuid() != 0:
         return
     place = client.inspect_volume(volume.source)["Mountpoint"]
+    if plan.writable or volume.read_only:
+        os.chown(place, plan.uid, plan.gid)
+        return
     done = run_tool(["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", place])
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[:300]
