@@ -1,5 +1,6 @@
 """What is particular to Docker: the engine shows what was asked for, and nobody gets more than was allowed."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 import pytest
 import trio
-from tests.conformance.conftest import World, run, sh
+from tests.conformance.conftest import World, no_progress, run, sh, start
 
 from sandkeep.errors import SandkeepError
-from sandkeep.ids import SANDBOX, new_id
+from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import Volume
+from sandkeepd.providers.base import Caller, ImageRequest
 from sandkeepd.providers.docker import DockerProvider
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.parametrize("world", ["docker"], indirect=True)]
@@ -111,6 +113,20 @@ async def test_a_sandbox_that_writes_too_much_is_ended(world: World) -> None:
         assert (await instance.ended()).kind == "disk_limit"
 
 
+async def test_an_image_with_a_shell_and_nothing_else(world: World) -> None:
+    world.image_id = new_id(IMAGE)
+    wanted = ImageRequest(kind="reference", source=world.engine.shell())
+    caller = Caller(uid=os.geteuid(), gid=os.getegid())
+    world.details = (await world.provider.import_image(world.image_id, wanted, caller, no_progress)).details
+    instance = await world.sandbox(env={"A": "b"})
+    assert await run(instance, "sh", "-c", "echo $A; echo e >&2; exit 3") == (3, b"b\n", b"e\n")
+    process_id = await start(instance, "sh", "-c", "echo ready; while :; do :; done")
+    await instance.wait_output(process_id, 0, 0)
+    await instance.signal(process_id, 2)  # which shells have what they start ignore
+    assert (await instance.wait(process_id)).exit_code == 130
+    assert not instance.isolation.notes[1:]
+
+
 # -- what an administrator decides ------------------------------------------------------------------------------------
 
 
@@ -203,9 +219,9 @@ async def test_a_volume_for_each_sandbox(world: World) -> None:
     one, two = await world.sandbox(), await world.sandbox()
     await sh(one, "echo mine >own")
     assert "own" not in await sh(two, "ls")
-    assert f"sandkeep-{one.sandbox_id}" in volumes(world)
+    assert f"sandkeep-sandbox-{one.sandbox_id}" in volumes(world)
     await world.terminate(one.sandbox_id)
-    assert f"sandkeep-{one.sandbox_id}" not in volumes(world)
+    assert f"sandkeep-sandbox-{one.sandbox_id}" not in volumes(world)
 
 
 @pytest.mark.parametrize(("mode", "name"), [("user", "sandkeep-user-uid-0"), ("static", "everybody")])
@@ -228,7 +244,7 @@ async def test_a_workspace_in_memory(world: World, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SANDBOX_DOCKER_VOLUME_MODE", "none")
     instance = await world.sandbox()
     assert await sh(instance, "echo x >new; cat new; ls") == "x\nnew\n"
-    assert f"sandkeep-{instance.sandbox_id}" not in volumes(world)
+    assert f"sandkeep-sandbox-{instance.sandbox_id}" not in volumes(world)
 
 
 async def test_volumes_that_are_asked_for(world: World, tmp_path: Path) -> None:
@@ -245,10 +261,10 @@ async def test_volumes_that_are_asked_for(world: World, tmp_path: Path) -> None:
     assert await sh(one, "cat /data/there; echo new >/data/new") == "on the host\n"
     assert (host / "new").read_text() == "new\n"
     assert (await run(one, "touch", "/data-ro/x"))[0] != 0
-    assert "sandkeep-uid-0-cache" in volumes(world)
+    assert "sandkeep-volume-uid-0-cache" in volumes(world)
     await world.terminate(one.sandbox_id)
-    assert "sandkeep-uid-0-cache" in volumes(world)
-    world.engine.ask("DELETE", "/volumes/sandkeep-uid-0-cache")
+    assert "sandkeep-volume-uid-0-cache" in volumes(world)
+    world.engine.ask("DELETE", "/volumes/sandkeep-volume-uid-0-cache")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +273,27 @@ async def test_volumes_that_are_asked_for(world: World, tmp_path: Path) -> None:
 )
 async def test_places_that_are_no_place_for_a_volume(world: World, target: str) -> None:
     refused("invalid", world, volumes=[Volume(source="cache", target=target)])
+
+
+async def test_no_name_that_a_caller_chooses_is_that_of_anothers_volume(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(owner: str, sandbox_id: str, name: str) -> set[str]:
+        spec = world.spec(volumes=[Volume(source=name, target="/cache")])
+        plan = world.provider.plan(
+            sandbox_id, world.image_id, spec, world.caller, [], details=world.details, owner=owner
+        )
+        return {plan["workspace_volume"]["source"], *(volume["source"] for volume in plan["volumes"])}
+
+    owners = ["uid:1", "uid:10", "key:a", "key:a-b", "key:uid-1"]
+    ids = ["user-uid-1", "volume-uid-1-cache", "uid-1-cache", "x"]
+    names = ["cache", "b-cache", "0-cache", "x"]
+    for mode in ("session", "user"):
+        monkeypatch.setenv("SANDBOX_DOCKER_VOLUME_MODE", mode)
+        for owner, other in itertools.permutations(owners, 2):
+            theirs = set.union(*(named(other, "their-own", name) for name in names))
+            for sandbox_id, name in itertools.product(ids, names):
+                assert not named(owner, sandbox_id, name) & theirs
 
 
 async def test_labels_of_ours_cannot_be_given(world: World) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import RunningDaemon
 
 from sandkeep.cli import COMPLETE_VARIABLE
+from sandkeep.compat import crafty
 
 pytestmark = [pytest.mark.needs("bwrap"), pytest.mark.needs("docker")]
 
@@ -126,6 +127,17 @@ def test_progress_is_told_to_who_asks(daemon: RunningDaemon, project: Path) -> N
     with daemon.connect() as client:
         client.image.create(str(project), progress=told.append)
     assert f"step 1/2: FROM {BUSYBOX}" in told
+
+
+def test_the_records_of_crafty_name_what_docker_has(
+    daemon: RunningDaemon, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDKEEP_SOCKET", daemon.socket)
+    (project / "Dockerfile").write_text(f"FROM {BUSYBOX}\nCOPY hello /hello\n")
+    record = crafty.get_image(crafty.create_image(str(project), False, crafty.Provider.DOCKER))
+    assert (record.provider, record.image_path) == (crafty.Provider.DOCKER, "")
+    assert record.docker_image_tag == f"sandkeep:{record.image_id}"
+    assert record.docker_image_id is not None
 
 
 def test_references_are_completed(daemon: RunningDaemon, project: Path) -> None:

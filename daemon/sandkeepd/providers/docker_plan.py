@@ -5,6 +5,7 @@ The settings are the most that callers get, and are read here: what was decided 
 
 import re
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,7 @@ RESERVED: Final = "sandkeep."
 """What the names of our own labels begin with."""
 
 _PLAIN: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+_UID: Final = re.compile(r"uid:[0-9]+")
 _SHELLS_OWN: Final = frozenset({"IFS", "OPTIND", "OPTARG", "PPID", "PS1", "PS2", "PS4", "PWD", "OLDPWD"})
 
 
@@ -172,7 +174,10 @@ def _workspace_volume(sandbox_id: str, owner: str, workspace: str, *, read_only:
     if mode == "static" and not settings.VOLUME_NAME():
         words = f"{settings.VOLUME_NAME.name} must name the volume, as {settings.VOLUME_MODE.name} is static"
         raise SetupError("not_configured", words, setting=settings.VOLUME_NAME.name)
-    names = {"session": prefix + sandbox_id, "user": f"{prefix}user-{_slug(owner)}", "static": settings.VOLUME_NAME()}
+    names = {
+        "session": f"{prefix}sandbox-{sandbox_id}", "user": f"{prefix}user-{_slug(owner)}",
+        "static": settings.VOLUME_NAME(),
+    }  # fmt: skip
     return Volume(source=names[mode], target=workspace, read_only=read_only, own=mode == "session")
 
 
@@ -187,7 +192,7 @@ def _volumes(spec: SandboxSpec, owner: str, workspace: str) -> list[Volume]:
             raise CallerError("invalid", words, field="volumes")
         taken.append(target)
         host = asked.source.startswith("/")
-        source = asked.source if host else f"{settings.VOLUME_PREFIX()}{_slug(owner)}-{asked.source}"
+        source = asked.source if host else f"{settings.VOLUME_PREFIX()}volume-{_slug(owner)}-{asked.source}"
         found.append(Volume(source=source, target=target, read_only=asked.read_only or spec.read_only, host=host))
     return found
 
@@ -201,7 +206,10 @@ def _is_free(target: str, taken: Sequence[str]) -> bool:
 
 
 def _slug(owner: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9_.-]", "-", owner)
+    """The owner as part of a name: never the same for two, whatever follows it, as callers choose what does."""
+    if _UID.fullmatch(owner):
+        return owner.replace(":", "-")
+    return re.sub(r"[^a-zA-Z0-9_-]", "-", owner) + "." + sha256(owner.encode()).hexdigest()[:16]
 
 
 def _check_labels(spec: SandboxSpec) -> None:

@@ -78,11 +78,15 @@ class Provider(enum.Enum):
 
 
 class ImageRecord(Struct, frozen=True, kw_only=True):
-    """An image. `image_path` is where a local one lies on the daemon's machine."""
+    """An image. `image_path` is where a local one lies on the daemon's machine, and empty for others; Docker's have an
+    id and a tag in the engine.
+    """
 
     image_id: str
     provider: Provider
-    image_path: str
+    image_path: str = ""
+    docker_image_id: str | None = None
+    docker_image_tag: str | None = None
 
 
 class SandboxRecord(Struct, frozen=True, kw_only=True):
@@ -113,7 +117,8 @@ class ProcessRecord(Struct, frozen=True, kw_only=True):
 
 
 def create_image(file_path: str, clean: bool, provider: Provider) -> str:
-    """Copy a directory, all of it, and answer the image's id. The same content gives the same id, unless `clean`.
+    """Copy a directory, all of it, or build it for Docker, and answer the image's id. The same content gives the same
+    id, unless `clean`.
 
     Raises `not_supported` for a provider that does not work here.
     """
@@ -408,8 +413,14 @@ def _text(content: bytes, path: str) -> str:
 
 
 def _image_record(client: Client, image: Image) -> ImageRecord:
-    path = f"{client.daemon.status().state_dir}/images/{image.image_id}/root"
-    return ImageRecord(image_id=image.image_id, provider=Provider(image.provider), image_path=path)
+    local = image.provider == Provider.LOCAL.value
+    return ImageRecord(
+        image_id=image.image_id,
+        provider=Provider(image.provider),
+        image_path=f"{client.daemon.status().state_dir}/images/{image.image_id}/root" if local else "",
+        docker_image_id=image.docker_image_id,
+        docker_image_tag=image.docker_image_tag,
+    )
 
 
 def _sandbox_record(state_dir: str, sandbox: Sandbox) -> SandboxRecord:
