@@ -58,7 +58,7 @@ def tell(story: Story, box: str, source: str) -> None:
     story.ask("process.launch", box, name="cat", command=["cat"], stdin=True)
     story.ask("sandbox.exec", box, "echo kept >file")
     assert story.ask("sandbox.suspend", box).status == "suspended"
-    assert all(fake._is_stopped(pid) for pid in fake._processes(box))
+    assert fake.stands_still(box)
     assert story.ask("sandbox.resume", box).status == "running"
     story.ask("process.write_stdin", box, name="cat", data=b"typed\n", eof=True)
     assert story.look(lambda client: client.process.wait(box, "cat")).exit_code == 0

@@ -67,9 +67,7 @@ async def adopted(daemon: Inside) -> None:
 
 
 def stand_still() -> bool:
-    """Whether all processes of the sandbox are stopped, and there are some."""
-    pids = fake_module._processes("box")
-    return bool(pids) and all(fake_module._is_stopped(pid) for pid in pids)
+    return fake_module.stands_still("box")
 
 
 @pytest.fixture(autouse=True)

@@ -205,7 +205,7 @@ class FakeProvider(KeptProvider[FakeInstance]):
                 working_dir=spec.working_dir or isolation.workspace,
             )  # fmt: skip
             instance.identity, instance.faults = identity, self.faults
-            instance.pause.set(_is_stopped(identity.pid))
+            instance.pause.set(_is_still(identity.pid) and stands_still(sandbox_id))
             return instance
 
         return self._take_hold(identity, make)
@@ -357,8 +357,10 @@ def _processes(sandbox_id: str) -> list[int]:
 
 def _stop(sandbox_id: str) -> None:
     """Stop all its processes, again and again until none was started meanwhile. Blocks."""
-    while running := [pid for pid in _processes(sandbox_id) if not _is_stopped(pid)]:
+    told = set[int]()
+    while running := [pid for pid in _processes(sandbox_id) if pid not in told or not _is_still(pid)]:
         _signal(running, signal.SIGSTOP)
+        told.update(running)
 
 
 def _continue(sandbox_id: str) -> None:
@@ -371,13 +373,25 @@ def _signal(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, or has ended."""
+def stands_still(sandbox_id: str) -> bool:
+    """Whether the processes of a sandbox are stopped. Blocks."""
+    pids = _processes(sandbox_id)
+    return all(_is_still(pid) for pid in pids) and any(_state(pid) == b"T" for pid in pids)
+
+
+def _is_still(pid: int) -> bool:
+    """Whether a process, told to stop, does nothing: it is stopped, has ended, or waits, as a shell does in the kernel
+    for a child that was stopped before it began.
+    """
+    return _state(pid) in b"TtZXD"
+
+
+def _state(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] in b"TtZX"
-    except FileNotFoundError:
-        return True
+            return file.read().rpartition(b") ")[2][:1]
+    except (FileNotFoundError, ProcessLookupError):
+        return b"X"
 
 
 def _remove(path: str) -> None:
