@@ -127,6 +127,10 @@ class PrivateEngine:
         """The same with Python."""
         return self.image("test/python:1", rootfs.python, "ENV PATH=/usr/bin:/bin:/usr/sbin:/sbin", 'CMD ["/bin/sh"]')
 
+    def shell(self) -> str:
+        """An image with a shell, and nothing else."""
+        return self.image("test/shell:1", rootfs.shell, "ENV PATH=/bin")
+
     def bare(self) -> str:
         """An image without a shell."""
         return self.image("test/bare:1", rootfs.bare, "ENV PATH=/bin", 'CMD ["/bin/sleep","1000"]')

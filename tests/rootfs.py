@@ -70,6 +70,15 @@ def bare() -> bytes:
 
 
 @cache
+def shell() -> bytes:
+    """A tar archive of an image that has a shell, and nothing else."""
+    program = Path("/bin/busybox" if os.path.exists("/bin/busybox") else "/usr/bin/busybox").read_bytes()
+    archive = _Archive()
+    archive.file("bin/sh", program, 0o755)
+    return archive.finish()
+
+
+@cache
 def tools() -> bytes:
     """A tar archive with this machine's shell, core utilities and tmux, and the libraries that they need."""
     return _of_packages(TOOLS)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import trio
-from tests.conformance.conftest import World, run, sh
+from tests.conformance.conftest import World, no_progress, run, sh, start
 
 from sandkeep.errors import SandkeepError
-from sandkeep.ids import SANDBOX, new_id
+from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import Volume
+from sandkeepd.providers.base import Caller, ImageRequest
 from sandkeepd.providers.docker import DockerProvider
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.parametrize("world", ["docker"], indirect=True)]
@@ -110,6 +111,20 @@ async def test_a_sandbox_that_writes_too_much_is_ended(world: World) -> None:
     await world.provider.disks.check(instance)  # type: ignore[arg-type]
     with trio.fail_after(20):
         assert (await instance.ended()).kind == "disk_limit"
+
+
+async def test_an_image_with_a_shell_and_nothing_else(world: World) -> None:
+    world.image_id = new_id(IMAGE)
+    wanted = ImageRequest(kind="reference", source=world.engine.shell())
+    caller = Caller(uid=os.geteuid(), gid=os.getegid())
+    world.details = (await world.provider.import_image(world.image_id, wanted, caller, no_progress)).details
+    instance = await world.sandbox(env={"A": "b"})
+    assert await run(instance, "sh", "-c", "echo $A; echo e >&2; exit 3") == (3, b"b\n", b"e\n")
+    process_id = await start(instance, "sh", "-c", "echo ready; while :; do :; done")
+    await instance.wait_output(process_id, 0, 0)
+    await instance.signal(process_id, 2)  # which shells have what they start ignore
+    assert (await instance.wait(process_id)).exit_code == 130
+    assert not instance.isolation.notes[1:]
 
 
 # -- what an administrator decides ------------------------------------------------------------------------------------

@@ -123,7 +123,10 @@ class Carrier:
 
     async def _start(self, process: Exec, version: str) -> dict[str, Any] | None:
         async with self._starts:
-            process.stream = await start_exec(self._engine.path, version, process.record.exec_id)
+            try:
+                process.stream = await start_exec(self._engine.path, version, process.record.exec_id)
+            except OSError as error:
+                raise self._engine.down(error) from None
             return await self._started(process)
 
     async def _started(self, process: Exec) -> dict[str, Any] | None:

@@ -5,10 +5,10 @@ the connection to one, `docker_files` reads and writes files, `docker_idle` is t
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from signal import Signals
-from typing import Any, Final
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
@@ -30,6 +30,9 @@ from sandkeepd.providers.docker_execs import Execs, refuse_secrets
 from sandkeepd.providers.docker_instance import Container
 from sandkeepd.providers.docker_plan import Plan
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 SLOWER: Final = (
     "its image has no shell, so commands go through the Docker engine: slower, not while that is down, and what they "
     "write while the daemon is down is lost"
@@ -40,6 +43,8 @@ NOTES: Final = (SLOWER, FEWER)
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the end of a process that was killed may take to be told."""
+
+FILES_AT_ONCE: Final = 4
 
 GO_S: Final = 2.0
 """How long a helper command that is not wanted any more has for ending by itself."""
@@ -64,6 +69,7 @@ class ExecInstance(Container):
         self.handle = handle
         self.pause = Pause()
         self._out = f"{directory}/out"
+        self._files = trio.CapacityLimiter(FILES_AT_ONCE)
         self._closed = False
         self._end = Ending(kind="failed", message="it is gone")
         self._journals = Journals(self._out, watcher)
@@ -183,19 +189,21 @@ class ExecInstance(Container):
 
     async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
         """See `Filing.read_piece`."""
-        await self._execs.awake()
-        return await trio.to_thread.run_sync(docker_files.read_piece, self._root, path, offset, max_bytes)
+        return await self._in_thread(docker_files.read_piece, self._root, path, offset, max_bytes)
 
     async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
         """See `Filing.write_whole`."""
-        await self._execs.awake()
         write = partial(docker_files.write_whole, mode=mode, parents=parents, most_bytes=self.disk_bytes)
-        await trio.to_thread.run_sync(write, self._root, path, data)
+        await self._in_thread(write, self._root, path, data)
 
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
         """See `Filing.list_directory`."""
+        return await self._in_thread(docker_files.list_directory, self._root, path, after, limit)
+
+    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """A few at a time: its disks may be slow, and others have their own."""
         await self._execs.awake()
-        return await trio.to_thread.run_sync(docker_files.list_directory, self._root, path, after, limit)
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._files)
 
     async def read_file(self, path: str) -> bytes:
         """See `Instance.read_file`."""

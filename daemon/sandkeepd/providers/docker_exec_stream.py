@@ -4,6 +4,8 @@ The SDK's own way to that connection loses the first bytes when they come with t
 written here.
 """
 
+import errno
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -12,7 +14,6 @@ from typing import Final
 import msgspec
 import trio
 
-from sandkeep.errors import ProviderError
 from sandkeepd.providers.base import InputNote
 from sandkeepd.providers.docker_engine import RefusedError
 
@@ -109,26 +110,37 @@ class ExecStream:
 
 
 async def start_exec(path: str, api_version: str, exec_id: str) -> ExecStream:
-    """Start an exec of the engine at `path`, and connect to it. Raises `provider_unavailable`."""
+    """Start an exec of the engine at `path`, and connect to it.
+
+    Raises OSError when the engine is not there, and `RefusedError` when it will not.
+    """
     body = msgspec.json.encode({"Detach": False, "Tty": False})
     head = (
         f"POST /v{api_version}/exec/{exec_id}/start HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    connection: trio.SocketStream | None = None
+    connection: trio.SocketStream | None = await trio.open_unix_socket(path)
     try:
-        connection = await trio.open_unix_socket(path)
+        assert connection is not None
         await connection.send_all(head.encode() + body)
         status, rest = await _answer(connection)
-        if status in (101, 200):
-            stream, connection = ExecStream(connection, rest), None
-            return stream
-        raise RefusedError(status, rest.decode(errors="replace")[:500])
-    except (OSError, trio.BrokenResourceError):
-        raise ProviderError("provider_unavailable", "the Docker engine has gone away: start it again") from None
+        if status not in (101, 200):
+            raise RefusedError(status, _words(rest))
+        stream, connection = ExecStream(connection, rest), None
+        return stream
+    except trio.BrokenResourceError:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)) from None
     finally:
         if connection is not None:
             await trio.aclose_forcefully(connection)
+
+
+def _words(body: bytes) -> str:
+    """What the engine says in the body of an answer."""
+    try:
+        return str(msgspec.json.decode(body)["message"])[:500]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:500]
 
 
 async def _answer(connection: trio.SocketStream) -> tuple[int, bytes]:

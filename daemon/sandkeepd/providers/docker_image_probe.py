@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep.errors import CallerError
+from sandkeepd.keeper import leader
 from sandkeepd.providers.docker_container import LOG_LABEL
 from sandkeepd.providers.docker_plan import WORKSPACE, Details, is_lost_by_shells
 
@@ -88,12 +89,13 @@ def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, l
     if why == NO_SHELL:
         with _container(client, _configuration("sh", found["Id"], image_id, log_id)) as container:
             answer, why = _ask(client, container)
-    leader = [answer.setsid, answer.env] if answer.setsid and answer.env else []
-    if answer.shell and not leader:
-        why = "its image has no setsid, or no env, by which a keeper starts processes"
+    words = [answer.setsid, answer.env] if answer.setsid and answer.env else []
+    can_start = bool(words) or leader.has_program()
+    if answer.shell and not can_start:
+        why = "its image has no setsid, or no env, by which a keeper starts processes on this machine"
     return Details(
         docker_image_id=found["Id"], docker_image_tag=tag, user=user, env=_environment(config.get("Env") or ()),
-        shell=answer.shell if leader else None, leader=[*leader, _SIGNALS] if leader and answer.signals else leader,
+        shell=answer.shell if can_start else None, leader=[*words, _SIGNALS] if words and answer.signals else words,
         tmux=answer.tmux, workdir=workdir, writable=writable, why=why,
     )  # fmt: skip
 
