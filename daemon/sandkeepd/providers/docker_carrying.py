@@ -22,8 +22,8 @@ from sandkeepd.providers.docker_engine import Engine, RefusedError
 from sandkeepd.providers.docker_exec_stream import ExecStream, Piece, start_exec
 from sandkeepd.providers.docker_records import JournalWriter, Record, Records
 
-FIRST_LOOK_S: Final = 0.03
-"""How soon after it was ordered the engine is asked whether it has started a process."""
+FIRST_LOOK_S: Final = 0.06
+"""How soon after it was ordered the engine is asked whether it has started a process that says nothing."""
 
 LOOK_S: Final = 0.01
 MOST_LOOK_S: Final = 0.5
@@ -131,7 +131,9 @@ class Carrier:
 
     async def _started(self, process: Exec) -> dict[str, Any] | None:
         """What the engine says of a process once it was started, or could not be; None when it does not answer."""
-        await trio.sleep(FIRST_LOOK_S)
+        assert process.stream is not None
+        with trio.move_on_after(FIRST_LOOK_S):
+            await process.stream.wait_readable()
         with suppress(ProviderError):
             return await self.settled(process, begun=True)
         return None

@@ -44,6 +44,11 @@ class ExecStream:
         self._left = 0
         self._input_open = True
 
+    async def wait_readable(self) -> None:
+        """Wait until there is output, or the connection has ended."""
+        if not self._rest:
+            await trio.lowlevel.wait_readable(self._connection.socket)
+
     async def output(self) -> AsyncIterator[list[Piece]]:
         """What is written, some pieces at a time. Ends with the connection."""
         while True:
