@@ -7,7 +7,7 @@ forgets when it is restarted, it tells nobody any more: then nobody knows how a 
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final
 
 import trio
@@ -181,14 +181,19 @@ class Carrier:
             await self.lose(process_id, process, f"its output could not be kept: {error.strerror}")
             return
         try:
-            async for pieces in process.stream.output():
-                await trio.to_thread.run_sync(writer.write, process.told_apart(pieces))
-                if writer.why_not is not None and process.record.gap is None:
-                    await self.lose(process_id, process, f"its output was cut: {writer.why_not}")
-                    if writer.is_full:
-                        docker_pids.send(process.record.first, signal.SIGXFSZ)  # as too large a file ends it elsewhere
+            async with aclosing(process.stream.output()) as output:
+                async for pieces in output:
+                    await trio.to_thread.run_sync(writer.write, process.told_apart(pieces))
+                    if writer.why_not is not None and process.record.gap is None:
+                        await self._cut(process_id, process, writer)
         finally:
             writer.close()
+
+    async def _cut(self, process_id: str, process: Exec, writer: JournalWriter) -> None:
+        """What follows is not kept."""
+        await self.lose(process_id, process, f"its output was cut: {writer.why_not}")
+        if writer.is_full:
+            docker_pids.send(process.record.first, signal.SIGXFSZ)  # as too large a file ends it elsewhere
 
     async def lose(self, process_id: str, process: Exec, gap: str) -> None:
         """Note that some of a process's output is lost, and why."""

@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import msgspec
@@ -49,7 +49,7 @@ class ExecStream:
         if not self._rest:
             await trio.lowlevel.wait_readable(self._connection.socket)
 
-    async def output(self) -> AsyncIterator[list[Piece]]:
+    async def output(self) -> AsyncGenerator[list[Piece], None]:
         """What is written, some pieces at a time. Ends with the connection."""
         while True:
             if pieces := self._split():
@@ -93,9 +93,7 @@ class ExecStream:
             note(taken, len(piece))
             try:
                 taken += await self._connection.socket.send(piece)
-            except OSError:  # it has ended, or the engine has
-                self._input_open = False
-            except _GONE:
+            except (OSError, *_GONE):  # it has ended, or the engine has
                 self._input_open = False
             note(taken, 0)
         return taken
