@@ -245,7 +245,7 @@ def _scaled(text: str | None, unit: float) -> float | None:
 def _number(text: str | None) -> int | None:
     """A count that the kernel wrote; None for anything else."""
     digits = (text or "").strip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 20):
+    if not digits.isdigit() or len(digits) > 20:
         return None
     return min(int(digits), MOST)
 

@@ -339,3 +339,26 @@ def test_what_is_killed_before_its_pid_is_known_does_not_run_on(bare: Bare) -> N
         bare.tell(f"run {name} none", f"kill {name} 9")
     bare.until(lambda said: {name for name in names if f"{name} 137" in said or f"{name} lost" in said} == set(names))
     assert subprocess.run(["pgrep", "-f", f"sleep {mark}"], stdout=subprocess.DEVNULL, check=False).returncode == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"stdin": b"in"}, {"stdin": True}, {"command": ["sh", "-c", ": " + "x" * 10_000]}],
+    ids=["none", "a file", "a pipe", "a long command"],
+)
+async def test_of_what_started_a_process_nothing_is_left(tmp_path: Path, more: dict[str, object]) -> None:
+    (tmp_path / "source").mkdir()
+    async with fake.open_fake(str(tmp_path / "state")) as provider:
+        await provider.import_image(
+            "img_1", plain(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
+        )
+        instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {}, {})
+        try:
+            place = next((tmp_path / "state").glob("**/in"))
+            before = sorted(path.name for path in place.iterdir())
+            await instance.launch(Launch(**{"process_id": "p1", "command": ["true"], **more}))  # type: ignore[arg-type]
+            await instance.wait("p1")
+            instance.forget("p1")
+            assert sorted(path.name for path in place.iterdir()) == before
+        finally:
+            await provider.terminate("sbx_1", {}, instance.handle)
