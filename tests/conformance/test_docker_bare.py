@@ -23,7 +23,7 @@ from sandkeep.ids import PROCESS, new_id
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper import files
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX
-from sandkeepd.providers import docker_idle, docker_pids
+from sandkeepd.providers import docker_engine, docker_idle, docker_pids
 from sandkeepd.providers.base import Exit, Filing, Instance, Launch, Piping, Reviving, Terminal, Terminals
 from sandkeepd.providers.docker_carrying import FORGOTTEN
 from sandkeepd.providers.docker_exec import ExecInstance
@@ -230,6 +230,7 @@ async def test_output_beyond_the_limit_ends_its_writer(world: World) -> None:
     assert "cut" in (chunk.note or "")
 
 
+@pytest.mark.soak
 async def test_what_outlives_a_process_does_not_hold_its_end(world: World) -> None:
     instance = await tools(world)
     process_id = await start(instance, "sh", "-c", "sleep 1000 & echo $!; exit 3")
@@ -239,6 +240,7 @@ async def test_what_outlives_a_process_does_not_hold_its_end(world: World) -> No
     assert await sh(instance, f"cat /proc/{left}/comm") == "sleep\n"
 
 
+@pytest.mark.soak
 async def test_a_process_without_streams_runs_on(world: World) -> None:
     instance = await tools(world)
     script = "exec </dev/null >/dev/null 2>&1; until [ -e go ]; do sleep 0.01; done; exit 9"
@@ -248,6 +250,7 @@ async def test_a_process_without_streams_runs_on(world: World) -> None:
         assert (await instance.wait(process_id)).exit_code == 9
 
 
+@pytest.mark.soak
 async def test_helper_commands_leave_nothing(world: World) -> None:
     instance = await tools(world)
     assert await instance.run_command(["sh", "-c", "cat; echo e >&2; exit 2"], b"in") == (2, b"in", b"e\n")
@@ -442,7 +445,10 @@ async def test_while_the_engine_is_down_and_after_it(tmp_path: Path) -> None:
         await trio.to_thread.run_sync(engine.clear)
 
 
-async def test_an_engine_that_hangs_is_told_and_nothing_else_waits(world: World) -> None:
+async def test_an_engine_that_hangs_is_told_and_nothing_else_waits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_engine, "ANSWER_S", 1)
     instance = made(await world.sandbox())
     process_id = await start(instance, "sleep", "1000")
     world.engine.send(signal.SIGSTOP)

@@ -7,7 +7,7 @@ forgets when it is restarted, it tells nobody any more: then nobody knows how a 
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final
 
 import trio
@@ -22,8 +22,8 @@ from sandkeepd.providers.docker_engine import Engine, RefusedError
 from sandkeepd.providers.docker_exec_stream import ExecStream, Piece, start_exec
 from sandkeepd.providers.docker_records import JournalWriter, Record, Records
 
-FIRST_LOOK_S: Final = 0.03
-"""How soon after it was ordered the engine is asked whether it has started a process."""
+FIRST_LOOK_S: Final = 0.06
+"""How soon after it was ordered the engine is asked whether it has started a process that says nothing."""
 
 LOOK_S: Final = 0.01
 MOST_LOOK_S: Final = 0.5
@@ -131,7 +131,9 @@ class Carrier:
 
     async def _started(self, process: Exec) -> dict[str, Any] | None:
         """What the engine says of a process once it was started, or could not be; None when it does not answer."""
-        await trio.sleep(FIRST_LOOK_S)
+        assert process.stream is not None
+        with trio.move_on_after(FIRST_LOOK_S):
+            await process.stream.wait_readable()
         with suppress(ProviderError):
             return await self.settled(process, begun=True)
         return None
@@ -179,14 +181,19 @@ class Carrier:
             await self.lose(process_id, process, f"its output could not be kept: {error.strerror}")
             return
         try:
-            async for pieces in process.stream.output():
-                await trio.to_thread.run_sync(writer.write, process.told_apart(pieces))
-                if writer.why_not is not None and process.record.gap is None:
-                    await self.lose(process_id, process, f"its output was cut: {writer.why_not}")
-                    if writer.is_full:
-                        docker_pids.send(process.record.first, signal.SIGXFSZ)  # as too large a file ends it elsewhere
+            async with aclosing(process.stream.output()) as output:
+                async for pieces in output:
+                    await trio.to_thread.run_sync(writer.write, process.told_apart(pieces))
+                    if writer.why_not is not None and process.record.gap is None:
+                        await self._cut(process_id, process, writer)
         finally:
             writer.close()
+
+    async def _cut(self, process_id: str, process: Exec, writer: JournalWriter) -> None:
+        """What follows is not kept."""
+        await self.lose(process_id, process, f"its output was cut: {writer.why_not}")
+        if writer.is_full:
+            docker_pids.send(process.record.first, signal.SIGXFSZ)  # as too large a file ends it elsewhere
 
     async def lose(self, process_id: str, process: Exec, gap: str) -> None:
         """Note that some of a process's output is lost, and why."""

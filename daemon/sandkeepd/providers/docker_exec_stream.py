@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import msgspec
@@ -44,7 +44,12 @@ class ExecStream:
         self._left = 0
         self._input_open = True
 
-    async def output(self) -> AsyncIterator[list[Piece]]:
+    async def wait_readable(self) -> None:
+        """Wait until there is output, or the connection has ended."""
+        if not self._rest:
+            await trio.lowlevel.wait_readable(self._connection.socket)
+
+    async def output(self) -> AsyncGenerator[list[Piece], None]:
         """What is written, some pieces at a time. Ends with the connection."""
         while True:
             if pieces := self._split():
@@ -88,9 +93,7 @@ class ExecStream:
             note(taken, len(piece))
             try:
                 taken += await self._connection.socket.send(piece)
-            except OSError:  # it has ended, or the engine has
-                self._input_open = False
-            except _GONE:
+            except (OSError, *_GONE):  # it has ended, or the engine has
                 self._input_open = False
             note(taken, 0)
         return taken

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from sandkeep.model import Capability, ProviderCapabilities
+from sandkeepd.providers import docker_idle
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -32,6 +33,7 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
         ),
         "seccomp": _if("seccomp" in options, "the engine has no seccomp: system calls are not filtered"),
         "network_bridge": _if("bridge" in found["Networks"], "the engine has no network called bridge"),
+        "images_without_shell": _without_shell(root=root),
         "terminals": Capability(works=True, why="in images that have tmux"),
         "suspend": Capability(works=True),
         "uid_per_sandbox": Capability(works=False, why="processes are the image's user: give sandboxes a user"),
@@ -42,3 +44,9 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
 
 def _if(works: Any, why: str) -> Capability:
     return Capability(works=bool(works), why=None if works else why)
+
+
+def _without_shell(*, root: bool) -> Capability:
+    written = docker_idle.program() is not None
+    why = "for this machine nothing is written that stands for one" if root else "only root's daemon can do without"
+    return _if(root and written, why)
