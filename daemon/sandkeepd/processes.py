@@ -98,6 +98,7 @@ class Processes:
             working_dir=command.working_dir,
             stdin=stdin,
             terminal=_terminal(process, command),
+            quick=not eager,
         )
         work = partial(self.carriers.carry, runtime, process, launch, intent, eager=eager)
         if not start_in(runtime, work, core, f"process {process_id}") and not process.ended:

@@ -4,6 +4,7 @@
 #
 #   run ID MODE [SCRIPT]  start SCRIPT, or IN/ID (a script that ends in exec); MODE is the kind of its standard input:
 #                   none, file, pipe; or tty: the script then is `terminal.sh`, and speaks for itself
+#   exec ID MODE SCRIPT  the same, where SCRIPT ends in the exec of `leader -w`, which is its own watcher; no tty
 #   secret ID TEXT  a piece of the assignments that only the process ID will see; comes before its run
 #   share - TEXT    the same for every process that starts from now on
 #   kill ID SIGNAL [N]  signal the process's group, and say that it was N    eof ID   no more input will come
@@ -58,6 +59,19 @@ watch() {
 		echo "$1 none" >&4
 	fi
 	echo "done $1 $code" >&3 # wakes the keeper, which forgets this watcher and reaps
+}
+
+# The same, where the script becomes the watcher: two forks less. It comes back only if it could not.
+watch_self() {
+	trap "echo '$1 none' >&4; echo 'done $1' >&3" EXIT
+	command exec 4>>"$out/exits"
+	case $2 in
+	none) command exec </dev/null ;;
+	file) command exec <"$in/$1.stdin" ;;
+	pipe) command exec 6<>"$in/$1.stdin" <"$in/$1.stdin" ;;
+	esac
+	command exec >>"$5.stdout" 2>>"$5.stderr" || exit 125
+	eval "$shared$mine" "$6"
 }
 
 # A terminal's script tells by itself how its process starts and ends. If it was killed, so is the process.
@@ -146,12 +160,13 @@ while IFS= read -r line <&3; do
 	id=${rest%% *} argument=${rest#* }
 	case $id in -) ;; '' | *[!A-Za-z0-9_]*) continue ;; esac
 	case $verb in
-	run)
+	run | exec)
 		mine=''
 		[ "$whose" = "$id" ] && mine=$secrets secrets='' whose=''
 		how=watch script='. "$3"'
 		case $argument in *' '*) script=${argument#* } argument=${argument%% *} ;; esac
 		[ "$argument" = tty ] && how=watch_terminal pid=''
+		[ "$verb" = exec ] && how=watch_self
 		# `command` keeps the keeper alive when it cannot fork
 		if command eval '$how "$id" "$argument" "$in/$id" "$newline" "$out/p/$id" "$script" &'; then
 			eval "watcher_$id=$! pid_$id=" # an id has letters, digits and _ alone

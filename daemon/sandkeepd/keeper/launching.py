@@ -1,6 +1,7 @@
 """How a process is started: what is written for it into `in`, what the keeper is asked, and what its answer means."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
@@ -12,6 +13,9 @@ from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import Talk
 from sandkeepd.providers.base import Launch, Terminal
 from sandkeepd.turns import my_turn
+
+MAX_SECRET_BYTES: Final = 64 * 1024
+"""With larger secrets a program may not be startable at all, which a shell tells better."""
 
 
 class Launcher:
@@ -48,7 +52,8 @@ class Launcher:
         await my_turn()
         process = self._talk.processes[process_id] = Known()
         process.has_files = script is None or launch.stdin is not None
-        await self._talk.send(*secrets, requests.request("run", process_id, _mode(launch), script))
+        verb = "exec" if script else "run"
+        await self._talk.send(*secrets, requests.request(verb, process_id, _mode(launch), script))
         failpoints.reach("launch.sent")
         await self._talk.news(process, lambda: process.pid is not None or process.answer == "none")
         if process.pid is None:
@@ -72,12 +77,12 @@ class Launcher:
             if launch.terminal:
                 await self._write_terminal(process_id, launch.terminal, launch.command, env, where)
                 return None
-            commands = requests.script(self._leader.apart, launch.command, env, where, opening)
+            line = None if opening else self._in_a_line(process_id, launch, env, where)
+            commands = [] if line else requests.script(self._leader.apart, launch.command, env, where, opening)
             if launch.stdin is True:
                 await self._place.make_fifo(f"{process_id}.stdin")
             elif isinstance(launch.stdin, bytes):
                 await self._place.write(f"{process_id}.stdin", launch.stdin)
-            line = None if opening else requests.in_a_line(commands)
             if line is None:
                 await self._place.write(process_id, requests.in_a_file(commands))
         except FileExistsError:
@@ -86,6 +91,14 @@ class Launcher:
             self._place.remove_start(process_id)
             raise no_room(error) from None
         return line
+
+    def _in_a_line(self, process_id: str, launch: Launch, env: Mapping[str, str], working_dir: str) -> bytes | None:
+        """The script of a process that is to be watched by our program, if that is short."""
+        if self._leader.program is None or sum(map(len, launch.secrets.values())) > MAX_SECRET_BYTES:
+            return None
+        leader = self._leader.watching(process_id, quick=launch.quick)
+        failing = self._leader.failing
+        return requests.in_a_line(requests.script(leader, launch.command, env, working_dir, failing=failing))
 
     async def _write_terminal(
         self, process_id: str, wanted: Terminal, command: Sequence[str], env: Mapping[str, str], working_dir: str

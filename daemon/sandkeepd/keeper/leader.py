@@ -17,16 +17,29 @@ from sandkeepd.hostprocess import TOOL_PATH, run_tool
 NAME: Final = ".leader"
 """What our program is called in `in`."""
 
+QUICK_MS: Final = 20
+"""How long the start of a process that is expected to end soon may wait for its end, so that both are told at once."""
+
 _PROGRAM: Final = os.path.join(os.path.dirname(__file__), f"leader.{os.uname().machine}")
 
 
 class Leader(Struct, frozen=True, kw_only=True):
     """The words before a command, after which may come NAME=VALUE for its environment: `apart` for one that is to have
-    a session of its own, `within` for one that has a session already.
+    a session of its own, `within` for one that has a session already. `program` is ours, which can be more than that.
     """
 
     apart: list[str]
     within: list[str]
+    program: str | None = None
+
+    def watching(self, process_id: str, *, quick: bool) -> list[str]:
+        """The same words for a process apart, by which our program is its watcher as well."""
+        return [self.program or "", "-w", process_id, str(QUICK_MS if quick else 0)]
+
+    @property
+    def failing(self) -> list[str]:
+        """The command that ends as one does whose directory is not there."""
+        return [self.program or "", "-e", "126"]
 
 
 def has_program() -> bool:
@@ -50,7 +63,7 @@ def leader_of(in_dir: str, inside: str, otherwise: Sequence[str]) -> Leader:
     """
     if os.path.exists(f"{in_dir}/{NAME}"):
         path = f"{inside}/{NAME}"
-        return Leader(apart=[path, "-s"], within=[path, "-"])
+        return Leader(apart=[path, "-s"], within=[path, "-"], program=path)
     return Leader(apart=list(otherwise), within=list(otherwise[1:]))
 
 

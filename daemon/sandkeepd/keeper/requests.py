@@ -65,9 +65,11 @@ def script(
     env: Mapping[str, str],
     working_dir: str | None,
     opening: bytes = b"",
+    failing: Sequence[str] = (),
 ) -> list[bytes]:
     """The commands of a shell that becomes the process. `leader` are the words that make it the leader of a group of
-    its own. `opening` are commands that come first; the path of the script itself is ``$3`` to them.
+    its own; `failing` is executed by them where the directory is not there, if the shell cannot just end with 126.
+    `opening` are commands that come first; the path of the script itself is ``$3`` to them.
 
     The environment is set by the leader, and not by the shell, which has variables of its own that cannot be set to
     everything. A first word with ``=`` would be taken for a variable by it, so a shell stands between.
@@ -78,16 +80,19 @@ def script(
     settings = [variable(name, "env") + b"=" + to_bytes(value, "env") for name, value in env.items()]
     commands = [b"umask 022", *([opening] if opening else [])]
     if working_dir is not None:
-        commands.append(b"cd -- " + quote(to_bytes(working_dir, "working_dir")) + b" || exit 126")
+        otherwise = b"exec " + _words([*leader, *failing]) if failing else b"exit 126"
+        commands.append(b"cd -- " + quote(to_bytes(working_dir, "working_dir")) + b" || " + otherwise)
         commands.append(b"unset OLDPWD")
-    commands.append(
-        b"exec " + b" ".join(quote(word) for word in [*(word.encode() for word in leader), *settings, *words])
-    )
+    commands.append(b"exec " + _words(leader) + b" " + b" ".join(quote(word) for word in [*settings, *words]))
     if sum(map(len, commands)) > MAX_SCRIPT_BYTES:
         raise CallerError(
             "invalid", "command: the words and variables are too long together: put them into a file", field="command"
         )
     return commands
+
+
+def _words(words: Sequence[str]) -> bytes:
+    return b" ".join(quote(word.encode()) for word in words)
 
 
 def in_a_file(commands: Sequence[bytes]) -> bytes:

@@ -93,6 +93,7 @@ class Launch(Struct, frozen=True, kw_only=True):
 
     `stdin` is None for none, bytes for all there will be, True for a pipe that `Instance.write_stdin` feeds. With a
     `terminal` it is left alone: the process reads what is typed. Only an instance with `Terminals` can launch that.
+    One that is `quick` is expected to end soon: that it was started may be told some milliseconds later, with its end.
     """
 
     process_id: str
@@ -102,6 +103,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     working_dir: str | None = None
     stdin: bytes | bool | None = None
     terminal: Terminal | None = None
+    quick: bool = False
 
     def __repr__(self) -> str:
         return f"Launch({self.process_id})"
