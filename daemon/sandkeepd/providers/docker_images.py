@@ -21,6 +21,7 @@ from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Ledger
 from sandkeepd.providers.docker_builder import Builder
 from sandkeepd.providers.docker_container import LOG_LABEL
 from sandkeepd.providers.docker_engine import Engine, RefusedError
+from sandkeepd.providers.docker_plan import Details
 from sandkeepd.providers.docker_stream import Asking, telling
 from sandkeepd.providers.local_layout import Layout
 
@@ -32,6 +33,9 @@ IMPORT_S: Final = 3600.0
 
 AT_ONCE: Final = 2
 """How many images of one owner are made at once. Others of his wait."""
+
+MOST_PROBED: Final = 256
+"""Of how many images it is remembered what they have: the same content has the same."""
 
 _NOT_FOUND: Final = 404
 _IN_USE: Final = 409
@@ -48,6 +52,7 @@ class DockerImages:
         self._builder = Builder(engine, layout, log_id, self.have)
         self._turns: WeakValueDictionary[str, trio.Semaphore] = WeakValueDictionary()
         self._making: set[str] = set()
+        self._probed: dict[str, Details] = {}
 
     def default_base(self) -> str:
         """See `Building.default_base`."""
@@ -84,10 +89,21 @@ class DockerImages:
             found = await self._engine.call(partial(_inspect, name=named))
             made = msgspec.structs.replace(copied, digest=found["Id"], size_bytes=found["Size"], file_count=0)
         failpoints.reach("docker.tagged")
+        known = None if request.clean else self._probed.get(made.digest)
+        details = known or await self._probe(image_id, found, progress)
+        return msgspec.structs.replace(made, details={**msgspec.to_builtins(details), "docker_image_tag": named})
+
+    async def _probe(self, image_id: str, found: Document, progress: Progress) -> Details:
         await progress("finding out what the image has")
-        look = partial(docker_image_probe.probe, image_id=image_id, found=found, tag=named, log_id=self._log_id)
+        look = partial(
+            docker_image_probe.probe, image_id=image_id, found=found, tag=_tag(image_id), log_id=self._log_id
+        )
         details = await self._engine.call(look)
-        return msgspec.structs.replace(made, details=msgspec.to_builtins(details))
+        if details.why in (None, docker_image_probe.NO_SHELL):  # other answers may be better another time
+            self._probed[details.docker_image_id] = details
+            if len(self._probed) > MOST_PROBED:
+                del self._probed[next(iter(self._probed))]
+        return details
 
     async def have(self, reference: str, progress: Progress, *, anew: bool = False) -> Document:
         """What the engine knows of an image, which is pulled if it is not there; `anew` also if it came from a

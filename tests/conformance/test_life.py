@@ -1,0 +1,93 @@
+"""Sandboxes that stand still, go on, and are started anew, by every provider that can do that."""
+
+import os
+import signal
+
+import trio
+from tests.conformance.conftest import World, run, sh, start
+
+from sandkeepd.providers.base import Instance, Pausing, Reviving
+
+COUNT = "while :; do echo x; sleep 0.01; done"
+CANNOT = ("local", "none")
+
+
+def size(instance: Instance, process_id: str) -> int:
+    return instance.read(process_id, "stdout", 0, 0).size
+
+
+async def test_what_is_suspended_stands_still_and_goes_on(world: World) -> None:
+    instance = await world.sandbox()
+    assert isinstance(instance, Pausing) == (world.kind not in CANNOT)
+    if not isinstance(instance, Pausing):
+        return
+    assert not instance.is_paused()
+    counting = await start(instance, "sh", "-c", COUNT)
+    await instance.wait_output(counting, 0, 0)
+    await instance.suspend()
+    written = size(instance, counting)
+    await instance.suspend()
+    assert (instance.is_paused(), size(instance, counting)) == (True, written)
+    async with trio.open_nursery() as nursery:
+        asked = list[tuple[int | None, bytes, bytes]]()
+
+        @nursery.start_soon
+        async def ask() -> None:
+            asked.append(await run(instance, "echo", "hi"))
+
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert asked == []  # requests wait
+        for _ in range(2):
+            await instance.resume()
+    assert (asked, instance.is_paused()) == ([(0, b"hi\n", b"")], False)
+    with trio.fail_after(20):
+        await instance.wait_output(counting, written, 0)
+
+
+async def test_what_is_suspended_is_adopted_so_and_can_be_ended(world: World) -> None:
+    instance = await world.sandbox()
+    if not isinstance(instance, Pausing):
+        return
+    counting = await start(instance, "sh", "-c", COUNT)
+    await instance.suspend()
+    await instance.aclose()
+    plan = world.plans[instance.sandbox_id]
+    other = await world.provider.adopt(instance.sandbox_id, world.spec(), plan, instance.isolation, instance.handle)
+    assert other is not None
+    assert isinstance(other, Pausing)
+    assert other.is_paused()
+    await other.resume()
+    assert await other.find(counting) is not None
+    assert await sh(other, "echo hi") == "hi\n"
+    await other.suspend()
+    with trio.fail_after(30):
+        await world.terminate(other.sandbox_id)
+        await other.ended()
+    assert (await world.provider.found())[0] == []
+
+
+async def test_what_ended_by_itself_is_started_anew_on_its_files(world: World) -> None:
+    assert isinstance(world.provider, Reviving) == (world.kind not in CANNOT)
+    if not isinstance(world.provider, Reviving):
+        return
+    instance = await world.sandbox({"TOKEN": "first"})
+    earlier = await start(instance, "sh", "-c", "echo $TOKEN; echo kept >kept; sleep 1000")
+    await instance.wait_output(earlier, 0, 0)
+    await sh(instance, "until [ -e kept ]; do sleep 0.01; done")
+    for secret in ("second", "third"):
+        os.kill(instance.handle["first"]["pid"], signal.SIGKILL)
+        with trio.fail_after(20):
+            await instance.ended()
+        await instance.aclose()
+        plan = world.plans[instance.sandbox_id]
+        instance = await world.provider.revive(
+            instance.sandbox_id, world.image_id, world.spec(), {"TOKEN": secret}, plan, instance.handle
+        )
+        world.handles[instance.sandbox_id] = instance.handle
+        assert await sh(instance, "cat kept; echo $TOKEN") == f"kept\n{secret}\n"
+        assert instance.read(earlier, "stdout", 0, 100).data == b"first\n"
+    with trio.fail_after(30):
+        for _ in range(2):
+            await world.provider.halt(instance.sandbox_id, plan, instance.handle)
+        await instance.ended()
+    assert (await world.provider.found())[0] == [instance.sandbox_id]
