@@ -1,5 +1,6 @@
 """Images without a shell, with a real daemon on a real engine: nothing of them is run that it was not asked for."""
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -79,3 +80,23 @@ def test_the_daemon_dies_under_them(daemon: Any) -> None:
         client.sandbox.terminate("box")
         assert client.process.read("box", "early").stdout.startswith(b"root:")
         assert "lost" in client.process.read("box", "lasting").note
+
+
+@pytest.mark.parametrize("point", ["launch.written", "launch.sent", "launch.answered"])
+def test_a_process_is_started_once_whenever_the_daemon_dies(daemon: Any, dockerd: Any, point: str) -> None:
+    daemon.stop()
+    daemon.start(SANDKEEP_FAILPOINT=point)
+
+    def launch(client: Any) -> Any:
+        return client.process.launch("box", ["sleep", "1000"], name="one", command_id="once")
+
+    with contextlib.suppress(SandkeepError, OSError), daemon.connect(patience_s=0) as client:
+        launch(client)
+    daemon.process.wait(30)
+    daemon.start()
+    with daemon.connect() as client:
+        assert launch(client).status == "running"
+        running = dockerd.get("/containers/sandbox-box/top")["Processes"]
+        assert sum("sleep" in " ".join(words) for words in running) == 1
+        client.process.signal("box", "one", signal="TERM")
+        assert client.process.wait("box", "one", timeout_s=40).exit_code == 143

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import trio
 
+from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper.pausing import Pause
@@ -127,6 +128,7 @@ class Carrier:
                 process.stream = await start_exec(self._engine.path, version, process.record.exec_id)
             except OSError as error:
                 raise self._engine.down(error) from None
+            failpoints.reach("launch.sent")
             return await self._started(process)
 
     async def _started(self, process: Exec) -> dict[str, Any] | None:

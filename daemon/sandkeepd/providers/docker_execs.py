@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper import journal, requests
@@ -63,6 +64,7 @@ class Execs:
         exec_id, version = await self._engine.call(lambda client: self._create(client, launch))
         process = Exec(Record(exec_id=exec_id, has_input=launch.stdin is not None and launch.stdin is not False))
         await self._begin(process_id, process.record)
+        failpoints.reach("launch.written")
         self.processes[process_id] = process
         self._nursery.start_soon(self._carrier.carry, process_id, process, launch.stdin, version)
         with self._pause.patience(START_S):
