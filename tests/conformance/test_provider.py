@@ -485,6 +485,20 @@ async def test_an_import_that_fails_leaves_nothing(world: World) -> None:
     assert (await world.provider.found())[1] == [world.image_id]
 
 
+async def test_helper_commands_that_were_left_behind_are_ended(world: World) -> None:
+    """By the daemon that takes the sandbox over, which knows of them by what lies in `in`."""
+    instance = await world.sandbox()
+    place = world.state / "sandboxes" / instance.sandbox_id / "in"
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(instance.run_command, ["sleep", "1000"])
+            while not any(name.startswith("hlp_") for name in os.listdir(place)):
+                await trio.lowlevel.checkpoint()
+            await sh(instance, "true")  # by now it runs
+            await instance.remember_earlier()  # type: ignore[attr-defined]
+    assert not any(name.startswith("hlp_") for name in os.listdir(place))
+
+
 async def test_what_no_machine_of_this_kind_can_hold(world: World) -> None:
     impossible = {"isolation": "none"} if world.kind == "docker" else {"network": "bridge"}
     with pytest.raises(SetupError, match="not_supported"):

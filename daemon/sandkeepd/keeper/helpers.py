@@ -45,7 +45,7 @@ class Helpers:
         """See `Instance.run_command`. Its journals are removed when it is done."""
         process_id = new_id(pipes.HELPER)
         try:
-            launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir, quick=True)
+            launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
             await self._launcher.launch(launch)
             how = await self._instance.wait(process_id)
             stdout = await trio.to_thread.run_sync(self._instance.read, process_id, "stdout", 0, most_bytes)

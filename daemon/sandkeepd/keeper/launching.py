@@ -5,7 +5,7 @@ from typing import Final
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
-from sandkeepd.keeper import requests, terminal
+from sandkeepd.keeper import pipes, requests, terminal
 from sandkeepd.keeper.following import Journals
 from sandkeepd.keeper.leader import Leader
 from sandkeepd.keeper.place import Place, no_room
@@ -93,8 +93,12 @@ class Launcher:
         return line
 
     def _in_a_line(self, process_id: str, launch: Launch, env: Mapping[str, str], working_dir: str) -> bytes | None:
-        """The script of a process that is to be watched by our program, if that is short."""
-        if self._leader.program is None or sum(map(len, launch.secrets.values())) > MAX_SECRET_BYTES:
+        """The script of a process that is to be watched by our program, if that is short.
+
+        Not so of helper commands and viewers: by their files a later daemon sees what was left behind.
+        """
+        is_helper = process_id.startswith((f"{pipes.HELPER}_", f"{terminal.VIEWER}_"))
+        if self._leader.program is None or is_helper or sum(map(len, launch.secrets.values())) > MAX_SECRET_BYTES:
             return None
         leader = self._leader.watching(process_id, quick=launch.quick)
         failing = self._leader.failing
