@@ -313,6 +313,7 @@ async def test_a_name_that_somebody_else_has_is_told_and_left(world: World) -> N
     assert caught.value.code == "conflict"
     await world.provider.terminate(sandbox_id, plan, {})
     assert world.engine.container_of(sandbox_id)["State"]["Status"] == "created"
+    world.engine.ask("DELETE", f"/containers/sandbox-{sandbox_id}")
 
 
 async def test_what_is_left_of_an_earlier_attempt_makes_way(world: World) -> None:

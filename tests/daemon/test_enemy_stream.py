@@ -114,6 +114,7 @@ async def test_what_comes_and_goes_in_a_journal_is_told_once() -> None:
 
         def __init__(self) -> None:
             self.reads = 0
+            self.outputs = self
 
         def read_journal(self, *_: Any) -> Chunk:
             self.reads += 1
