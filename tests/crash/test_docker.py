@@ -19,10 +19,14 @@ pytestmark = pytest.mark.needs("docker")
 SIDE_BY_SIDE = 3
 
 POINTS = [
-    "image.copied", "image.discarded", "create.planned", "launch.written", "launch.sent", "launch.answered",
-    "signal.sent", "stdin.written", "file.written", "copy.staged", "copy.committed", "end.stopped", "end.discarded",
+    "image.copied", "image.discarded", "create.planned", "launch.answered", "end.stopped", "end.discarded",
     *(point for point in failpoints.POINTS if point.startswith("docker.")),
 ]  # fmt: skip
+
+ALIKE = [
+    "launch.written", "launch.sent", "signal.sent", "stdin.written", "file.written", "copy.staged", "copy.committed",
+]  # fmt: skip
+"""The points in what is the keeper's, and so as in local sandboxes."""
 
 COMMITS = [
     f"{kind}:{side}"
@@ -85,3 +89,11 @@ def stories(
 @pytest.mark.parametrize("point", [*POINTS, *COMMITS])
 def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
     assert stories[point].result(300).deaths == 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("point", ALIKE)
+def test_a_death_at_the_points_that_are_alike(dockerd: Any, places: str, tmp_path: Path, point: str) -> None:
+    (tmp_path / "file").write_text("content\n")
+    tmp_path.chmod(0o755)
+    assert dies_at(point, tempfile.mkdtemp(dir=places), str(tmp_path), dockerd).deaths == 1
