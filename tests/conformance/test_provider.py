@@ -440,7 +440,8 @@ async def test_terminating_twice_and_what_is_found(world: World) -> None:
     await world.terminate(instance.sandbox_id)
     assert await world.provider.found() == ([], [world.image_id])
     how = await instance.wait(process_id)
-    assert how.exit_code is None
+    told = (None, 137) if world.kind in ("none", "fake") else (None,)  # what watches it may outlive it there
+    assert how.exit_code in told
     assert await instance.ended()
     assert not await instance.is_alive()
     with pytest.raises(StateError, match="not_ready"):
