@@ -50,11 +50,17 @@ def has_program() -> bool:
 def install(in_dir: str) -> None:
     """Put our program into `in`, if we have one for this machine. Raises OSError."""
     if has_program():
-        path = f"{in_dir}/{NAME}"
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # it may be running
-        shutil.copyfile(_PROGRAM, path)
-        os.chmod(path, 0o755)  # noqa: S103 - the code inside is to run it
+        with open(_PROGRAM, "rb") as program:
+            put_program(f"{in_dir}/{NAME}", program.read())
+
+
+def put_program(path: str, program: bytes) -> None:
+    """Put a program there that the code inside is to run, in place of an earlier one. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # it may be running
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755), "wb") as file:
+        os.fchmod(file.fileno(), 0o755)
+        file.write(program)
 
 
 def leader_of(in_dir: str, inside: str, otherwise: Sequence[str]) -> Leader:

@@ -90,12 +90,7 @@ def make_directories(job: Job) -> None:
 def _make_idle(job: Job) -> None:
     program = docker_idle.program()
     assert program is not None  # else there is no such plan
-    path = f"{job.directory}/in/{IDLE}"
-    with suppress(FileNotFoundError):
-        os.unlink(path)  # it may be running
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755), "wb") as file:
-        os.fchmod(file.fileno(), 0o755)
-        file.write(program)
+    leader.put_program(f"{job.directory}/in/{IDLE}", program)
 
 
 def _make_control(job: Job) -> None:
