@@ -305,7 +305,7 @@ class DockerProvider(KeptProvider[Held]):
 
     async def _follow_engine(self) -> None:
         """Ask whether the engine answers, and hear from now on what becomes of our containers."""
-        await self.engine.call(lambda client: client.ping())
+        await self.engine.answer()
         self._begin_to_follow()
 
     def _begin_to_follow(self) -> None:

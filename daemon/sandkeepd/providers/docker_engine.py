@@ -117,6 +117,10 @@ class Engine:
         self._require_awake()
         raise self.down("timed out")  # it answered again at that instant
 
+    async def answer(self) -> None:
+        """Ask whether it answers. Raises as `call` does."""
+        await self.call(_nothing)
+
     def _run(self, work: Callable[["APIClient"], T], errand: _Errand) -> T:
         errand.begun = True
         try:
@@ -148,7 +152,7 @@ class Engine:
 
     async def _is_awake(self) -> bool:
         try:
-            await trio.to_thread.run_sync(self._work, _ping, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._work, _nothing, abandon_on_cancel=True)
         except HangingError as error:
             self._found_hanging(error)
             return False
@@ -166,16 +170,17 @@ class Engine:
     async def stream(self, work: Callable[["APIClient"], T]) -> T:
         """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
         return await trio.to_thread.run_sync(
-            self._work, work, None, limiter=trio.CapacityLimiter(1), abandon_on_cancel=True
-        )
+            functools.partial(self._work, patiently=True), work,
+            limiter=trio.CapacityLimiter(1), abandon_on_cancel=True,
+        )  # fmt: skip
 
-    def _work(self, work: Callable[["APIClient"], T], timeout_s: int | None = REQUEST_S) -> T:
+    def _work(self, work: Callable[["APIClient"], T], *, patiently: bool = False) -> T:
         import requests
         from docker.errors import APIError, DockerException
 
         try:
             client = self._awake()
-            return work(client) if timeout_s else self._patiently(work)
+            return self._patiently(work) if patiently else work(client)
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
@@ -195,16 +200,16 @@ class Engine:
             door.settimeout(ANSWER_S)
             door.connect(self.path)
 
-    def _connect(self, timeout_s: int | None) -> "APIClient":
+    def _connect(self, timeout_s: int) -> "APIClient":
         """A client that speaks as the engine does. Left out, the SDK asks for the version first."""
         from docker import APIClient
 
         version = self._client.api_version if self._client is not None else "auto"
-        return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s or ANSWER_S, max_pool_size=AT_ONCE)
+        return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s, max_pool_size=AT_ONCE)
 
     def _patiently(self, work: Callable[["APIClient"], T]) -> T:
         """Do some work that may take long, and may be left to itself, with a client of its own."""
-        client = self._connect(None)
+        client = self._connect(ANSWER_S)
         client.timeout = None  # type: ignore[assignment]
         try:
             return work(client)
@@ -242,7 +247,7 @@ class Engine:
             await trio.sleep(AGAIN_S)
             async with self._probing:
                 with suppress(ProviderError):
-                    await self.call(_ping)
+                    await self.answer()
                     return
 
     async def _follow_once(
@@ -272,8 +277,8 @@ class Engine:
         self._client = self._asking = None
 
 
-def _ping(client: "APIClient") -> None:
-    client.ping()
+def _nothing(_client: "APIClient") -> None:
+    """Whether it answers is asked before anything else."""
 
 
 def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:
