@@ -19,6 +19,7 @@ from sandkeepd.keeper.following import Journals
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
 from sandkeepd.keeper.launching import Launcher
 from sandkeepd.keeper.leader import leader_of
+from sandkeepd.keeper.pausing import Pausable
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import LOST_END, Known
 from sandkeepd.keeper.talk import Talk
@@ -36,7 +37,7 @@ STUCK_S: Final = KILL_DEADLINE_S / 2
 """How long a killed process's tmux has for noticing; then it is killed, too."""
 
 
-class KeeperInstance:
+class KeeperInstance(Pausable):
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
 
     `directory` holds `in` and `out`. `leader` are the words that put a process into a group of its own, with default
@@ -238,14 +239,6 @@ class KeeperInstance:
     ) -> AbstractAsyncContextManager[pipes.Piped]:
         """See `Piping.run_piped`."""
         return self._helpers.piped(command, incoming=incoming, working_dir=working_dir)
-
-    def is_paused(self) -> bool:
-        """See `Pausing.is_paused`. The provider says it, by `pause`."""
-        return self.pause.is_on
-
-    async def pause_changed(self, paused: bool) -> None:
-        """See `Pausing.pause_changed`."""
-        await self.pause.changed(paused)
 
     async def read_file(self, path: str) -> bytes:
         """See `Instance.read_file`."""

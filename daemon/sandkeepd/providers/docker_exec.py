@@ -19,7 +19,7 @@ from sandkeep.model import FileContent, Isolation
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper import files
 from sandkeepd.keeper.following import Journals
-from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
+from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, outcome
 from sandkeepd.keeper.pausing import Pause
 from sandkeepd.keeper.pipes import HELPER
 from sandkeepd.keeper.watcher import Watcher
@@ -29,6 +29,7 @@ from sandkeepd.providers.docker_engine import Engine
 from sandkeepd.providers.docker_execs import Execs, refuse_secrets
 from sandkeepd.providers.docker_instance import Container
 from sandkeepd.providers.docker_plan import Plan
+from sandkeepd.providers.kept import release
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -169,10 +170,7 @@ class ExecInstance(Container):
         try:
             launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
             await self.launch(launch)
-            how = await self.wait(process_id)
-            stdout = await trio.to_thread.run_sync(self.read, process_id, "stdout", 0, most_bytes)
-            stderr = self.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
-            return how.exit_code, stdout.data, stderr.data
+            return await outcome(self, process_id, most_bytes)
         finally:
             with trio.CancelScope(shield=True):
                 await self._drop(process_id)
@@ -235,14 +233,6 @@ class ExecInstance(Container):
     def sweep(self) -> None:
         """Nobody inside has to be asked: the kernel tells of every end."""
 
-    def is_paused(self) -> bool:
-        """See `Pausing.is_paused`."""
-        return self.pause.is_on
-
-    async def pause_changed(self, paused: bool) -> None:
-        """See `Pausing.pause_changed`."""
-        await self.pause.changed(paused)
-
     async def ended(self) -> Ending:
         """See `Instance.ended`."""
         await self._execs.gone.wait()
@@ -259,9 +249,7 @@ class ExecInstance(Container):
         """See `Instance.aclose`."""
         if not self._closed:
             self._closed = True
-            self.scope.cancel()
-            trio.lowlevel.notify_closing(self.pidfd)
-            os.close(self.pidfd)
+            release(self)
             self._execs.close()
         await trio.lowlevel.checkpoint()
 

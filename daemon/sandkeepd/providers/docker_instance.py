@@ -4,18 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandkeepd import cgroups
-from sandkeepd.keeper.pausing import Pause
+from sandkeepd.keeper.pausing import Pausable
 from sandkeepd.providers import docker_start
 from sandkeepd.providers.docker_engine import Engine
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.kept import KeptInstance
 
 
-class Container:
+class Container(Pausable):
     """What holds of every container."""
 
     handle: dict[str, Any]
-    pause: Pause
     plan: Plan
     engine: Engine
     control_groups: Mapping[str, str]

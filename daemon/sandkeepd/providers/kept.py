@@ -58,6 +58,13 @@ class Held(Protocol):
         ...
 
 
+def release(held: Held) -> None:
+    """Wait for the sandbox's end no more, and hold its first process no more. Must be done once."""
+    held.scope.cancel()
+    trio.lowlevel.notify_closing(held.pidfd)
+    os.close(held.pidfd)
+
+
 class KeptInstance(KeeperInstance):
     """A sandbox that has a keeper, and is held by a provider. See `Held`."""
 
@@ -69,9 +76,7 @@ class KeptInstance(KeeperInstance):
     async def aclose(self) -> None:
         """See `Instance.aclose`."""
         if not self.is_closed:
-            self.scope.cancel()
-            trio.lowlevel.notify_closing(self.pidfd)
-            os.close(self.pidfd)
+            release(self)
         await super().aclose()
 
 
