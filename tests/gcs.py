@@ -178,6 +178,8 @@ def _guarded(handler: Handler) -> Handler:
             if handler not in _TARGETS:
                 return handler(request, response, storage, *args, **options)
             bucket, name = _TARGETS[handler](request, storage)
+            if bucket not in storage.buckets:
+                return _fail(response, 404, "The specified bucket does not exist.", "notFound")
             needs = handler in _NEED_THE_OBJECT
             current = (0, 0) if name is None else _generations(storage, bucket, name)
             wanted = request.query.get("generation")
