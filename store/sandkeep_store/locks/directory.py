@@ -122,11 +122,14 @@ def _read(folder: int, name: str, place: str, most: int) -> Stored | None:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise damaged(place, "it is no plain file") from None
         raise
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise damaged(place, "it is no plain file")
-        content = file.read(most + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
         return Stored(content, _version(os.fstat(descriptor), content))
+    finally:
+        os.close(descriptor)
 
 
 def _version(status: os.stat_result, content: bytes) -> str:
@@ -188,7 +191,7 @@ def _link(folder: int, own: str, following: str, place: str) -> bool:
     except OSError as error:
         if error.errno in _NO_LINKS:
             words = (
-                f"{place} is where files have no links, as on mounts of buckets: no lock is safe there, use a bucket"
+                f"{place} is where files have no links, as on a mounted bucket: no lock is safe there, use the bucket"
             )
             raise SetupError("not_supported", words) from None
         raise

@@ -44,17 +44,17 @@ class GcsStore:
     def _read(self, path: str, most: int) -> Stored:
         blob = self._blob(path)
         blob.reload(timeout=ANSWER_S, retry=retrying(PATIENCE_S))
-        content = b""
+        generation, content = blob.generation, b""
         if blob.size:
             content = blob.download_as_bytes(
                 end=most,
-                if_generation_match=blob.generation,
+                if_generation_match=generation,
                 raw_download=True,
                 checksum=None,  # there is none of a part, and a document that is damaged is known by its shape
                 timeout=ANSWER_S,
                 retry=retrying(PATIENCE_S),
             )
-        return Stored(content, str(blob.generation))
+        return Stored(content, str(generation))
 
     def write(self, path: str, content: bytes, over: str | None) -> Written | None:
         """See `DocumentStore.write`."""

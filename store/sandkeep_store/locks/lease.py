@@ -183,14 +183,17 @@ class Attempt:
     def _take(self) -> "Lease":
         locks = self._locks
         (found, version), self._known = self._known or locks.read(self._name), None
+        failed = False
         for _ in range(WRITES_AT_ONCE):
             now = locks.clock.now()
             wanted = rules.claimed(found, self._owner_id, now.wall, self._above, self._place)
-            failure: ProviderError | None = None
+            written = None
             try:
                 written = locks.write(self._name, wanted, version)
-            except ProviderError as error:
-                written, failure = None, error
+            except ProviderError:
+                if failed:
+                    raise
+                failed = True
             if written is not None:
                 lease = Lease(locks, self._name, wanted, written.version, now)
                 lease.require_clock(written, now)
@@ -198,8 +201,6 @@ class Attempt:
             found, version = locks.read(self._name)
             if found is not None and found.owner_id == self._owner_id:  # it was written, and the answer was lost
                 return Lease(locks, self._name, found, version, _since(found, locks.clock.now()))
-            if failure is not None:
-                raise failure
         raise _busy(self._place)
 
 

@@ -71,7 +71,7 @@ def freed(held: LockDocument) -> LockDocument:
 
 def replaced(found: LockDocument | None, now: float, place: str) -> LockDocument:
     """The document by which an administrator frees a lock. `found` is None for what cannot be read as a document."""
-    if found is not None:
+    if found is not None and found.fence < MAX_FENCE:
         return freed(found)
     return LockDocument(owner_id="nobody", expires_at=0.0, fence=next_fence(None, now, 0, place))
 
