@@ -12,6 +12,7 @@ The nursery tree, with what ends each task::
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
+        ├── leases.run                one task a lock that is held, which renews it
         ├── one task a running sandbox (Sandboxes._keep)
         │   └── one task a running process (Carriers.carry, follow, adopt)
         ├── one task an image or sandbox being made or ended
@@ -54,6 +55,7 @@ from sandkeepd.api.server import serve
 from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
 from sandkeepd.images import Images
+from sandkeepd.leases import Leases
 from sandkeepd.listeners import Listeners, opened
 from sandkeepd.output import Output
 from sandkeepd.passed import address_of
@@ -141,7 +143,8 @@ async def _run_parts(
         software.stream = [address_of(listener) for listener in listeners.stream]
         stream_access = Access(software.stream, tokens)
         retention = Retention(core, sandboxes)
-        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention)
+        leases = Leases(core)
+        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention, leases)
         holdings = Holdings(settings.CLIENT_MEMORY())
         served = endpoints(core, sandboxes, processes)
         stream = StreamServer(served, tokens, settings.STREAM_ORIGINS(), holdings=holdings)
@@ -151,6 +154,7 @@ async def _run_parts(
             for sandbox_id in state.sandboxes:
                 files.mark(sandbox_id)
             carriers.start_soon(reconciler.run, software.serving)
+            await carriers.start(leases.run)
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)

@@ -11,6 +11,8 @@ from sandkeepd.files import Files
 from sandkeepd.history import History
 from sandkeepd.images import Images
 from sandkeepd.journals import Journals
+from sandkeepd.leases import Leases
+from sandkeepd.locking import Locking
 from sandkeepd.processes import Processes
 from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
@@ -32,6 +34,7 @@ def dispatch(
     software: Software,
     access: Access,
     retention: Retention,
+    leases: Leases,
 ) -> Dispatch:
     """The daemon's handler of calls."""
     history, upkeep, terminals, files, suspensions = (
@@ -41,7 +44,7 @@ def dispatch(
         Files(core, sandboxes),
         Suspensions(core, sandboxes),
     )
-    choosing = Choosing(core)
+    choosing, locking = Choosing(core), Locking(core, leases)
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
         "daemon.shutdown": software.shutdown,
@@ -71,6 +74,8 @@ def dispatch(
         "process.attach": terminals.attach,
         "process.resize": terminals.resize,
         "process.open_output": Journals(core, processes).open_output,
+        "lock.acquire": locking.acquire,
+        "lock.release": locking.release,
         "event.list": history.list,
         "stream.access": access.access,
         "store.compact": retention.compact,
@@ -86,8 +91,15 @@ def dispatch(
         "image.list": images.list_now,
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
+        "lock.get": locking.get_now,
+        "lock.list": locking.list_now,
     }
-    again = {"provider.choose": choosing.chosen_before, **_again(images, sandboxes, processes, files, suspensions)}
+    again: dict[str, Again] = {
+        "provider.choose": choosing.chosen_before,
+        "lock.acquire": locking.acquired_before,
+        "lock.release": locking.released_before,
+        **_again(images, sandboxes, processes, files, suspensions),
+    }
     return Dispatch(core, handlers, at_once, again, _done(processes, access))
 
 

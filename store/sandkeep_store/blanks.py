@@ -14,7 +14,8 @@ MARK: Final = "redacted"
 _KEPT: Final = frozenset(
     {
         "owner", "provider", "kind", "image_id", "sandbox_id", "name", "code", "reason", "digest", "last_status",
-        "signal", "plan", "handle", "details", "isolation", "network", "user", MARK,
+        "signal", "plan", "handle", "details", "isolation", "network", "user", "where",
+        "owner_id", MARK,
     }
 )  # fmt: skip
 

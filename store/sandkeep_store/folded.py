@@ -28,6 +28,7 @@ from sandkeep_store import blanks, codec, fold, views
 from sandkeep_store.durable import sync_directory
 from sandkeep_store.log import EventLog
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -54,6 +55,8 @@ class Header(Struct, array_like=True):
     sandboxes: int
     log: LogState
     images: list[ImageState]
+    locks: list[LockState]
+    ended_locks: list[str]
 
 
 _OWN: Final = [f for f in msgspec.structs.fields(SandboxState) if f.name not in (*_REFERENCES, *_NOT_KEPT)]
@@ -95,7 +98,9 @@ def records(state: State, log: EventLog) -> Iterator[bytes]:
     """The state as records; equal states have equal ones."""
     crc = log.row_checksum(state.position) or 0
     images = list(state.images.values())
-    yield _encode(Header(fingerprint(), log.log_id, state.position, crc, len(state.sandboxes), state.log, images))
+    locks, ended = list(state.locks.values()), list(state.ended_locks)
+    count = len(state.sandboxes)
+    yield _encode(Header(fingerprint(), log.log_id, state.position, crc, count, state.log, images, locks, ended))
     of: dict[str, list[tuple[int, ProcessState]]] = {name: [] for name in state.sandboxes}
     for place, process in enumerate(state.processes.values()):
         of.get(process.sandbox_id, []).append((place, process))
@@ -198,6 +203,8 @@ def _restored(content: bytes, log: EventLog) -> State:
     state.position = state.cached_upto = header.position
     state.log = header.log
     state.images = {image.image_id: image for image in header.images}
+    state.locks = {lock.lock_id: lock for lock in header.locks}
+    state.ended_locks = deque(header.ended_locks)
     placed: list[tuple[int, ProcessState]] = []
     for part in parts:
         placed += _add(state, _sandbox(part))

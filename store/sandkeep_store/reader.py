@@ -82,6 +82,7 @@ class Kept(NamedTuple):
     sandboxes: AbstractSet[str]
     processes: AbstractSet[str]
     images: AbstractSet[str]
+    locks: AbstractSet[str] = frozenset()
 
 
 class Leaving(Struct, frozen=True, gc=False):
@@ -212,7 +213,10 @@ class LogReader:
                 if name in (DAEMON_STREAM, LOG_STREAM):
                     goes = last[stream] > position
                 elif sandbox is None:
-                    goes = type.startswith("image.") and name not in kept.images and last[stream] < until
+                    goes = last[stream] < until and (
+                        (type.startswith("image.") and name not in kept.images)
+                        or (type.startswith("lock.") and name not in kept.locks)
+                    )
                 elif names[sandbox] in kept.sandboxes:
                     ours = type.startswith("process.") and name not in kept.processes
                     goes = ours and last[stream] < until

@@ -7,6 +7,7 @@ from typing import Any
 import trio
 
 from sandkeep.methods import METHODS
+from sandkeep_store.locks.clock import Clock
 from sandkeep_store.log import EventLog
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeepd import app, table
@@ -14,6 +15,7 @@ from sandkeepd.api.call import Call
 from sandkeepd.api.peer import Peer
 from sandkeepd.core import Core
 from sandkeepd.images import Images
+from sandkeepd.leases import Leases
 from sandkeepd.processes import Processes
 from sandkeepd.providers.fake import FakeProvider, open_fake
 from sandkeepd.reconcile import Reconciler
@@ -28,6 +30,7 @@ class Inside:
     """The parts, and `call`, which goes the way of a request behind the socket."""
 
     retention: Retention
+    leases: Leases
 
     def __init__(
         self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], dispatch: Any
@@ -56,7 +59,7 @@ class Inside:
 
 
 @asynccontextmanager
-async def inside(state_dir: str) -> AsyncIterator[Inside]:
+async def inside(state_dir: str, clock: Clock | None = None) -> AsyncIterator[Inside]:
     """The parts of a daemon on a state directory, as `app.run` has them, but for servers and periodic tasks."""
     app.prepare_state_dir(state_dir)
     log = EventLog.open(f"{state_dir}/events.db")
@@ -72,9 +75,10 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
             software = Software(core, state_dir, "", trio.Event())
             software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
-            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention)
+            leases = Leases(core, *([clock] if clock else []))
+            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, leases)
             made = Inside(core, fake, parts, dispatch)
-            made.retention = retention
+            made.retention, made.leases = retention, leases
             made.reconciler.announce()
             yield made
             carriers.cancel_scope.cancel()

@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "kill": ("processes:kill", "Send a signal to a process and its group."),
     "wait": ("processes:wait", "Wait until a process has ended."),
     "cp": ("cp:cp", "Copy files and trees into sandboxes and out of them."),
+    "lock": ("root:lock", "Take, keep and release the locks of sandboxes that daemons share."),
     "events": ("events:events", "What happened, in the order it was committed."),
     "history": ("events:history", "The life of one sandbox."),
     "store": ("root:store", "Check the event log, and what is computed from it."),
@@ -48,6 +49,7 @@ SUBJECTS: Final = {
     "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp",),
+    "Shared with other daemons": ("lock",),
     "What happened": ("events", "history"),
     "The daemon": ("daemon", "status", "capabilities", "store", "rpc"),
 }
@@ -63,6 +65,13 @@ IMAGE_COMMANDS: Final = {
 SANDBOX_COMMANDS: Final = {
     name: COMMANDS[name]
     for name in ("create", "ls", "get", "suspend", "resume", "rm", "stats", "exec", "run", "history")
+}
+
+LOCK_COMMANDS: Final = {
+    "acquire": ("locks:acquire", "Take a lock."),
+    "release": ("locks:release", "Give a lock back."),
+    "get": ("locks:get", "Show a lock as this daemon has it."),
+    "ls": ("locks:ls", "List the locks that this daemon holds."),
 }
 
 STORE_COMMANDS: Final = {
@@ -190,6 +199,9 @@ sandkeep.subjects = SUBJECTS
 image = LazyGroup(name="image", table=IMAGE_COMMANDS, help="Images, from which sandboxes start.", context_settings=HELP)
 sandbox = LazyGroup(
     name="sandbox", table=SANDBOX_COMMANDS, help="The commands on sandboxes, under their noun.", context_settings=HELP
+)
+lock = LazyGroup(
+    name="lock", table=LOCK_COMMANDS, help="Locks of sandboxes that several daemons share.", context_settings=HELP
 )
 store = LazyGroup(
     name="store", table=STORE_COMMANDS, help="The event log and what is computed from it.", context_settings=HELP

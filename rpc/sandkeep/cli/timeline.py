@@ -94,6 +94,17 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.terminate_requested": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.terminated": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.file_written": _written,
+    "lock.acquire_requested": lambda data: f"{data['name']} at {data['where']}",
+    "lock.acquired": lambda data: f"fence {data['fence']}",
+    "lock.contended": _failure,
+    "lock.acquire_failed": _failure,
+    "lock.release_requested": lambda _: "",
+    "lock.released": lambda _: "",
+    "lock.expired": lambda data: str(data["message"]),
+    "lock.lost": lambda data: str(data["message"]),
+    "lock.steal_requested": lambda data: f"{data['name']} at {data['where']}",
+    "lock.stolen": lambda _: "freed, whoever held it",
+    "lock.steal_failed": _failure,
     "process.launch_requested": _launch,
     "process.started": lambda data: f"pid {data['pid']}",
     "process.launch_failed": _failure,
@@ -107,6 +118,8 @@ COLOURS: Final = {
     "created": "green", "started": "green", "adopted": "green", "create_failed": "red", "launch_failed": "red",
     "failed": "red", "lost": "red", "suspend_failed": "red", "resume_failed": "red", "resumed": "green",
     "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim", "removed": "dim",
+    "acquired": "green", "contended": "yellow", "acquire_failed": "red", "released": "dim", "expired": "red",
+    "stolen": "yellow", "steal_failed": "red",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 

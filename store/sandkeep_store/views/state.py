@@ -1,18 +1,20 @@
 """All views in one state, moved on by one fold, so that they always stand at the same position."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.events import DAEMON_STREAM, Event
-from sandkeep_store.views import daemon, images, log, processes, sandboxes
+from sandkeep_store.views import daemon, images, locks, log, processes, sandboxes
 from sandkeep_store.views.base import HANDLERS, Fact
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 
 # Importing a noun's module registers its handlers; naming them here says that all of them are needed.
-_NOUNS: Final = (daemon, images, log, processes, sandboxes)
+_NOUNS: Final = (daemon, images, locks, log, processes, sandboxes)
 
 
 class State:
@@ -26,6 +28,8 @@ class State:
         self.images: dict[str, ImageState] = {}
         self.sandboxes: dict[str, SandboxState] = {}
         self.processes: dict[str, ProcessState] = {}
+        self.locks: dict[str, LockState] = {}
+        self.ended_locks: deque[str] = deque()
 
     def apply(self, event: Event, fact: Fact) -> None:
         """Move on by one event."""
@@ -39,8 +43,8 @@ class State:
             return sandbox.owner if sandbox else None
         if stream == DAEMON_STREAM:
             return None
-        image = self.images.get(stream)
-        return image.owner if image else None
+        owned = self.images.get(stream) or self.locks.get(stream)
+        return owned.owner if owned else None
 
     def image_users(self, image_id: str) -> Iterator[SandboxState]:
         """The sandboxes that still need an image."""
