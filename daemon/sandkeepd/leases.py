@@ -13,9 +13,10 @@ from typing import Final, TypeVar
 import trio
 from msgspec import Struct
 
-from sandkeep import events
+from sandkeep import events, failpoints
 from sandkeep.errors import DataError, SandkeepError, StateError
 from sandkeep_store.locks import rules
+from sandkeep_store.locks.base import DocumentStore
 from sandkeep_store.locks.clock import SYSTEM, Clock
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.locks.lease import Attempt, Lease, Locks, lost
@@ -50,9 +51,12 @@ class Held(Struct):
 class Leases:
     """See the module. `run` it for as long as any is held."""
 
-    def __init__(self, core: Core, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self, core: Core, clock: Clock = SYSTEM, open_store: Callable[[str], DocumentStore] = open_store
+    ) -> None:
         self._core = core
         self._clock = clock
+        self._open_store = open_store
         self._places: dict[str, Locks] = {}
         self._held: dict[str, Held] = {}
         self._nursery: trio.Nursery | None = None
@@ -63,7 +67,7 @@ class Leases:
     def locks(self, where: str) -> Locks:
         """The locks of a place."""
         if where not in self._places:
-            self._places[where] = Locks(open_store(where), self._clock)
+            self._places[where] = Locks(self._open_store(where), self._clock)
         return self._places[where]
 
     def fence(self, name: str, owner: str) -> Fence | None:
@@ -116,6 +120,13 @@ class Leases:
         except SandkeepError as error:
             logger.info("not given back", extra={"lock": lease.name, "why": error.message})
 
+    async def drop_unknown(self, lock: LockState) -> None:
+        """The same, of what may have been taken although its store did not say so."""
+        try:
+            await self.ask(lambda: self._free(lock, None))
+        except SandkeepError as error:
+            logger.info("not given back", extra={"lock": lock.name, "why": error.message})
+
     async def give_back(self, lock: LockState, cause: Recorded | None) -> None:
         """Free a lock whose release was ordered, and record what came of it."""
         settling, held = self._settling.get(lock.lock_id), self._held.pop(lock.lock_id, None)
@@ -126,6 +137,7 @@ class Leases:
         outcome: events.Event
         try:
             freed = await self._in_time(lambda: self._free(lock, held), f"release of {lock.name}")
+            failpoints.reach("lock.given_back")
             outcome = events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
         except SandkeepError as error:
             outcome = _loss(error)

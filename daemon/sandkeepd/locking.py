@@ -52,7 +52,6 @@ class Locking:
         lock_id = ids.new_id(ids.LOCK)
         intent = await core.intend(NewEvent(lock_id, event, None, 0), request.meta)
         lock, given_up = core.state.locks[lock_id], trio.Event()
-        failpoints.reach("lock.requested")
         core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
         try:
             return await self._taken(lock)
@@ -90,6 +89,8 @@ class Locking:
             await self._leases.drop(lease)
         await self._core.record([NewEvent(lock.lock_id, outcome)], intent)
         on_record.set()
+        if lease is None and outcome.type == "lock.acquire_failed":
+            await self._leases.drop_unknown(lock)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
@@ -115,7 +116,6 @@ class Locking:
             intent = await core.intend(event, request.meta, essential=True)
         except StateError:
             return  # it was lost in that moment, or somebody else ordered the same
-        failpoints.reach("lock.release_requested")
         core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
 
     async def _released(self, lock: LockState) -> Lock:
@@ -181,6 +181,7 @@ class Locking:
 
 
 def _check_name(name: str) -> None:
+    ids.check_name(name, "name")
     if name.startswith(f"{ids.LOCK}_"):
         raise CallerError("invalid", f"name: {name!r} looks like the id of a lock: choose another name", field="name")
 

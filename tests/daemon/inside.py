@@ -1,13 +1,12 @@
 """A daemon inside the test: the real parts, the fake provider that can be told to fail, and no socket."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
 
 from sandkeep.methods import METHODS
-from sandkeep_store.locks.clock import Clock
 from sandkeep_store.log import EventLog
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeepd import app, table
@@ -59,7 +58,7 @@ class Inside:
 
 
 @asynccontextmanager
-async def inside(state_dir: str, clock: Clock | None = None) -> AsyncIterator[Inside]:
+async def inside(state_dir: str, leases_of: Callable[[Core], Leases] = Leases) -> AsyncIterator[Inside]:
     """The parts of a daemon on a state directory, as `app.run` has them, but for servers and periodic tasks."""
     app.prepare_state_dir(state_dir)
     log = EventLog.open(f"{state_dir}/events.db")
@@ -75,7 +74,7 @@ async def inside(state_dir: str, clock: Clock | None = None) -> AsyncIterator[In
             software = Software(core, state_dir, "", trio.Event())
             software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
-            leases = Leases(core, *([clock] if clock else []))
+            leases = leases_of(core)
             dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, leases)
             made = Inside(core, fake, parts, dispatch)
             made.retention, made.leases = retention, leases
