@@ -257,7 +257,9 @@ async def test_a_command_given_again_takes_no_second_lock(world: World, tmp_path
     async with world.daemon(tmp_path) as daemon:
         first = await acquire(daemon, command_id="take")
         assert await acquire(daemon, command_id="take") == first
+        await refused("conflict", acquire(daemon, name="other", command_id="take"))
         given = await daemon.call("lock.release", name="box", command_id="give")
+        await refused("conflict", daemon.call("lock.release", name="other", command_id="give"))
         second = await acquire(daemon)
         assert await daemon.call("lock.release", name="box", command_id="give") == given
         assert status(daemon, second.lock_id) == "held"
