@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep_store.config import STORAGE, Storage
 
-SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+TIMEOUT_S: Final = (10.0, 60.0)
+"""How long to wait for a connection, and for the next byte of an answer."""
+SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,23 @@ def speaking_about(name: str) -> Iterator[None]:
     `conflict` is a precondition that did not hold, `snapshot_missing` what is not there, `not_configured` a bucket
     that is not there or not ours, `provider_unavailable` all that may pass.
     """
-    import requests
     from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError
 
     try:
         yield
     except exceptions.GoogleAPICallError as error:
         raise refusal(name, error.code or 0, error.message or "") from error
-    except (exceptions.RetryError, requests.RequestException, GoogleAuthError, ConnectionError) as error:
+    except _unanswered() as error:
         raise unreachable(name, error) from error
+
+
+def _unanswered() -> tuple[type[Exception], ...]:
+    import requests
+    import urllib3
+    from google.api_core.exceptions import RetryError
+    from google.auth.exceptions import GoogleAuthError
+
+    return (RetryError, requests.RequestException, urllib3.exceptions.HTTPError, GoogleAuthError, ConnectionError)
 
 
 def refusal(name: str, status: int, said: str) -> SandkeepError:
