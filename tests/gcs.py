@@ -181,11 +181,11 @@ def _guarded(handler: Handler) -> Handler:
     def handle(request: Any, response: Any, storage: Any, *args: Any, **options: Any) -> Any:
         _ = request.data  # a slow sender holds up nobody else
         with _IN_TURN:
+            if handler in (*_TARGETS, _paged) and request.params["bucket_name"] not in storage.buckets:
+                return _fail(response, 404, "The specified bucket does not exist.", "notFound")
             if handler not in _TARGETS:
                 return handler(request, response, storage, *args, **options)
             bucket, name = _TARGETS[handler](request, storage)
-            if bucket not in storage.buckets:
-                return _fail(response, 404, "The specified bucket does not exist.", "notFound")
             needs = handler in _NEED_THE_OBJECT
             current = (0, 0) if name is None else _generations(storage, bucket, name)
             wanted = request.query.get("generation")

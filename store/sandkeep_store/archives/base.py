@@ -39,7 +39,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, StateError
 from sandkeep_store.config import Root, checked_path
@@ -57,6 +57,7 @@ WRITE_ID: Final = "sandkeep-write"
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 5.0
 
+T = TypeVar("T")
 Source: TypeAlias = BinaryIO | Iterable[bytes]
 Progress: TypeAlias = Callable[[int], object]
 """Called with how many bytes passed so far."""
@@ -297,6 +298,16 @@ class Patience:
             raise error
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+def patiently(seconds: float, attempt: Callable[[], T]) -> T:
+    """What an attempt answers, made again for so many seconds while the provider is unavailable."""
+    patience = Patience(seconds)
+    while True:
+        try:
+            return attempt()
+        except ProviderError as error:
+            patience.wait(error, moved=False)
 
 
 class _Measured:

@@ -6,6 +6,7 @@ GCS each write has an id of its own, for when the answer to the last request is 
 
 import secrets
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -58,7 +59,7 @@ class S3Archives(ArchiveStore):
             raise conflict(self.where(path))
         metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
         landed = partial(self._landed, path, metadata[WRITE_ID])
-        return S3Upload(self._client, self.root.base, path, metadata, landed)
+        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, landed)
 
     def _stat(self, path: str) -> Stored:
         try:
@@ -88,7 +89,7 @@ class S3Archives(ArchiveStore):
             answer = self._client.get_object(
                 Bucket=self.root.base, Key=stored.path, IfMatch=stored.generation, **wanted
             )
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:
                 while chunk := body.read(CHUNK_BYTES):
                     yield chunk
 
@@ -107,7 +108,7 @@ class S3Archives(ArchiveStore):
         try:
             with speaking_about(self.where(path)):
                 answer = self._client.get_object(Bucket=self.root.base, Key=path)
-                with answer["Body"] as body:
+                with closing(answer["Body"]) as body:
                     return Document(body.read(MAX_DOCUMENT_BYTES + 1), _tag(answer))
         except SandkeepError as error:
             if error.code != "snapshot_missing":

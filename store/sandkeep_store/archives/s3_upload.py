@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.base import Stored
+from sandkeep_store.archives.base import Stored, patiently
 from sandkeep_store.s3_client import speaking_about
 
 PART_BYTES: Final = 8 * 1024**2
@@ -28,12 +28,14 @@ class S3Upload:
         bucket: str,
         path: str,
         metadata: dict[str, str],
+        patience_s: float,
         landed: Callable[[SandkeepError], Stored],
     ) -> None:
         self._client = client
         self._object = {"Bucket": bucket, "Key": path}
         self._where = f"s3://{bucket}/{path}"
         self._metadata = metadata
+        self._patience_s = patience_s
         self._landed = landed
         self._upload_id: str | None = None
         self._parts: list[dict[str, Any]] = []
@@ -48,12 +50,10 @@ class S3Upload:
         """See `base.Upload`."""
         if len(self._parts) == MOST_PARTS:
             raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes.")
-        with speaking_about(self._where):
-            if self._upload_id is None:
-                begun = self._client.create_multipart_upload(**self._object, Metadata=self._metadata, ContentType=_TYPE)
-                self._upload_id = begun["UploadId"]
-            number = len(self._parts) + 1
-            sent = self._client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
+        if self._upload_id is None:
+            self._upload_id = self._create()
+        number = len(self._parts) + 1
+        sent = patiently(self._patience_s, lambda: self._upload(number, part))
         self._parts.append({"PartNumber": number, **{key: sent[key] for key in _KEPT if key in sent}})
         self._sent += len(part)
 
@@ -75,6 +75,15 @@ class S3Upload:
         if self._upload_id is not None:
             with suppress(SandkeepError), speaking_about(self._where):
                 self._client.abort_multipart_upload(**self._object, UploadId=self._upload_id)
+
+    def _create(self) -> str:
+        with speaking_about(self._where):
+            begun = self._client.create_multipart_upload(**self._object, Metadata=self._metadata, ContentType=_TYPE)
+            return str(begun["UploadId"])
+
+    def _upload(self, number: int, part: bytes) -> Any:
+        with speaking_about(self._where):
+            return self._client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
 
     def _complete(self) -> Any:
         return self._client.complete_multipart_upload(
