@@ -14,6 +14,8 @@ from sandkeep_store.config import STORAGE, Storage
 
 TIMEOUT_S: Final = (10.0, 60.0)
 """How long to wait for a connection, and for the next byte of an answer."""
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
@@ -59,7 +61,7 @@ def retrying(patience_s: float) -> Any:
     """The SDK's way to repeat what failed for a moment, for so many seconds."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    return DEFAULT_RETRY.with_timeout(patience_s)
+    return DEFAULT_RETRY.with_timeout(patience_s).with_delay(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2.0)
 
 
 @contextmanager

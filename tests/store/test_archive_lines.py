@@ -141,6 +141,26 @@ def test_a_service_that_is_gone_is_said_to_be(far: Far) -> None:
     assert far.store.write(PATH, io.BytesIO(DATA)).size_bytes == len(DATA)
 
 
+class GivenUp(Exception):
+    pass
+
+
+def test_a_transfer_that_waits_for_the_service_can_be_given_up(far: Far) -> None:
+    def progress(passed: int) -> None:
+        if passed and far.line.down:
+            raise GivenUp
+        far.line.down = passed > 0
+        far.line.break_all()
+
+    patient = open_store(far.store.root, settings(far.store.root.where, far.store.root.base, far.line.url))
+    with pytest.raises(GivenUp):
+        patient.write(PATH, io.BytesIO(DATA), progress=progress)
+    far.line.mend()
+    far.near.write(PATH, [DATA])
+    with patient.read(PATH, progress=progress) as archive, pytest.raises(GivenUp):
+        b"".join(archive)
+
+
 def test_a_service_that_goes_during_a_download(far: Far) -> None:
     far.near.write(PATH, [DATA])
 

@@ -20,6 +20,7 @@ from sandkeep_store.archives.base import (
     ArchiveStore,
     Document,
     Stored,
+    Waiting,
     conflict,
 )
 from sandkeep_store.archives.s3_upload import S3Upload
@@ -54,12 +55,12 @@ class S3Archives(ArchiveStore):
                 )
         return len(found)
 
-    def _begin(self, path: str, metadata: dict[str, str]) -> S3Upload:
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> S3Upload:
         if self._found(path) is not None:
             raise conflict(self.where(path))
         metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
         landed = partial(self._landed, path, metadata[WRITE_ID])
-        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, landed)
+        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, waiting, landed)
 
     def _stat(self, path: str) -> Stored:
         try:

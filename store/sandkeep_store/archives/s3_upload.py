@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.base import Stored, patiently
+from sandkeep_store.archives.base import Stored, Waiting, patiently
 from sandkeep_store.s3_client import speaking_about
 
 PART_BYTES: Final = 8 * 1024**2
@@ -29,6 +29,7 @@ class S3Upload:
         path: str,
         metadata: dict[str, str],
         patience_s: float,
+        waiting: Waiting,
         landed: Callable[[SandkeepError], Stored],
     ) -> None:
         self._client = client
@@ -36,6 +37,7 @@ class S3Upload:
         self._where = f"s3://{bucket}/{path}"
         self._metadata = metadata
         self._patience_s = patience_s
+        self._waiting = waiting
         self._landed = landed
         self._upload_id: str | None = None
         self._parts: list[dict[str, Any]] = []
@@ -53,7 +55,7 @@ class S3Upload:
         if self._upload_id is None:
             self._upload_id = self._create()
         number = len(self._parts) + 1
-        sent = patiently(self._patience_s, lambda: self._upload(number, part))
+        sent = patiently(self._patience_s, self._waiting, lambda: self._upload(number, part))
         self._parts.append({"PartNumber": number, **{key: sent[key] for key in _KEPT if key in sent}})
         self._sent += len(part)
 
