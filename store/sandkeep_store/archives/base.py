@@ -363,6 +363,7 @@ def _send(upload: Upload, source: _Measured, progress: Progress) -> bytes:
         if len(part) < wanted:
             return part
         upload.send(part)
+        del part  # so that there are never two
         progress(source.passed)
 
 
