@@ -25,6 +25,8 @@ LONGEST_PATH: Final = 1024
 """Bytes in a relative path: what GCS and S3 allow."""
 LONGEST_NAME: Final = 255
 """Bytes in one part of it: what file systems allow."""
+PARTIAL: Final = ".partial"
+"""Where in a directory unfinished archives lie; no path may begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +230,18 @@ def checked_path(path: str) -> str:
     return path
 
 
+def is_path(path: str) -> bool:
+    """Whether `checked_path` lets it pass."""
+    return _fault_of(path) is None
+
+
 def _fault_of(path: str) -> str | None:
     if not path:
         return "it is empty"
     if not path.isprintable():
         return "it has characters that cannot be printed"
+    if path.split("/", maxsplit=1)[0] == PARTIAL:
+        return f"{PARTIAL} is where unfinished archives lie"
     if len(path.encode()) > LONGEST_PATH:
         return f"it is longer than {LONGEST_PATH} bytes"
     for name in path.split("/"):

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep_store.config import STORAGE, Storage
 
-SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+TIMEOUT_S: Final = (10.0, 60.0)
+"""How long to wait for a connection, and for the next byte of an answer."""
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def retrying(patience_s: float) -> Any:
     """The SDK's way to repeat what failed for a moment, for so many seconds."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    return DEFAULT_RETRY.with_timeout(patience_s)
+    return DEFAULT_RETRY.with_timeout(patience_s).with_delay(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2.0)
 
 
 @contextmanager
@@ -68,15 +72,19 @@ def speaking_about(name: str) -> Iterator[None]:
     that is not there or not ours, `provider_unavailable` all that may pass.
     """
     import requests
-    from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError
+    import urllib3
+    from google.api_core.exceptions import GoogleAPICallError, RetryError
+    from google.auth.exceptions import GoogleAuthError, TransportError
 
+    unanswered = (RetryError, requests.RequestException, urllib3.exceptions.HTTPError, TransportError, ConnectionError)
     try:
         yield
-    except exceptions.GoogleAPICallError as error:
+    except GoogleAPICallError as error:
         raise refusal(name, error.code or 0, error.message or "") from error
-    except (exceptions.RetryError, requests.RequestException, GoogleAuthError, ConnectionError) as error:
+    except unanswered as error:
         raise unreachable(name, error) from error
+    except GoogleAuthError as error:
+        raise refusal(name, 401, str(error)) from error
 
 
 def refusal(name: str, status: int, said: str) -> SandkeepError:
