@@ -25,7 +25,9 @@ WRITES_AT_ONCE: Final = 5
 """How often a write is tried at once when another version was there each time, before that is told."""
 
 REMEMBERED: Final = 1000
-"""Of how many locks that were released here the document is remembered, so that taking one again needs no read."""
+"""Of how many locks that were released here the document is remembered, so that taking one again needs no read. A write
+over what is not there any more does nothing.
+"""
 
 Reason: TypeAlias = Literal["expired", "taken", "freed", "damaged", "clock", "released"]
 REASONS: Final[dict[Reason, str]] = {
@@ -59,7 +61,7 @@ class Locks:
         self.store = store
         self.clock = clock
         self.clock_tolerance_s = clock_tolerance_s
-        self._freed: OrderedDict[str, Look] = OrderedDict()
+        self._freed: OrderedDict[str, Look | None] = OrderedDict()
         self._mutex = threading.Lock()
 
     def acquire(self, name: str, *, timeout_s: float = 0.0, above: int = 0) -> "Lease":
@@ -131,17 +133,22 @@ class Locks:
 
     def _remember(self, name: str, document: LockDocument, version: str) -> None:
         with self._mutex:
+            if self._freed.get(name, ()) is None:
+                return
             self._freed[name] = (document, version)
             self._freed.move_to_end(name)
             if len(self._freed) > REMEMBERED:
                 self._freed.popitem(last=False)
 
-    def guess(self, name: str) -> Look:
-        """What a lock's document may be, without reading it: what it was when it was released here, else none. A write
-        over it fails if that is wrong.
-        """
+    def remembered(self, name: str) -> Look | None:
+        """What a lock's document was when it was released here; None when it was not."""
         with self._mutex:
-            return self._freed.pop(name, (None, None))
+            return self._freed.pop(name, None) if self._freed.get(name) else None
+
+    def forget(self, name: str) -> None:
+        """Remember nothing of a lock that others had since it was released here: they will again."""
+        with self._mutex:
+            self._freed[name] = None
 
 
 class Attempt:
@@ -160,7 +167,7 @@ class Attempt:
         self._timeout_s = timeout_s
         self._above = above
         self._deadline = locks.clock.now().steady + timeout_s
-        self._known: Look | None = locks.guess(name)
+        self._known = locks.remembered(name)
 
     def step(self) -> "Lease | float":
         """Take the lock, or answer after how many seconds to call again.
@@ -182,7 +189,8 @@ class Attempt:
 
     def _take(self) -> "Lease":
         locks = self._locks
-        (found, version), self._known = self._known or locks.read(self._name), None
+        guessed, self._known = self._known, None
+        found, version = guessed or locks.read(self._name)
         failed = False
         for _ in range(WRITES_AT_ONCE):
             now = locks.clock.now()
@@ -198,6 +206,8 @@ class Attempt:
                 lease = Lease(locks, self._name, wanted, written.version, now)
                 lease.require_clock(written, now)
                 return lease
+            if guessed is not None:
+                locks.forget(self._name)
             found, version = locks.read(self._name)
             if found is not None and found.owner_id == self._owner_id:  # it was written, and the answer was lost
                 return Lease(locks, self._name, found, version, _since(found, locks.clock.now()))
