@@ -4,7 +4,6 @@ import os
 import random
 import sys
 import time
-from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from sandkeep_store.locks.base import DocumentStore, Stored, Written
 from sandkeep_store.locks.clock import Instant
 from sandkeep_store.locks.fence import fence_in
 from sandkeep_store.locks.lease import Lease, Locks
+from sandkeep_store.locks.opening import open_store
 
 RESULT = "sandboxes/box/result.json"
 
@@ -128,14 +128,6 @@ def _dawdle(lease: Lease, clock: FastClock, chance: random.Random) -> None:
         except SandkeepError as error:
             if error.code not in ("lock_lost", "provider_unavailable"):
                 raise
-
-
-def open_store(place: str) -> Any:
-    """A store by its name: ``gs://BUCKET``, or a directory."""
-    from sandkeep_store.locks.directory import DirectoryStore
-    from sandkeep_store.locks.gcs import GcsStore
-
-    return GcsStore(place.removeprefix("gs://")) if place.startswith("gs://") else DirectoryStore(place)
 
 
 if __name__ == "__main__":

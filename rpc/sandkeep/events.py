@@ -411,7 +411,8 @@ class ProcessLost(Event, frozen=True, kw_only=True):
 
 
 class LockAcquireRequested(Event, frozen=True, kw_only=True):
-    """A lock is about to be taken, which may be waited for. It is kept at `where`: ``gs://BUCKET``, or a directory.
+    """A lock is about to be taken, which may be waited for. It is kept at `where`: ``gs://BUCKET``,
+    ``s3://BUCKET``, or a directory.
 
     Each acquisition is a stream of its own, and known in the lock's document by an `owner_id` of its own.
     """

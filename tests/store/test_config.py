@@ -233,11 +233,14 @@ def test_only_what_is_on_this_machine_has_a_directory() -> None:
     assert [root.is_bucket for root in ROOTS.values()] == [False, True, True, False, False]
 
 
-def test_locks_are_in_the_directory_that_is_set_or_else_in_the_bucket() -> None:
+def test_locks_are_in_the_directory_that_is_set_or_else_in_a_bucket() -> None:
     bucket, mount = {"SANDBOX_LOCK_BUCKET": "locks"}, {"SANDBOX_LOCK_MOUNT_PATH": "/mnt/locks"}
     assert Storage(bucket).lock_root() == Root("gcs", "locks")
     assert Storage(mount).lock_root() == Root("mount", "/mnt/locks")
-    assert Storage({**bucket, **mount}).lock_root() == Root("mount", "/mnt/locks")
+    s3 = {"SANDBOX_S3_BUCKET": "s3-locks"}
+    assert Storage({**bucket, **mount, **s3}).lock_root() == Root("mount", "/mnt/locks")
+    assert Storage({**bucket, **s3}).lock_root() == Root("gcs", "locks")
+    assert Storage(s3).lock_root() == Root("s3", "s3-locks")
     with pytest.raises(SetupError) as caught:
         Storage({}).lock_root()
     assert caught.value.code == "not_configured"
