@@ -141,7 +141,7 @@ class Leases:
             outcome = events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
         except SandkeepError as error:
             outcome = _loss(error)
-        await self._core.record([NewEvent(lock.lock_id, outcome)], cause)
+        await self._core.record([NewEvent(lock.lock_id, outcome)], cause, essential=True)
 
     def _free(self, lock: LockState, held: Held | None) -> bool:
         if held is not None:

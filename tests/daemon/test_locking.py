@@ -240,11 +240,10 @@ async def test_who_goes_in_the_moment_in_which_he_gets_it_gives_it_back(world: W
 async def test_what_was_taken_and_not_known_to_be_is_freed(world: World, tmp_path: Path) -> None:
     """Its store took the write, did not say so, and did not answer when it was asked."""
     async with world.daemon(tmp_path) as daemon:
-        read, reads = world.store.read, [1]
+        read, reads = world.store.read, iter(range(100))
 
         def silent_once(path: str, most: int = 65536) -> Any:
-            if reads:
-                reads.pop()
+            if next(reads) == 1:
                 raise ProviderError("provider_unavailable", "it does not answer")
             return read(path, most)
 
@@ -373,6 +372,39 @@ async def test_a_store_that_hangs_costs_the_lock_all_the_same(world: World, tmp_
         await until(lambda: status(daemon, lock.lock_id) == "expired")
         hangs.clear()
         await until(lambda: world.document()["expiresAt"] == 0)  # given back as soon as it can be
+
+
+async def test_a_lock_that_is_lost_before_it_is_on_record_is_on_record_in_that_order(
+    world: World, tmp_path: Path
+) -> None:
+    """The disk took no events for a minute; meanwhile the lock was renewed until its store did not answer."""
+    async with world.daemon(tmp_path) as daemon, trio.open_nursery() as nursery:
+        append, mended = daemon.core.log.append, trio.Event()
+
+        async def full(new: Any, meta: Any, **options: Any) -> Any:
+            if isinstance(new[0].event, events.LockAcquired):
+                await mended.wait()
+            return await append(new, meta, **options)
+
+        daemon.core.log.append = full  # type: ignore[method-assign]
+        nursery.start_soon(acquire, daemon)
+        await world.pass_time(62)
+        assert world.document()["expiresAt"] > world.clock.wall + 50
+        world.store.refuse = 10_000
+        await world.pass_time(60)
+        mended.set()
+        await until(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["expired"])
+        assert await types(daemon) == ["lock.acquire_requested", "lock.acquired", "lock.expired"]
+
+
+async def test_no_fence_is_smaller_than_one_that_the_daemon_knows(world: World, tmp_path: Path) -> None:
+    """The document was removed by hand, and the clock was set back."""
+    async with world.daemon(tmp_path) as daemon:
+        first = await acquire(daemon)
+        await daemon.call("lock.release", name="box")
+        world.memory.put(LOCK, None)
+        world.clock.wall -= 86_400
+        assert (await acquire(daemon)).fence == first.fence + 1
 
 
 @pytest.mark.parametrize("what", ["taken", "freed", "damaged"])
@@ -532,6 +564,29 @@ async def test_what_is_held_can_be_given_back_before_it_is_adopted(world: World,
         await world.pass_time(10)
         await until(lambda: status(daemon, lock.lock_id) == "released")
         assert world.document()["expiresAt"] == 0
+
+
+async def test_what_is_given_back_while_it_is_adopted_is_not_held_afterwards(world: World, tmp_path: Path) -> None:
+    async with world.daemon(tmp_path) as daemon:
+        lock = await acquire(daemon)
+    write, written, go_on = world.store.write, threading.Event(), threading.Event()
+
+    def slow_once(path: str, content: bytes, over: str | None) -> Any:
+        answer = write(path, content, over)
+        if not written.is_set():
+            written.set()
+            go_on.wait(30)
+        return answer
+
+    world.store.write = slow_once  # type: ignore[method-assign]
+    async with world.daemon(tmp_path) as daemon:
+        await until(written.is_set)
+        assert (await daemon.call("lock.release", name="box")).lock_id == lock.lock_id
+        go_on.set()
+        await settle()
+        await settle()
+        assert status(daemon, lock.lock_id) == "released"
+        assert daemon.leases.fence("box", "uid:0") is None
 
 
 async def test_freeing_that_was_interrupted_is_told(world: World, tmp_path: Path) -> None:
