@@ -71,9 +71,23 @@ class Leases:
         return self._places[where]
 
     def fence(self, name: str, owner: str) -> Fence | None:
-        """What every write carries that an owner's lock of that name guards; None when it is not held here."""
-        mine = (held for held in self._held.values() if (held.lease.name, held.owner) == (name, owner))
-        return next((held.lease.fence for held in mine if held.lease.lost is None), None)
+        """What every write carries that an owner's lock of that name guards; None when it guards nothing here: it was
+        never taken, or was given back. Ask before each write, and do not keep it.
+
+        Raises `lock_lost` when it was lost, or is being given back; `not_ready` while an earlier daemon's is adopted.
+        """
+        mine = [lock for lock in self._core.state.locks.values() if (lock.name, lock.owner) == (name, owner)]
+        last = max((lock for lock in mine if lock.acquired_us), key=lambda lock: lock.acquired_us or 0, default=None)
+        if last is None or last.status == "released":
+            return None
+        held = self._held.get(last.lock_id)
+        if last.status == "held" and held is not None:
+            held.lease.require()
+            return held.lease.fence
+        if last.status == "held":
+            words = f"the lock {name} is being adopted: try again in a moment"
+            raise StateError("not_ready", words, name=name, status=last.status)
+        raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Renew what is held, beginning with what an earlier daemon has left, until cancelled."""

@@ -119,6 +119,17 @@ def status(daemon: Inside, lock_id: str) -> str:
     return daemon.core.state.locks[lock_id].status
 
 
+def not_to_be_written(daemon: Inside) -> str | None:
+    """Why nothing may be written that the lock guards; None when it may be."""
+    try:
+        fence = daemon.leases.fence("box", "uid:0")
+    except SandkeepError as error:
+        return error.code
+    assert fence is not None
+    fence.check()
+    return None
+
+
 # -- taking and giving back -------------------------------------------------------------------------------------------
 
 
@@ -349,7 +360,7 @@ async def test_a_store_that_does_not_answer_costs_the_lock_before_others_can_tak
         await world.pass_time(2)
         await until(lambda: status(daemon, lock.lock_id) == "expired")
         await refused("lock_lost", trio.to_thread.run_sync(fence.check))
-        assert daemon.leases.fence("box", "uid:0") is None
+        assert not_to_be_written(daemon) == "lock_lost"
         await refused("lock_contended", trio.to_thread.run_sync(world.other().acquire, "box"))
         assert (await types(daemon))[-1] == "lock.expired"
         shown = await daemon.call("lock.release", name="box")
@@ -423,7 +434,10 @@ async def test_a_lock_that_is_lost_is_told_at_the_next_renewal(world: World, tmp
         assert world.memory.read(LOCK) == before
         (event,) = [e for e in (await daemon.call("event.list")).events if e.type == "lock.lost"]
         assert msgspec.json.decode(event.data)["reason"] == what
-        assert daemon.leases.fence("box", "uid:0") is None
+        assert not_to_be_written(daemon) == "lock_lost"
+        await daemon.call("lock.release", name="box", force=True)
+        await acquire(daemon)
+        assert not_to_be_written(daemon) is None
 
 
 async def test_a_lock_that_was_lost_meanwhile_is_not_given_back_for_somebody_else(world: World, tmp_path: Path) -> None:
@@ -443,6 +457,7 @@ async def test_a_release_that_is_not_answered_is_repeated_until_it_is(world: Wor
         nursery.start_soon(partial(daemon.call, "lock.release", name="box"))
         await settle()
         assert status(daemon, lock.lock_id) == "releasing"
+        assert not_to_be_written(daemon) == "lock_lost"
         await world.pass_time(4)
         await until(lambda: status(daemon, lock.lock_id) == "released")
 
@@ -489,7 +504,7 @@ async def test_a_later_daemon_goes_on_with_what_is_held(world: World, tmp_path: 
         lock = await acquire(daemon)
     world.clock.sleep(30)
     async with world.daemon(tmp_path) as daemon:
-        await until(lambda: daemon.leases.fence("box", "uid:0") is not None)
+        await until(lambda: not_to_be_written(daemon) is None)
         assert world.document()["expiresAt"] == world.clock.wall + 60
         await world.pass_time(31)
         await until(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
@@ -507,7 +522,7 @@ async def test_what_was_lost_while_no_daemon_ran_is_told(
     other = world.other().acquire("box") if taken else None
     async with world.daemon(tmp_path) as daemon:
         await until(lambda: status(daemon, lock.lock_id) == told)
-        assert daemon.leases.fence("box", "uid:0") is None
+        assert not_to_be_written(daemon) == "lock_lost"
         if other is not None:
             other.renew()
 
@@ -519,7 +534,7 @@ async def test_a_lock_whose_store_is_silent_at_the_start_is_lost_after_a_minute(
     async with world.daemon(tmp_path) as daemon:
         await world.pass_time(30)
         assert status(daemon, lock.lock_id) == "held"
-        assert daemon.leases.fence("box", "uid:0") is None
+        assert not_to_be_written(daemon) == "not_ready"
         await world.pass_time(31)
         await until(lambda: status(daemon, lock.lock_id) == "expired")
 
@@ -559,7 +574,7 @@ async def test_what_is_held_can_be_given_back_before_it_is_adopted(world: World,
     world.store.refuse = 3
     async with world.daemon(tmp_path) as daemon, trio.open_nursery() as nursery:
         await settle()
-        assert daemon.leases.fence("box", "uid:0") is None
+        assert not_to_be_written(daemon) == "not_ready"
         nursery.start_soon(partial(daemon.call, "lock.release", name="box"))
         await world.pass_time(10)
         await until(lambda: status(daemon, lock.lock_id) == "released")
