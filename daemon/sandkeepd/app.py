@@ -54,6 +54,7 @@ from sandkeepd.api.server import serve
 from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
 from sandkeepd.images import Images
+from sandkeepd.layers import KeptLayers
 from sandkeepd.listeners import Listeners, opened
 from sandkeepd.output import Output
 from sandkeepd.passed import address_of
@@ -133,7 +134,9 @@ async def _run_parts(
         images = Images(core)
         sandboxes = Sandboxes(core, images)
         processes = Processes(core, sandboxes)
-        reconciler = Reconciler(core, images, sandboxes, processes)
+        layers = KeptLayers(core)
+        sandboxes.on_ended.append(layers.release)
+        reconciler = Reconciler(core, images, sandboxes, processes, layers)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)

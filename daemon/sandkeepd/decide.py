@@ -8,6 +8,8 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
@@ -32,9 +34,12 @@ SANDBOX_MAY: Final[dict[str, frozenset[str]]] = {
     "sandbox.resume_requested": frozenset({"suspended", "failed", "lost"}),
     "sandbox.resumed": frozenset({"resuming", "suspended"}),
     "sandbox.resume_failed": frozenset({"resuming"}),
+    "sandbox.restore_requested": frozenset({"running", "suspended", "failed", "lost"}),
+    "sandbox.restored": frozenset({"restoring"}),
+    "sandbox.restore_failed": frozenset({"restoring"}),
     "sandbox.failed": frozenset(STANDING),
     "sandbox.lost": frozenset({*STANDING, "stopping"}),
-    "sandbox.terminate_requested": frozenset({*STANDING, "creating", "failed", "lost"}),
+    "sandbox.terminate_requested": frozenset({*STANDING, "creating", "restoring", "failed", "lost"}),
     "sandbox.terminated": frozenset({"stopping"}),
     "process.launch_requested": frozenset({"running"}),
 }
@@ -45,11 +50,15 @@ MAX_COMMAND_BYTES: Final = 1024 * 1024
 
 MAX_SPEC_BYTES: Final = 48 * 1024
 
+READABLE: Final = ("running", "suspended", "failed", "lost")
+"""The states of a sandbox, once it was made, in which its files are there and nobody replaces them."""
+
 WHY_NOT_READY: Final[dict[str, str]] = {
     "creating": "is still being made: wait until it runs",
     "suspending": "is being suspended: resume it",
     "suspended": "is suspended: resume it",
     "resuming": "is being resumed: wait until it runs",
+    "restoring": "is being restored: wait until it runs",
     "stopping": "is being ended",
     "stopped": "has ended: create a new one",
     "failed": "failed: look at its `error`, then resume it, if its provider can start it anew, or terminate it",
@@ -98,6 +107,22 @@ def not_ready(sandbox: SandboxState, why: str = "") -> StateError:
     )
 
 
+def require_files(sandbox: SandboxState) -> None:
+    """Raise `not_ready` unless the sandbox has files that can be read."""
+    if sandbox.status not in READABLE:
+        raise not_ready(sandbox)
+    if not sandbox.made:
+        raise not_ready(sandbox, "was never made: create another")
+
+
+def require_secrets(sandbox: SandboxState, secrets: Container[str]) -> None:
+    """Raise `secret_missing` unless all secrets that the sandbox had are there again."""
+    missing = [name for name in sandbox.requested.secrets if name not in secrets]
+    if missing:
+        message = f"sandbox {sandbox.sandbox_id} had secrets, which are not kept: give {_some(missing)} again"
+        raise StateError("secret_missing", message, sandbox_id=sandbox.sandbox_id, secrets=missing)
+
+
 def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) -> None:
     """Raise `not_ready` unless the sandbox can be started anew on its files, `secret_missing` without all it had."""
     if not may(sandbox, "sandbox.resume_requested"):
@@ -107,10 +132,7 @@ def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) 
     if not can_revive:
         cannot = f"the {sandbox.requested.provider} provider cannot start it anew: terminate it and create a new one"
         raise not_ready(sandbox, f"{'was lost' if sandbox.status == 'lost' else 'failed'}, and {cannot}")
-    missing = [name for name in sandbox.requested.secrets if name not in secrets]
-    if missing:
-        message = f"sandbox {sandbox.sandbox_id} had secrets, which are not kept: give {_some(missing)} again"
-        raise StateError("secret_missing", message, sandbox_id=sandbox.sandbox_id, secrets=missing)
+    require_secrets(sandbox, secrets)
 
 
 def create_image(
@@ -187,7 +209,7 @@ def create_sandbox(
     """
     ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
     if sandbox_id in taken or state.sandboxes.get(sandbox_id) is not interrupted:
-        raise StateError("conflict", f"the id {sandbox_id!r} is taken: choose another", sandbox_id=sandbox_id)
+        raise id_taken(sandbox_id)
     source = image(state, command.image_id)
     if source.status != "ready":
         raise StateError(
@@ -223,6 +245,19 @@ def create_sandbox(
         field = max("env", "labels", key=lambda name: _size(getattr(spec, name)))
         raise _too_large(field, "variables and labels together are")
     return source, spec
+
+
+def id_taken(sandbox_id: str) -> StateError:
+    """The error of who chose an id for a sandbox that another has."""
+    return StateError("conflict", f"the id {sandbox_id!r} is taken: choose another", sandbox_id=sandbox_id)
+
+
+def like(spec: SandboxSpec, labels: Mapping[str, str], env: Mapping[str, str] | None = None) -> SandboxSpec:
+    """The same as another sandbox was asked to be, with labels and variables besides."""
+    made = replace(spec, labels={**spec.labels, **labels}, env={**spec.env, **(env or {})})
+    if _size(made.env) + _size(made.labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels" if labels else "env", "variables and labels together are")
+    return made
 
 
 def _too_large(field: str, what: str) -> CallerError:

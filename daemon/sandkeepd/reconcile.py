@@ -25,6 +25,7 @@ from sandkeepd import decide
 from sandkeepd.core import Core
 from sandkeepd.images import Images
 from sandkeepd.insisting import insist
+from sandkeepd.layers import KeptLayers
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Instance, Pausing, Provider, Reviving
 from sandkeepd.sandboxes import Pending, Sandboxes, start_in
@@ -67,8 +68,9 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
 class Owned:
     """The `Ledger` of one provider: what the log says at the moment of asking."""
 
-    def __init__(self, core: Core, provider: str) -> None:
+    def __init__(self, core: Core, layers: KeptLayers, provider: str) -> None:
         self._state = core.state
+        self._layers = layers
         self._provider = provider
 
     def owns_sandbox(self, sandbox_id: str) -> bool:
@@ -85,6 +87,10 @@ class Owned:
         image = self._state.images.get(image_id)
         return image is not None and not image.ended
 
+    def owns_layer(self, name: str) -> bool:
+        """See `Ledger.owns_layer`."""
+        return self._layers.is_needed(name)
+
     def plans(self) -> Sequence[dict[str, Any]]:
         """See `Ledger.plans`."""
         ours = (s for s in self._state.sandboxes.values() if s.requested.provider == self._provider and not s.hidden)
@@ -94,8 +100,11 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes) -> None:
+    def __init__(
+        self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, layers: KeptLayers
+    ) -> None:
         self._core = core
+        self._layers = layers
         self._images = images
         self._sandboxes = sandboxes
         self._processes = processes
@@ -287,7 +296,7 @@ class Reconciler:
 
     async def _clean_up(self, provider: Provider) -> None:
         """Remove what the provider holds and nobody owns, and note what is another log's."""
-        swept = await provider.clean_up(Owned(self._core, provider.name))
+        swept = await provider.clean_up(Owned(self._core, self._layers, provider.name))
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})
         if swept.foreign:

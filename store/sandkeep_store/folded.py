@@ -97,8 +97,18 @@ def fingerprint() -> str:
 def records(state: State, log: EventLog) -> Iterator[bytes]:
     """The state as records; equal states have equal ones."""
     crc = log.row_checksum(state.position) or 0
-    nouns = [list(held.values()) for held in (state.images, state.snapshots, state.forks)]
-    yield _encode(Header(fingerprint(), log.log_id, state.position, crc, len(state.sandboxes), state.log, *nouns))
+    header = Header(
+        fingerprint=fingerprint(),
+        log_id=log.log_id,
+        position=state.position,
+        crc=crc,
+        sandboxes=len(state.sandboxes),
+        log=state.log,
+        images=list(state.images.values()),
+        snapshots=list(state.snapshots.values()),
+        forks=list(state.forks.values()),
+    )
+    yield _encode(header)
     of: dict[str, list[tuple[int, ProcessState]]] = {name: [] for name in state.sandboxes}
     for place, process in enumerate(state.processes.values()):
         of.get(process.sandbox_id, []).append((place, process))

@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from msgspec import Struct, field
 
 from sandkeep.model import (
+    ArchiveFormat,
     FileContent,
     FileEntry,
     ImageKind,
@@ -161,6 +162,10 @@ class Ledger(Protocol):
 
     def owns_image(self, image_id: str) -> bool:
         """Whether there is such an image, and it was not removed."""
+        ...
+
+    def owns_layer(self, name: str) -> bool:
+        """Whether a sandbox that has not ended, or that is about to be made, begins with kept files of that name."""
         ...
 
     def plans(self) -> Sequence[dict[str, Any]]:
@@ -573,4 +578,137 @@ class Recovering(Protocol):
 
     async def recovered(self) -> None:
         """Wait until the engine answers again, of which an error has told that it did not."""
+        ...
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A sandbox whose files are to be read, whether it runs or not: what is on record of it."""
+
+    sandbox_id: str
+    image_id: str
+    plan: dict[str, Any]
+    handle: dict[str, Any]
+
+
+class Frozen(Struct, frozen=True, kw_only=True):
+    """What came of a copy of what a sandbox changed: the `files` that others can begin with, and whether some of them
+    are the image's. The sandbox stood still for `pause_ms`; None where it could not.
+    """
+
+    files: dict[str, Any]
+    needs_image: bool
+    pause_ms: float | None
+    size_bytes: int
+
+
+class PackRequest(Struct, frozen=True, kw_only=True):
+    """How a sandbox's files are to be packed, into the new file `target`.
+
+    With `over` only what differs is packed: from the image, or from the sandbox as it was when `parent_catalogue` was
+    written. What the archive holds is written to the new file `catalogue`, for archives that will be over this one.
+    """
+
+    target: str
+    catalogue: str
+    format: ArchiveFormat
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    over: Literal["nothing", "image", "parent"] = "nothing"
+    parent_catalogue: str | None = None
+
+
+class PackedFiles(Struct, frozen=True, kw_only=True):
+    """What an archive that was packed holds. `digest` is ``sha256:…``; `pause_ms` as in `Frozen`."""
+
+    digest: str
+    size_bytes: int
+    member_count: int
+    content_bytes: int
+    pause_ms: float | None
+
+
+@runtime_checkable
+class Snapshotting(Protocol):
+    """What a provider can do beyond `Provider` when the files of a sandbox can be kept as an archive."""
+
+    def files_root(self, plan: Mapping[str, Any]) -> str:
+        """The directory in the sandbox at which the names in its archives begin."""
+        ...
+
+    def why_not_incremental(self, plan: Mapping[str, Any], handle: Mapping[str, Any]) -> str | None:
+        """Why no archive can be made of what differs from the sandbox's image; None when one can."""
+        ...
+
+    async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
+        """Pack the files as they are at one moment. On any error, cancellation included, nothing is left of it, and
+        the sandbox goes on. Raises `not_ready` when the files are gone, `storage_unavailable`.
+        """
+        ...
+
+
+Fill = Callable[[str, int | None], None]
+"""Puts files into the directory that it is given, to belong to that uid (None: to the daemon's own user), in the thread
+and with the mounts of whoever calls it.
+"""
+
+
+@runtime_checkable
+class Layering(Protocol):
+    """What a provider can do beyond `Provider` when sandboxes can begin with other files than an image's.
+
+    Such files are kept under a name of their own as long as a sandbox needs them, and shared by all that do. What it
+    takes to find them is a small JSON document, `files`, which goes on record as a part of a sandbox's plan.
+    """
+
+    async def freeze(self, name: str, source: Source) -> Frozen:
+        """Keep a copy of what a sandbox changed, as it is at one moment. The sandbox goes on. On any error nothing is
+        left of it.
+        """
+        ...
+
+    async def filled(self, name: str, image_id: str | None) -> dict[str, Any]:
+        """The `files` that `fill` will make, above an image or above nothing. No effect."""
+        ...
+
+    async def fill(self, name: str, image_id: str | None, put: Sequence[Fill]) -> None:
+        """Make these files, unless they are there: `put` one over the other, each in a place that shows what is there
+        so far. On any error nothing is left of them.
+        """
+        ...
+
+    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan of a sandbox that begins with these files."""
+        ...
+
+    def layers_of(self, plan: Mapping[str, Any]) -> Collection[str]:
+        """The names of the kept files that a plan needs."""
+        ...
+
+    async def discard_layers(self, names: Collection[str]) -> None:
+        """Remove kept files that no sandbox needs. Safe to repeat."""
+        ...
+
+
+@runtime_checkable
+class Replacing(Protocol):
+    """What a provider can do beyond `Provider` when the files of a sandbox can be replaced by others, as a whole."""
+
+    async def replace_files(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
+        plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
+    ) -> Instance:  # fmt: skip
+        """End what runs in a sandbox, put its files aside and start it by the second of its `plans`.
+
+        The files of before stay aside until `drop_replaced`. On any error they are put back, and nothing runs.
+        """
+        ...
+
+    async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
+        """End what runs of a sandbox whose files were about to be replaced, if they were, and have it be what it was;
+        answer whether anything was ended. Safe to repeat.
+        """
+        ...
+
+    async def drop_replaced(self, sandbox_id: str) -> None:
+        """Remove what was put aside. Safe to repeat."""
         ...
