@@ -75,8 +75,8 @@ class Image(Struct, frozen=True, kw_only=True):
     """An immutable template that sandboxes start from.
 
     `source` is a directory's path, the reference of a container image, or the id of the snapshot that was promoted.
-    `base` is the reference that a plain directory was put onto, and `dockerfile` the path, below `source`, that it was built by. For Docker's,
-    `docker_image_id` names the content and `docker_image_tag` is what the engine calls it.
+    `base` is the reference that a plain directory was put onto, and `dockerfile` the path, below `source`, that it was
+    built by. For Docker's, `docker_image_id` names the content and `docker_image_tag` is what the engine calls it.
     """
 
     image_id: str

@@ -135,7 +135,8 @@ COLOURS: Final = {
     "created": "green", "started": "green", "adopted": "green", "create_failed": "red", "launch_failed": "red",
     "failed": "red", "lost": "red", "suspend_failed": "red", "resume_failed": "red", "resumed": "green",
     "restored": "green", "forked": "green", "stored": "green", "restore_failed": "red", "fork_failed": "red",
-    "deleted": "dim", "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim", "removed": "dim",
+    "deleted": "dim", "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim",
+    "removed": "dim",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Change(Struct, kw_only=True):
-    """The last order to suspend, resume or restore a sandbox: its position, what the sandbox was before, and whether it was
-    carried out, or with what it failed.
+    """The last order to suspend, resume or restore a sandbox: its position, what the sandbox was before, and whether it
+    was carried out, or with what it failed.
     """
 
     position: int
