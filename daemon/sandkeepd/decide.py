@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
-from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec
-from sandkeep.model import Network, SandboxSpec
+from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec, SnapshotCreate
+from sandkeep.model import Network, Place, SandboxSpec
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.image_sources import Source
 
@@ -49,6 +50,7 @@ MAX_COMMAND_BYTES: Final = 1024 * 1024
 """Words and variables together; Linux would not start a program with much more."""
 
 MAX_SPEC_BYTES: Final = 48 * 1024
+MAX_PATHS_BYTES: Final = 4 * 1024
 
 READABLE: Final = ("running", "suspended", "failed", "lost")
 """The states of a sandbox, once it was made, in which its files are there and nobody replaces them."""
@@ -83,6 +85,57 @@ def sandbox(state: State, sandbox_id: str) -> SandboxState:
         message = f"there is no sandbox {sandbox_id!r}{state.log.hint}"
         raise CallerError("not_found", message, sandbox_id=sandbox_id)
     return found
+
+
+def snapshot(state: State, snapshot_id: str) -> SnapshotState:
+    """The snapshot of that id. Raises `not_found`."""
+    found = state.snapshots.get(snapshot_id)
+    if found is None:
+        message = f"there is no snapshot {snapshot_id!r}{state.log.hint}"
+        raise CallerError("not_found", message, snapshot_id=snapshot_id)
+    return found
+
+
+def snapshot_not_ready(snapshot: SnapshotState) -> StateError:
+    """The error of a snapshot that is not there yet, or not any more."""
+    why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
+    words = f"snapshot {snapshot.snapshot_id} {why.get(snapshot.status, 'was deleted: choose another')}"
+    return StateError("snapshot_not_ready", words, snapshot_id=snapshot.snapshot_id, status=snapshot.status)
+
+
+def ready_snapshot(state: State, snapshot_id: str) -> SnapshotState:
+    """The same, of one that can be restored. Raises `snapshot_not_ready`."""
+    found = snapshot(state, snapshot_id)
+    if found.status != "ready":
+        raise snapshot_not_ready(found)
+    return found
+
+
+def create_snapshot(
+    sandbox: SandboxState, command: SnapshotCreate, place: Place, *, parent_id: str | None, root: str
+) -> events.SnapshotCreateRequested:
+    """The intent to keep the files of a sandbox."""
+    if _size(command.labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
+    for field, paths in (("include", command.include), ("exclude", command.exclude)):
+        if sum(map(len, paths)) > MAX_PATHS_BYTES:
+            words = f"{field}: the paths are longer than {MAX_PATHS_BYTES} bytes together: name directories above them"
+            raise CallerError("invalid", words, field=field)
+    return events.SnapshotCreateRequested(
+        owner=sandbox.owner,
+        kind="incremental" if command.incremental or command.parent_id else "full",
+        format=command.format,
+        place=place,
+        sandbox_id=sandbox.sandbox_id,
+        image_id=sandbox.requested.image_id,
+        provider=sandbox.requested.provider,
+        parent_id=parent_id,
+        name=command.name,
+        labels=command.labels,
+        root=root,
+        include=command.include,
+        exclude=command.exclude,
+    )
 
 
 def may(sandbox: SandboxState, event_type: str) -> bool:

@@ -602,13 +602,13 @@ class Frozen(Struct, frozen=True, kw_only=True):
 
 
 class PackRequest(Struct, frozen=True, kw_only=True):
-    """How a sandbox's files are to be packed, into the new file `target`.
+    """How a sandbox's files are to be packed, into the empty file that the descriptor `output` is of.
 
     With `over` only what differs is packed: from the image, or from the sandbox as it was when `parent_catalogue` was
     written. What the archive holds is written to the new file `catalogue`, for archives that will be over this one.
     """
 
-    target: str
+    output: int
     catalogue: str
     format: ArchiveFormat
     include: Sequence[str] = ()
@@ -618,9 +618,9 @@ class PackRequest(Struct, frozen=True, kw_only=True):
 
 
 class PackedFiles(Struct, frozen=True, kw_only=True):
-    """What an archive that was packed holds. `digest` is ``sha256:…``; `pause_ms` as in `Frozen`."""
+    """What an archive that was packed holds. `pause_ms` is as in `Frozen`."""
 
-    digest: str
+    sha256: str
     size_bytes: int
     member_count: int
     content_bytes: int

@@ -62,6 +62,7 @@ class SandboxState(Struct, kw_only=True):
     interrupted: bool = False
     change: Change | None = None
     restored_from: str | None = None
+    restored_us: int = 0
     restore: events.SandboxRestoreRequested | None = None
     snapshots: list[KeptSnapshot] = field(default_factory=list)
     exec_count: int = 0
@@ -231,6 +232,7 @@ def _restored(state: "State", event: events.SandboxRestored, fact: Fact) -> None
     if asked is not None:
         sandbox.requested = replace(sandbox.requested, plan=asked.plan, needs_image=asked.needs_image)
     sandbox.restored_from, sandbox.ended_us, sandbox.error = event.snapshot_id, None, None
+    sandbox.restored_us = fact.time_us
     sandbox.isolation, sandbox.handle = event.isolation, event.handle
 
 
