@@ -229,6 +229,10 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
         return None
     if found.status == "creating":
         raise StateError("not_ready", f"image {image_id} is still being made: wait, then remove it", image_id=image_id)
+    above = [s.snapshot_id for s in state.snapshots.values() if s.alive and s.needs_image(image_id)]
+    if above:
+        words = f"image {image_id} is what the incremental snapshot {_some(above)} is above: delete that, or promote it"
+        raise StateError("in_use", words, image_id=image_id, snapshot_ids=above[:20])
     users = [user.sandbox_id for user in state.image_users(image_id)] or list(pending)
     if users:
         raise StateError(
@@ -357,6 +361,27 @@ def launch(
         durable=command.durable,
         tty=isinstance(command, ProcessLaunch) and command.tty,
     )
+
+
+def restore(
+    sandbox: SandboxState, snapshot: SnapshotState, secrets: Container[str], *, end_processes: bool
+) -> None:
+    """Raise unless the sandbox's files can be replaced by those of the snapshot: `not_ready`, `secret_missing`,
+    `in_use` while processes run in it that are not to be ended, `invalid` for another provider's.
+    """
+    if not may(sandbox, "sandbox.restore_requested"):
+        raise not_ready(sandbox)
+    if not sandbox.made:
+        raise not_ready(sandbox, "was never made: create another")
+    require_secrets(sandbox, secrets)
+    provider = sandbox.requested.provider
+    if snapshot.requested.provider not in (None, provider):
+        words = f"snapshot_id: {snapshot.snapshot_id} is of the {snapshot.requested.provider} provider, not {provider}"
+        raise CallerError("invalid", words, field="snapshot_id")
+    if sandbox.active and not end_processes:
+        names = [process.name for process in sandbox.active.values()]
+        words = f"in sandbox {sandbox.sandbox_id} run {_some(names)}: kill them first, or give end_processes"
+        raise StateError("in_use", words, sandbox_id=sandbox.sandbox_id, processes=names[:20])
 
 
 def failure_of(process: ProcessState) -> SandkeepError:

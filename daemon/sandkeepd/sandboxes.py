@@ -430,6 +430,20 @@ class Sandboxes:
             await runtime.instance.aclose()
         await self.told_ended(sandbox)
 
+    async def stop_keeping(self, sandbox_id: str) -> Runtime | None:
+        """Look after a sandbox no more that is about to be ended and started anew; answer what held it."""
+        runtime = self.runtimes.pop(sandbox_id, None)
+        if runtime is not None:
+            await runtime.stop()
+        return runtime
+
+    async def words_of_killed(self, sandbox: SandboxState, runtime: Runtime | None) -> list[NewEvent]:
+        """How the processes ended of a sandbox that was ended, and that `runtime` held."""
+        last_words = self.last_words(sandbox, await self._exits(sandbox, runtime), KILLED)
+        if runtime is not None:
+            await runtime.instance.aclose()
+        return last_words
+
     async def told_ended(self, sandbox: SandboxState) -> None:
         """Have others let go of what a sandbox needed that is no more."""
         for on_ended in self.on_ended:

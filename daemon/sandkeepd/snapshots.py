@@ -149,6 +149,7 @@ class Snapshots:
         provider = snapshotting(core.provider(sandbox.requested.provider))
         async with archives.making(snapshot_id, asked.sandbox_id, asked.format, asked.place) as making:
             order = PackRequest(
+                name=snapshot_id,
                 output=making.descriptor,
                 catalogue=archives.catalogue(snapshot_id),
                 format=asked.format,

@@ -605,9 +605,11 @@ class PackRequest(Struct, frozen=True, kw_only=True):
     """How a sandbox's files are to be packed, into the empty file that the descriptor `output` is of.
 
     With `over` only what differs is packed: from the image, or from the sandbox as it was when `parent_catalogue` was
-    written. What the archive holds is written to the new file `catalogue`, for archives that will be over this one.
+    written. What the archive holds is written to the file `catalogue`, for archives that will be over this one. No kept
+    files are called `name`, as those may be that it takes meanwhile.
     """
 
+    name: str
     output: int
     catalogue: str
     format: ArchiveFormat
@@ -646,10 +648,18 @@ class Snapshotting(Protocol):
         ...
 
 
-Fill = Callable[[str, int | None], None]
-"""Puts files into the directory that it is given, to belong to that uid (None: to the daemon's own user), in the thread
-and with the mounts of whoever calls it.
-"""
+class Filling(Struct, frozen=True, kw_only=True):
+    """Where the files of an archive are to be put: a directory that is not there yet, to belong to `owner`, which is a
+    uid and gid, None for the daemon's own user. What a layer says of what is gone becomes what an `overlay` has for it.
+    """
+
+    target: str
+    owner: tuple[int, int] | None
+    overlay: Literal["trusted", "user"]
+
+
+Fill = Callable[[Filling, Callable[[int], None]], None]
+"""Puts the files there. It tells how many bytes of the archive are through. Blocks."""
 
 
 @runtime_checkable
@@ -666,22 +676,42 @@ class Layering(Protocol):
         """
         ...
 
-    async def filled(self, name: str, image_id: str | None) -> dict[str, Any]:
-        """The `files` that `fill` will make, above an image or above nothing. No effect."""
+    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+        """The `files` that consist of what was kept under these names, each hiding parts of the next, and of an image
+        beneath them or of nothing. No effect. Raises `not_supported` where that cannot be.
+        """
         ...
 
-    async def fill(self, name: str, image_id: str | None, put: Sequence[Fill]) -> None:
-        """Make these files, unless they are there: `put` one over the other, each in a place that shows what is there
-        so far. On any error nothing is left of them.
-        """
+    async def is_filled(self, name: str) -> bool:
+        """Whether files of that name are there, and complete."""
+        ...
+
+    async def fill(self, name: str, put: Fill, progress: Progress) -> None:
+        """Keep the files that `put` puts somewhere. On any error nothing is left of them."""
         ...
 
     def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         """The plan of a sandbox that begins with these files."""
         ...
 
+    def needs_image(self, files: Mapping[str, Any]) -> bool:
+        """Whether some of these files are the image's."""
+        ...
+
     def layers_of(self, plan: Mapping[str, Any]) -> Collection[str]:
         """The names of the kept files that a plan needs."""
+        ...
+
+    async def pack_layers(
+        self, files: Mapping[str, Any], image_id: str | None, request: PackRequest, progress: Progress
+    ) -> PackedFiles:
+        """Pack such files as one whole archive."""
+        ...
+
+    async def promote(
+        self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
+    ) -> ImportedImage:
+        """Make an image of such files, as a whole. On any error nothing is left of it."""
         ...
 
     async def discard_layers(self, names: Collection[str]) -> None:
@@ -699,7 +729,7 @@ class Replacing(Protocol):
     ) -> Instance:  # fmt: skip
         """End what runs in a sandbox, put its files aside and start it by the second of its `plans`.
 
-        The files of before stay aside until `drop_replaced`. On any error they are put back, and nothing runs.
+        The files of before stay aside until `drop_replaced`. On any error they are put back, and nothing of it runs.
         """
         ...
 

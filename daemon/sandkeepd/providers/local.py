@@ -378,9 +378,9 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
     ) -> LocalInstance:  # fmt: skip
         """See `Replacing.replace_files`."""
         before, after = plans
-        files = self._files_for(msgspec.convert(after, Plan), await self.abilities())
         await self.halt(sandbox_id, before, handle)
         try:
+            files = self._files_for(msgspec.convert(after, Plan), await self.abilities())
             await self._in_thread(self.layout.put_aside, sandbox_id)
             failpoints.reach("replace.aside")
             return await self._start_anew(sandbox_id, image_id, spec, secrets, after, files)

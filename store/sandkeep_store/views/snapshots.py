@@ -55,6 +55,11 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
         """Whether there is something of it, or is about to be."""
         return self.status == "creating" or self.has_archive
 
+    def needs_image(self, image_id: str) -> bool:
+        """Whether it holds only what differs from that image."""
+        asked = self.requested
+        return asked.kind == "incremental" and asked.parent_id is None and asked.image_id == image_id
+
     @property
     def format(self) -> model.ArchiveFormat:
         """What its archive is, or is to be."""
