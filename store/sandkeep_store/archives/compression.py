@@ -21,6 +21,8 @@ Codec = Literal["gzip", "zstd", "none"]
 SUFFIXES: Final[dict[Codec, str]] = {"gzip": ".tar.gz", "zstd": ".tar.zst", "none": ".tar"}
 
 CHUNK: Final = 1 << 20
+_PIECE: Final = 1 << 18
+"""How much is decompressed at once: in between, the interpreter is for others."""
 THREADS: Final = 2
 _GZIP_LEVEL: Final = 1
 _ZSTD_LEVEL: Final = 3
@@ -155,7 +157,7 @@ class Input:
 
 
 def decompressed(source: Input, codec: Codec) -> Iterator[bytes]:
-    """The bytes of a tar archive, in chunks of at most a megabyte. Raises `snapshot_corrupt`, and OSError."""
+    """The bytes of a tar archive, in chunks of bounded size. Raises `snapshot_corrupt`, and OSError."""
     if codec == "none":
         return source.chunks()
     return _gunzipped(source) if codec == "gzip" else _unzstd(source)
@@ -202,10 +204,10 @@ def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
         if not data:
             raise corrupt("is cut short: it ends in the middle of what was compressed")
         window = min(window * 8, CHUNK)
-        chunk = engine.decompress(data, CHUNK)
+        chunk = engine.decompress(data, _PIECE)
         while chunk:
             yield chunk
-            chunk = b"" if engine.eof or engine.needs_input else engine.decompress(b"", CHUNK)
+            chunk = b"" if engine.eof or engine.needs_input else engine.decompress(b"", _PIECE)
         stream.skip(len(data) - len(engine.unused_data) if engine.eof else len(data))
 
 
@@ -223,7 +225,7 @@ def _unzstd(source: Input) -> Iterator[bytes]:
     engine = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
     reader = engine.stream_reader(Frames(source.chunks()), read_size=CHUNK, read_across_frames=True)  # type: ignore[arg-type]
     try:
-        while chunk := reader.read(CHUNK):
+        while chunk := reader.read(_PIECE):
             yield chunk
     except zstandard.ZstdError as error:
         if "too much memory" in str(error):

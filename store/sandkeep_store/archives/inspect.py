@@ -19,7 +19,6 @@ from sandkeep_store.archives.limits import Limits, Tally
 from sandkeep_store.archives.members import TOP, Member, corrupt, is_too_long, shown
 from sandkeep_store.archives.tarreader import Reader
 from sandkeep_store.archives.whiteouts import check_whiteout
-from sandkeep_store.yielding import yielding
 
 Moved = Callable[[int], None]
 """Is told, now and then, how many bytes of an archive are through. What it raises ends the work."""
@@ -84,36 +83,51 @@ class Examined:
     """One archive, read from its beginning and checked on the way: its members, and the data of the present one."""
 
     def __init__(
-        self, archive: int, limits: Limits, *, layer: bool = False, strip: int = 0, moved: Moved | None = None
+        self,
+        archive: int,
+        limits: Limits,
+        *,
+        layer: bool = False,
+        strip: int = 0,
+        moved: Moved | None = None,
+        before: "Examined | None" = None,
     ) -> None:
         self._archive = archive
         self._limits = limits
         self._layer = layer
         self._strip = strip
         self._moved = moved
+        self._before = before
         self._source = Input(archive)
         self._tally = Tally(limits)
         self._contents = Contents(outward_symlinks=limits.outward_symlinks)
         self._reader = Reader(self._chunks())
         self._codec: Codec = "none"
+        self._has_data = False
+
+    def again(self) -> "Examined":
+        """The same archive read once more, to be used. Directories that it only implies are members then, too."""
+        options = {"layer": self._layer, "strip": self._strip, "moved": self._moved}
+        return Examined(self._archive, self._limits, before=self, **options)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Member]:
         try:
             os.lseek(self._archive, 0, os.SEEK_SET)
-            for member in yielding(self._reader):
+            for member in self._reader:
                 self._check(member)
                 if not self._strip or self._stripped(member):
-                    self._contents.add(member)
-                    yield member
+                    yield from self._completed(member)
         except OSError as error:
             raise unreadable(error) from None
         if not self._tally.members:
             raise corrupt("is empty: it has no members")
         self._contents.check_links()
+        if self._before is not None and self._before.result.sha256 != self.result.sha256:
+            raise corrupt("was changed while it was read")
 
     def data(self) -> Iterator[memoryview]:
         """The bytes of the present member; of a file with holes, those of its extents."""
-        return self._reader.data()
+        return self._reader.data() if self._has_data else iter(())
 
     @property
     def result(self) -> Inspection:
@@ -123,6 +137,17 @@ class Examined:
             members=self._tally.members, content_bytes=self._tally.content_bytes, data_bytes=self._tally.data_bytes,
             duplicates=self._contents.duplicates,
         )  # fmt: skip
+
+    def _completed(self, member: Member) -> Iterator[Member]:
+        """A member that fits; the second time, after the directories above it that the archive never names."""
+        implied = self._contents.add(member)
+        if self._before is not None and implied:
+            self._has_data = False
+            for name in implied:
+                if self._before._contents.is_only_implied(name):  # noqa: SLF001 - it is one of us
+                    yield Member(name=name, kind="directory", mode=0o755, mtime_ns=member.mtime_ns)
+        self._has_data = True
+        yield member
 
     def _chunks(self) -> Iterator[bytes]:
         self._codec = self._source.codec()

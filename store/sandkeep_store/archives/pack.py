@@ -19,7 +19,6 @@ from sandkeep_store.archives.members import TOP, Member
 from sandkeep_store.archives.reading import Remarks
 from sandkeep_store.archives.tarwriter import Writer
 from sandkeep_store.archives.tree import Tree
-from sandkeep_store.yielding import yielding
 
 NO_LIMITS: Final = Limits(members=1 << 62, content_bytes=1 << 62, ratio=1 << 62, outward_symlinks=True)
 _MODE: Final = 0o1777
@@ -68,7 +67,7 @@ def pack(
     """
     source = Tree(tree, include=include, exclude=exclude, never=never, reader=reader)
     with making(output, codec, owner=owner, moved=moved) as archive:
-        for member in yielding(source):
+        for member in source:
             archive.put(member, source.data())
     return archive.made(source.remarks)
 

@@ -25,13 +25,15 @@ What = Literal[
 """Why something is not in an archive as it was: the first ones are left out altogether."""
 
 MOST_REMARKS: Final = 100
-_CHUNK: Final = 1 << 20
+_CHUNK: Final = 1 << 18
+"""How much is read at once: in between, the interpreter is for others."""
+_PIPE_BYTES: Final = 1 << 20
 _F_SETPIPE_SZ: Final = 1031
 
 _TAR: Final = (
     "tar", "--create", "--file=-", "--format=posix", "--pax-option=delete=atime,delete=ctime", "--sparse",
     "--sort=name", "--numeric-owner", "--xattrs", "--xattrs-include=user.*", "--xattrs-exclude=user.overlay.*",
-    "--one-file-system", "--blocking-factor=128", "--quoting-style=escape", "--anchored", "--no-wildcards",
+    "--one-file-system", "--blocking-factor=512", "--quoting-style=escape", "--anchored", "--no-wildcards",
 )  # fmt: skip
 _SAID: Final = re.compile(
     rb"tar: (?P<name>.*): (?:"
@@ -129,7 +131,7 @@ def reading(
         except FileNotFoundError:
             raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
         assert process.stdout is not None
-        fcntl.fcntl(process.stdout.fileno(), _F_SETPIPE_SZ, _CHUNK)
+        fcntl.fcntl(process.stdout.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
         try:
             yield Program(process, said)
         finally:
