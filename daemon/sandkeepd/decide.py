@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
-from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec, SnapshotCreate
+from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec, SnapshotCreate, SnapshotImport
 from sandkeep.model import Network, Place, SandboxSpec
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.processes import ProcessState
@@ -135,6 +135,26 @@ def create_snapshot(
         root=root,
         include=command.include,
         exclude=command.exclude,
+    )
+
+
+def import_snapshot(command: SnapshotImport, owner: str, place: Place) -> events.SnapshotCreateRequested:
+    """The intent to keep an archive from elsewhere."""
+    if _size(command.labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
+    return events.SnapshotCreateRequested(
+        owner=owner, kind="full", format=command.format, place=place, name=command.name, labels=command.labels
+    )
+
+
+def promote(
+    snapshot: SnapshotState, owner: str, provider: str, labels: Mapping[str, str]
+) -> events.ImageCreateRequested:
+    """The intent to make an image of a snapshot."""
+    if _size(labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
+    return events.ImageCreateRequested(
+        owner=owner, provider=provider, kind="snapshot", source=snapshot.snapshot_id, labels=dict(labels)
     )
 
 
@@ -363,9 +383,7 @@ def launch(
     )
 
 
-def restore(
-    sandbox: SandboxState, snapshot: SnapshotState, secrets: Container[str], *, end_processes: bool
-) -> None:
+def restore(sandbox: SandboxState, snapshot: SnapshotState, secrets: Container[str], *, end_processes: bool) -> None:
     """Raise unless the sandbox's files can be replaced by those of the snapshot: `not_ready`, `secret_missing`,
     `in_use` while processes run in it that are not to be ended, `invalid` for another provider's.
     """

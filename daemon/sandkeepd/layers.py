@@ -44,8 +44,11 @@ class KeptLayers:
     def is_needed(self, name: str) -> bool:
         """Whether a sandbox begins with them, or is about to."""
         state = self._core.state
-        fork = state.forks.get(name)
-        if self._holds[name] or (fork is not None and fork.ended_us is None):
+        fork, snapshot = state.forks.get(name), state.snapshots.get(name)
+        being_copied = (fork is not None and fork.ended_us is None) or (
+            snapshot is not None and snapshot.status == "creating"
+        )
+        if self._holds[name] or being_copied:
             return True
         return any(name in self._named_by(sandbox) for sandbox in state.sandboxes.values() if not sandbox.hidden)
 

@@ -25,6 +25,7 @@ from sandkeepd import decide
 from sandkeepd.core import Core
 from sandkeepd.images import Images
 from sandkeepd.insisting import insist
+from sandkeepd.keeping import Kept
 from sandkeepd.layers import KeptLayers
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Instance, Pausing, Provider, Reviving
@@ -100,11 +101,9 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(
-        self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, layers: KeptLayers
-    ) -> None:
+    def __init__(self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, kept: Kept) -> None:
         self._core = core
-        self._layers = layers
+        self._kept = kept
         self._images = images
         self._sandboxes = sandboxes
         self._processes = processes
@@ -296,7 +295,7 @@ class Reconciler:
 
     async def _clean_up(self, provider: Provider) -> None:
         """Remove what the provider holds and nobody owns, and note what is another log's."""
-        swept = await provider.clean_up(Owned(self._core, self._layers, provider.name))
+        swept = await provider.clean_up(Owned(self._core, self._kept.layers, provider.name))
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})
         if swept.foreign:

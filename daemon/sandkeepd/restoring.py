@@ -1,17 +1,15 @@
 """Restores: sandboxes with the files of a snapshot, new ones or over their own; images of snapshots; whole archives.
 
-A snapshot is unpacked once, into kept files that all sandboxes share which were restored from it. What it builds on is
-unpacked first, and one over an image lies above that image. Before a byte is unpacked every archive was read from its
-first byte to its last, whatever its digest says.
+A snapshot is unpacked once, into kept files that all sandboxes share which were restored from it; so is each that it
+builds on, and they lie one above the other, the last of them above an image if need be. Before a byte is unpacked an
+archive was read from its first byte to its last, whatever its digest says.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import SetupError, StateError, error_from
+from sandkeep.errors import CallerError, SetupError, StateError, error_from
 from sandkeep.methods import SandboxRestore, SnapshotRestore
 from sandkeep.model import Sandbox, SandboxSpec
 from sandkeep.settings import DISK_LIMIT
@@ -23,10 +21,10 @@ from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.forks import layering
 from sandkeepd.layers import KeptLayers
-from sandkeepd.providers.base import Fill, Instance, Progress, Replacing
+from sandkeepd.providers.base import Instance, Layering, Progress, Replacing
 from sandkeepd.sandboxes import Pending, Sandboxes
 from sandkeepd.snapshot_archives import SnapshotArchives
-from sandkeepd.unpacking import unpacked
+from sandkeepd.unpacking import putting
 
 
 class Restores:
@@ -54,7 +52,7 @@ class Restores:
             decide.require_secrets(source, command.secrets)
         spec = self._spec(source, snapshot, command)
         event = await self._planned(request, snapshot, sandbox_id, spec)
-        with self._layers.held(snapshot.snapshot_id):
+        with self._layers.held(*names_of(core, snapshot)):
             self._sandboxes.reserve(sandbox_id, event.provider, event.plan)
             try:
                 revision = before.revision if before is not None else 0
@@ -79,8 +77,7 @@ class Restores:
     ) -> events.SandboxCreateRequested:
         core, asked = self._core, snapshot.requested
         provider = core.provider(asked.provider or "local")
-        beneath = image_beneath(core, snapshot)
-        files = await layering(provider).filled(snapshot.snapshot_id, beneath)
+        files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
         image_id = asked.image_id or snapshot.snapshot_id
         plan = self._sandboxes.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
         return events.SandboxCreateRequested(
@@ -107,13 +104,17 @@ class Restores:
         provider = core.provider(sandbox.requested.provider)
         replacing(provider)
         decide.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
-        files = await layering(provider).filled(snapshot.snapshot_id, image_beneath(core, snapshot))
+        beneath = image_beneath(core, snapshot)
+        if beneath not in (None, sandbox.requested.image_id):
+            words = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
+            raise CallerError("invalid", words, field="snapshot_id")
+        files = await layering(provider).filled(names_of(core, snapshot), beneath)
         event = events.SandboxRestoreRequested(
             snapshot_id=snapshot.snapshot_id,
             plan=layering(provider).layered(sandbox.requested.plan, files),
             needs_image=layering(provider).needs_image(files),
         )
-        with self._layers.held(snapshot.snapshot_id):
+        with self._layers.held(*names_of(core, snapshot)):
             new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
             intent = await core.intend(new, request.meta)
         self._sandboxes.changing[sandbox.sandbox_id] = Pending()
@@ -201,25 +202,22 @@ class Restores:
     # -- unpacking ----------------------------------------------------------------------------------------------------
 
     async def unpack(self, snapshot: SnapshotState, provider_name: str, progress: Progress) -> None:
-        """Have the files of a snapshot be there for sandboxes to begin with."""
+        """Have the files of a snapshot, and of all that it builds on, be there for sandboxes to begin with."""
         provider = layering(self._core.provider(provider_name))
-        async with self._layers.turn(snapshot.snapshot_id):
-            if await provider.is_filled(snapshot.snapshot_id):
-                return
-            beneath = image_beneath(self._core, snapshot)
-            async with self.opened(snapshot, progress) as archives:
-                failpoints.reach("restore.verified")
-                await progress("unpacking the files")
-                await provider.fill(snapshot.snapshot_id, beneath, unpacked(archives))
+        for each in reversed(list(chain(self._core.state, snapshot))):
+            async with self._layers.turn(each.snapshot_id):
+                if not await provider.is_filled(each.snapshot_id):
+                    await self._fill(provider, each, progress)
 
-    @asynccontextmanager
-    async def opened(self, snapshot: SnapshotState, progress: Progress) -> AsyncIterator[list[tuple[int, SnapshotState]]]:
-        """The archives of a snapshot and of all that it builds on, lowest first, each verified."""
-        async with AsyncExitStack() as stack:
-            found = []
-            for each in reversed(list(chain(self._core.state, snapshot))):
-                found.append((await stack.enter_async_context(self._archives.opened(each, progress)), each))
-            yield found
+    async def _fill(self, provider: Layering, snapshot: SnapshotState, progress: Progress) -> None:
+        async with self._archives.opened(snapshot, progress) as archive:
+            failpoints.reach("restore.opened")
+            await provider.fill(snapshot.snapshot_id, putting(snapshot, archive), progress)
+
+
+def names_of(core: Core, snapshot: SnapshotState) -> list[str]:
+    """Under which names the files of a snapshot are kept, each hiding parts of the next."""
+    return [each.snapshot_id for each in chain(core.state, snapshot)]
 
 
 def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
@@ -235,6 +233,4 @@ def replacing(provider: object) -> Replacing:
     """What replaces a sandbox's files. Raises `not_supported` where nothing does."""
     if isinstance(provider, Replacing):
         return provider
-    raise SetupError(
-        "not_supported", "its provider cannot replace the files of a sandbox yet: restore into a new one"
-    )
+    raise SetupError("not_supported", "its provider cannot replace the files of a sandbox yet: restore into a new one")

@@ -21,11 +21,11 @@ from sandkeep.storage_settings import SNAPSHOT_DIR
 from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives, DirectoryUpload
 from sandkeep_store.archives.inspect import inspect
-from sandkeep_store.archives.limits import Limits
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE, Root
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Progress
+from sandkeepd.unpacking import limits_of
 from sandkeepd.watched import Meter, watched
 
 T = TypeVar("T")
@@ -116,7 +116,8 @@ class SnapshotArchives:
 
     @asynccontextmanager
     async def opened(self, snapshot: SnapshotState, progress: Progress) -> AsyncIterator[int]:
-        """An archive as an open file, which was read from its first byte to its last and is what is on record.
+        """An archive as an open file, from the first place that has it as it should be; the last one is not looked
+        through yet.
 
         Raises `snapshot_missing` and `snapshot_corrupt` when no place has it so, and `provider_unavailable` when one
         that may have it does not answer.
@@ -133,7 +134,7 @@ class SnapshotArchives:
         for place in snapshot.stored.places:
             try:
                 return await watched(
-                    partial(_checked, snapshot, place), progress, f"reading {place.uri}", limiter=self.limiter
+                    partial(_had, snapshot, place), progress, f"reading {place.uri}", limiter=self.limiter
                 )
             except SandkeepError as error:
                 logger.warning("an archive is not to be had", extra={"place": place.uri, "why": error.message})
@@ -200,19 +201,14 @@ class Making:
             )
 
 
-def _checked(snapshot: SnapshotState, place: model.Place, moved: Meter) -> int:
-    """An archive as an open file, checked. Blocks."""
+def _had(snapshot: SnapshotState, place: model.Place, moved: Meter) -> int:
+    """An archive as an open file. Where there is another place to ask it is looked through, too. Blocks."""
     stored = snapshot.stored
     assert stored is not None
     descriptor = _fetched(open_store(root_of(place)), place, moved)
     try:
-        limits = Limits(
-            members=stored.member_count, content_bytes=stored.content_bytes, ratio=1 << 40,
-            outward_symlinks=snapshot.sandbox_id is not None,
-        )  # fmt: skip
-        found = inspect(descriptor, limits, layer=snapshot.requested.kind == "incremental", moved=moved)
-        if f"sha256:{found.sha256}" != stored.digest or found.size_bytes != stored.size_bytes:
-            raise DataError("snapshot_corrupt", f"{place.uri} is damaged: its digest is not the one on record")
+        if place != stored.places[-1]:
+            check(snapshot, descriptor, moved)
         os.lseek(descriptor, 0, os.SEEK_SET)
     except BaseException:
         os.close(descriptor)
@@ -220,11 +216,21 @@ def _checked(snapshot: SnapshotState, place: model.Place, moved: Meter) -> int:
     return descriptor
 
 
+def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
+    """See that an archive is what is on record, and safe. Raises `snapshot_corrupt`. Blocks."""
+    stored = snapshot.stored
+    assert stored is not None
+    layer = snapshot.requested.kind == "incremental"
+    found = inspect(descriptor, limits_of(snapshot), layer=layer, moved=moved)
+    if f"sha256:{found.sha256}" != stored.digest or found.size_bytes != stored.size_bytes:
+        raise DataError("snapshot_corrupt", "the archive is damaged: its digest is not the one on record")
+
+
 def _fetched(store: ArchiveStore, place: model.Place, moved: Meter) -> int:
     """The file itself where it is one of this machine; else a copy that has no name."""
     if isinstance(store, DirectoryArchives):
         return store.open_file(place.path)
-    descriptor = _nameless()
+    descriptor = nameless()
     try:
         done = 0
         with store.read(place.path) as archive:
@@ -240,7 +246,8 @@ def _fetched(store: ArchiveStore, place: model.Place, moved: Meter) -> int:
     return descriptor
 
 
-def _nameless() -> int:
+def nameless() -> int:
+    """An empty file without a name, to be written and read. Raises `storage_unavailable`."""
     directory = STORAGE.local_root().base
     os.makedirs(directory, mode=0o700, exist_ok=True)
     try:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import SetupError, StateError, error_from
@@ -28,7 +28,7 @@ from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.forks import source_of
 from sandkeepd.insisting import insist
-from sandkeepd.providers.base import PackedFiles, PackRequest, Progress, Provider, Snapshotting
+from sandkeepd.providers.base import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.snapshot_archives import SnapshotArchives
@@ -107,11 +107,20 @@ class Snapshots:
             parent = self._core.state.snapshots[kept.snapshot_id]
             if self._why_no_parent(parent, sandbox, command) is None:
                 return parent.snapshot_id
-        why = provider.why_not_incremental(sandbox.requested.plan, sandbox.handle)
-        if why is not None or command.include or command.exclude:
+        return self._start(sandbox, command, provider)
+
+    def _start(self, sandbox: SandboxState, command: SnapshotCreate, provider: Snapshotting) -> str | None:
+        """The snapshot that the sandbox began with; None for its image. Raises `not_supported` for anything else."""
+        why = provider.why_not_incremental(sandbox.handle)
+        if command.include or command.exclude:
             why = why or "what is left out of it can only be left out of a full one"
+        began_with = provider.layers_of(sandbox.requested.plan) if isinstance(provider, Layering) else ()
+        first = self._core.state.snapshots.get(began_with[0]) if began_with else None
+        if began_with and (first is None or first.status != "ready"):
+            why = why or "the sandbox began with files that no snapshot has"
+        if why is not None:
             raise SetupError("not_supported", f"there is nothing that it can build on, as {why}: make a full one")
-        return None
+        return first.snapshot_id if first is not None else None
 
     def _why_no_parent(self, parent: SnapshotState, sandbox: SandboxState, command: SnapshotCreate) -> str | None:
         """Why no snapshot can be made over another."""
@@ -147,6 +156,13 @@ class Snapshots:
         assert asked.sandbox_id is not None
         sandbox = decide.sandbox(core.state, asked.sandbox_id)
         provider = snapshotting(core.provider(sandbox.requested.provider))
+        parent = core.state.snapshots.get(asked.parent_id or "")
+        is_own = (
+            parent is not None and parent.sandbox_id == asked.sandbox_id and sandbox.restored_from != asked.parent_id
+        )
+        over: Literal["nothing", "start", "parent"] = "parent" if is_own else "start"
+        if asked.kind == "full":
+            over = "nothing"
         async with archives.making(snapshot_id, asked.sandbox_id, asked.format, asked.place) as making:
             order = PackRequest(
                 name=snapshot_id,
@@ -155,8 +171,8 @@ class Snapshots:
                 format=asked.format,
                 include=asked.include,
                 exclude=asked.exclude,
-                over="nothing" if asked.kind == "full" else "parent" if asked.parent_id else "image",
-                parent_catalogue=archives.catalogue(asked.parent_id) if asked.parent_id else None,
+                over=over,
+                parent_catalogue=archives.catalogue(asked.parent_id) if over == "parent" and asked.parent_id else None,
             )
             packed = await provider.pack(source_of(sandbox), order, progress)
             failpoints.reach("snapshot.packed")
@@ -198,7 +214,7 @@ class Snapshots:
 
     async def delete(self, request: Request[SnapshotDelete]) -> Snapshot:
         """Delete a snapshot. One that is deleted is answered as it is."""
-        snapshot = self._core.state.snapshots[request.params.snapshot_id]
+        snapshot = decide.snapshot(self._core.state, request.params.snapshot_id)
         if snapshot.status == "creating":
             raise decide.snapshot_not_ready(snapshot)
         await self.order_delete(snapshot, "requested", request.meta)
@@ -305,4 +321,3 @@ def stored_of(packed: PackedFiles, places: list[model.Place], format: model.Arch
         format=format,
         pause_ms=packed.pause_ms,
     )
-

@@ -604,8 +604,8 @@ class Frozen(Struct, frozen=True, kw_only=True):
 class PackRequest(Struct, frozen=True, kw_only=True):
     """How a sandbox's files are to be packed, into the empty file that the descriptor `output` is of.
 
-    With `over` only what differs is packed: from the image, or from the sandbox as it was when `parent_catalogue` was
-    written. What the archive holds is written to the file `catalogue`, for archives that will be over this one. No kept
+    With `over` only what differs is packed: from what the sandbox began with, or from what it was when
+    `parent_catalogue` was written. What the archive holds is written to the file `catalogue`, for archives that will be over this one. No kept
     files are called `name`, as those may be that it takes meanwhile.
     """
 
@@ -615,7 +615,7 @@ class PackRequest(Struct, frozen=True, kw_only=True):
     format: ArchiveFormat
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
-    over: Literal["nothing", "image", "parent"] = "nothing"
+    over: Literal["nothing", "start", "parent"] = "nothing"
     parent_catalogue: str | None = None
 
 
@@ -637,8 +637,8 @@ class Snapshotting(Protocol):
         """The directory in the sandbox at which the names in its archives begin."""
         ...
 
-    def why_not_incremental(self, plan: Mapping[str, Any], handle: Mapping[str, Any]) -> str | None:
-        """Why no archive can be made of what differs from the sandbox's image; None when one can."""
+    def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
+        """Why no archive can be made of what differs from what the sandbox began with; None when one can."""
         ...
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
@@ -698,8 +698,8 @@ class Layering(Protocol):
         """Whether some of these files are the image's."""
         ...
 
-    def layers_of(self, plan: Mapping[str, Any]) -> Collection[str]:
-        """The names of the kept files that a plan needs."""
+    def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
+        """The names of the kept files that a plan needs, each hiding parts of the next."""
         ...
 
     async def pack_layers(

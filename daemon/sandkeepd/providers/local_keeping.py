@@ -54,7 +54,9 @@ class Keeping(ABC):
         if not await trio.Path(upper).is_dir():
             words = f"the files of sandbox {source.sandbox_id} are gone: nothing can be kept of them"
             raise StateError("not_ready", words, sandbox_id=source.sandbox_id)
-        lowers = [] if handle.files != "overlay" else self._roots(plan.layers, source.image_id if plan.over_image else None)
+        lowers = (
+            [] if handle.files != "overlay" else self._roots(plan.layers, source.image_id if plan.over_image else None)
+        )
         return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers)
 
     def _roots(self, layers: Sequence[Layer], image_id: str | None) -> list[str]:
@@ -67,13 +69,9 @@ class Keeping(ABC):
         """See `Snapshotting.files_root`."""
         return WORKSPACE
 
-    def why_not_incremental(self, plan: Mapping[str, Any], handle: Mapping[str, Any]) -> str | None:
+    def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         """See `Snapshotting.why_not_incremental`."""
-        if handle.get("files") != "overlay":
-            return "the sandbox has a copy of its image"
-        if plan.get("layers"):
-            return "the sandbox began with more than its image"
-        return None
+        return None if handle.get("files") == "overlay" else "the sandbox has a copy of its image"
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         """See `Snapshotting.pack`."""
@@ -194,7 +192,7 @@ class Keeping(ABC):
         """See `Layering.needs_image`."""
         return bool(files["over_image"])
 
-    def layers_of(self, plan: Mapping[str, Any]) -> Collection[str]:
+    def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
         """See `Layering.layers_of`."""
         return [layer["name"] for layer in plan.get("layers", ())]
 

@@ -48,7 +48,7 @@ class Packer:
         if request.over == "nothing":
             with self._at_one_moment(held, request.name, request) as (upper, pause):
                 packed = self._pack_tree(open_shown([upper, *held.lowers], self._state_dir), request, held, None, moved)
-        elif request.over == "image":
+        elif request.over == "start":
             with self._at_one_moment(held, request.name, request) as (upper, pause):
                 overlay: Overlay = "trusted" if self._layers.uid is not None else "user"
                 packed = self._pack_tree(_opened(upper), request, held, overlay, moved)
@@ -57,9 +57,7 @@ class Packer:
         return told(packed, pause)
 
     @contextmanager
-    def _at_one_moment(
-        self, held: HeldFiles, name: str, request: PackRequest
-    ) -> Iterator[tuple[str, Pause]]:
+    def _at_one_moment(self, held: HeldFiles, name: str, request: PackRequest) -> Iterator[tuple[str, Pause]]:
         """For the length of a block, a directory that holds what the sandbox changed as it was at one moment."""
         if not self._is_quick(held.upper):
             with frozen(held.plan.cgroups, held.first_pid) as pause:

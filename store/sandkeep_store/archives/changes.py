@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from sandkeep.errors import CallerError, DataError, ProviderError
 from sandkeep_store.archives import whiteouts
 from sandkeep_store.archives.members import TOP, Member, shown
-from sandkeep_store.archives.reading import Remarks, reading
+from sandkeep_store.archives.reading import Remarks, reading_only
 from sandkeep_store.archives.tarreader import Reader
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
@@ -170,7 +170,7 @@ class ChangedTree:
 
     def __iter__(self) -> Iterator[Member]:
         if self._changes.names:
-            with reading(self._top, names=self._changes.names, owner=self._reader) as program:
+            with reading_only(self._top, self._changes.names, self._reader) as program:
                 self._data = Reader(program.chunks())
                 yield from filter(self._is_kept, self._data)
                 self._data = None
