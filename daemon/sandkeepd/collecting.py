@@ -142,11 +142,11 @@ class Collection:
     def _orphans(self, store: ArchiveStore) -> list[tuple[Stored, str | None]]:
         """The archives in a store that no snapshot owns; each with why it stays, None when it is ours to remove."""
         owned = {place.uri for snapshot in list(self._core.state.snapshots.values()) for place in _places(snapshot)}
-        found = []
-        for stored in store.objects():
-            if store.where(stored.path) not in owned and self._looks_like_ours(stored.path):
-                found.append((stored, self._why_left(store, stored)))
-        return found
+        return [
+            (stored, self._why_left(store, stored))
+            for stored in store.objects()
+            if store.where(stored.path) not in owned and self._looks_like_ours(stored.path)
+        ]
 
     def _looks_like_ours(self, path: str) -> bool:
         name = os.path.basename(path).partition(".")[0]

@@ -6,8 +6,9 @@ go on record, as `Images.holds` does.
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import trio
 
@@ -64,6 +65,12 @@ class KeptLayers:
         Error handling: what cannot be removed now is when the daemon starts again.
         """
         await self.drop(sandbox.requested.provider, self._named_by(sandbox))
+
+    async def drop_plans(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> None:
+        """The same of what these plans begin with."""
+        provider: object = self._core.providers.get(provider_name)
+        if isinstance(provider, Layering):
+            await self.drop(provider_name, [name for plan in plans for name in provider.layers_of(plan)])
 
     async def drop(self, provider_name: str, names: Collection[str]) -> None:
         """Remove those that nobody needs. See `release`."""

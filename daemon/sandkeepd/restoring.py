@@ -153,8 +153,7 @@ class Restores:
             self._sandboxes.keep(instance)
             failpoints.reach("replace.recorded")
             await replacing(core.provider(sandbox.requested.provider)).drop_replaced(sandbox_id)
-        provider = layering(core.provider(sandbox.requested.provider))
-        await self._layers.drop(sandbox.requested.provider, [name for plan in old for name in provider.layers_of(plan)])
+        await self._layers.drop_plans(sandbox.requested.provider, old)
 
     async def _replaced(
         self, sandbox: SandboxState, snapshot: SnapshotState, secrets: dict[str, str], progress: Progress

@@ -8,6 +8,7 @@ SANDBOX_SNAPSHOT_DIR is set, the one on this machine stays besides. A restore as
 import errno
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -53,11 +54,11 @@ def root_of(place: model.Place) -> Root:
     return Root(place.where, place.base)  # type: ignore[arg-type]  # it was one when it was recorded
 
 
-def path_in(root: Root, snapshot_id: str, group: str, format: model.ArchiveFormat) -> str:
+def path_in(root: Root, snapshot_id: str, group: str, written_as: model.ArchiveFormat) -> str:
     """The path of an archive. Those of a mount or of a GCS bucket lie each in a directory of their own; elsewhere those
     of one sandbox, or session, lie together.
     """
-    name = f"{snapshot_id}.{format}"
+    name = f"{snapshot_id}.{written_as}"
     return f"filesystem_snapshots/{snapshot_id}/{name}" if root.where in ("mount", "gcs") else f"{group}/{name}"
 
 
@@ -65,17 +66,19 @@ class SnapshotArchives:
     """What a daemon does with archives, all of it in threads of its own, a few at a time."""
 
     def __init__(self, state_dir: str, log_id: str) -> None:
+        self._state_dir = state_dir
         self._catalogues = f"{state_dir}/{CATALOGUES}"
         self._log_id = log_id
+        self._since = time.time()
         self.limiter = trio.CapacityLimiter(AT_ONCE)
 
     # -- places -------------------------------------------------------------------------------------------------------
 
-    def place(self, snapshot_id: str, group: str, format: model.ArchiveFormat, *, bucket: bool) -> model.Place:
+    def place(self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, *, bucket: bool) -> model.Place:
         """Where a new archive will lie. Raises `not_configured`, before anything happens."""
         root = STORAGE.require("snapshot", bucket=bucket)
         STORAGE.local_root()  # what is malformed of that is told now, too
-        return place_of(root, path_in(root, snapshot_id, group, format))
+        return place_of(root, path_in(root, snapshot_id, group, written_as))
 
     def catalogue(self, snapshot_id: str) -> str:
         """Where it is told what an archive holds."""
@@ -95,18 +98,23 @@ class SnapshotArchives:
 
     @asynccontextmanager
     async def making(
-        self, snapshot_id: str, group: str, format: model.ArchiveFormat, place: model.Place
+        self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, place: model.Place
     ) -> AsyncIterator["Making"]:
         """Make an archive that is to lie at `place`, for the length of a block. Unless it was kept, nothing is left."""
         stays = place.where in ("directory", "state")
         local = DirectoryArchives(root_of(place) if stays else STORAGE.local_root())
-        path = place.path if stays else path_in(local.root, snapshot_id, group, format)
+        path = place.path if stays else path_in(local.root, snapshot_id, group, written_as)
         upload = await self.in_thread(local.create, path)
         try:
             yield Making(self, upload, place_of(local.root, path), None if stays else place, self._log_id)
         finally:
             with trio.CancelScope(shield=True):
                 await self.in_thread(upload.abort)
+
+    async def sweep(self) -> None:
+        """Remove what a daemon was writing in the state directory when it ended."""
+        root = Root("state", f"{self._state_dir}/archives")
+        await self.in_thread(DirectoryArchives(root).sweep, time.time() - self._since)
 
     async def in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run what blocks for a moment."""

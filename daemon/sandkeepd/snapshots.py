@@ -310,7 +310,7 @@ def snapshotting(provider: Provider) -> Snapshotting:
     raise SetupError("not_supported", f"the {provider.name} provider cannot make snapshots yet: use the local provider")
 
 
-def stored_of(packed: PackedFiles, places: list[model.Place], format: model.ArchiveFormat) -> events.SnapshotStored:
+def stored_of(packed: PackedFiles, places: list[model.Place], written_as: model.ArchiveFormat) -> events.SnapshotStored:
     """What is recorded of an archive that is where it is to be."""
     return events.SnapshotStored(
         digest=f"sha256:{packed.sha256}",
@@ -318,6 +318,6 @@ def stored_of(packed: PackedFiles, places: list[model.Place], format: model.Arch
         member_count=packed.member_count,
         content_bytes=packed.content_bytes,
         places=places,
-        format=format,
+        format=written_as,
         pause_ms=packed.pause_ms,
     )

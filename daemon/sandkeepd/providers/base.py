@@ -605,8 +605,8 @@ class PackRequest(Struct, frozen=True, kw_only=True):
     """How a sandbox's files are to be packed, into the empty file that the descriptor `output` is of.
 
     With `over` only what differs is packed: from what the sandbox began with, or from what it was when
-    `parent_catalogue` was written. What the archive holds is written to the file `catalogue`, for archives that will be over this one. No kept
-    files are called `name`, as those may be that it takes meanwhile.
+    `parent_catalogue` was written. What the archive holds is written to the file `catalogue`, for archives that will be
+    over this one. No kept files are called `name`, as those may be that it takes meanwhile.
     """
 
     name: str

@@ -18,7 +18,7 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
-from sandkeepd import cgroups
+from sandkeepd import cgroups, freezing
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostpath import import_tree
 from sandkeepd.hostprocess import (
@@ -314,6 +314,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
+        freezing.thaw(decided.cgroups)  # a daemon may have died while its files were read, and its guard, too
         try:
             instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
         except OSError as error:  # nothing of that tells whether the sandbox is gone

@@ -65,7 +65,7 @@ class Keeping(ABC):
 
     # Archives
 
-    def files_root(self, plan: Mapping[str, Any]) -> str:  # noqa: ARG002  # it is the same for all
+    def files_root(self, plan: Mapping[str, Any]) -> str:  # it is the same for all
         """See `Snapshotting.files_root`."""
         return WORKSPACE
 

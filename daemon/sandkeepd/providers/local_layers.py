@@ -101,7 +101,7 @@ def run(argv: Sequence[str], stdin: int) -> None:
 
 
 def open_shown(roots: Sequence[str], above: str) -> int:
-    """What directories below `above` show, each hiding parts of the next, as an open directory, which nobody else sees."""
+    """What directories below `above` show, each hiding parts of the next, as an open directory of our own."""
     if len(roots) == 1:
         return os.open(roots[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if os.geteuid() == 0:

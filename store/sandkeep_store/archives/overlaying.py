@@ -29,7 +29,7 @@ def unpack_layer(
     sha256: str | None = None,
     moved: Moved | None = None,
 ) -> Inspection:
-    """Put at `target` the layer that an archive, an open file, holds, for overlays of that kind. See `unpack.unpack`."""
+    """Put at `target` the layer that an archive, an open file, holds, for overlays of that kind. See `unpack`."""
     first = Examined(archive, limits or Limits(), layer=True, moved=moved)
     for _ in first:
         pass
