@@ -72,7 +72,7 @@ def import_from(
     Raises `snapshot_corrupt` for what is damaged or not safe to extract, and what the daemon refuses.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             form = _MAGIC.get(file.read(2), "tar")
             file.seek(0)
