@@ -26,6 +26,10 @@ class BreakingLine:
         self._open: set[socket.socket] = set()
         self.port: int = self._server.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self.mend()
+
+    def mend(self) -> None:
+        """Pass on everything, and count from nothing."""
         self.up = 0
         self.down_bytes = 0
         self.cut_up: list[int] = []
@@ -42,6 +46,10 @@ class BreakingLine:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        self.break_all()
+
+    def break_all(self) -> None:
+        """Break every connection that there is."""
         for connection in list(self._open):
             _break(connection)
 

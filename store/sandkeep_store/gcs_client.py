@@ -14,6 +14,8 @@ from sandkeep_store.config import STORAGE, Storage
 
 TIMEOUT_S: Final = (10.0, 60.0)
 """How long to wait for a connection, and for the next byte of an answer."""
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
@@ -59,7 +61,7 @@ def retrying(patience_s: float) -> Any:
     """The SDK's way to repeat what failed for a moment, for so many seconds."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    return DEFAULT_RETRY.with_timeout(patience_s)
+    return DEFAULT_RETRY.with_timeout(patience_s).with_delay(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2.0)
 
 
 @contextmanager
@@ -69,23 +71,20 @@ def speaking_about(name: str) -> Iterator[None]:
     `conflict` is a precondition that did not hold, `snapshot_missing` what is not there, `not_configured` a bucket
     that is not there or not ours, `provider_unavailable` all that may pass.
     """
-    from google.api_core import exceptions
-
-    try:
-        yield
-    except exceptions.GoogleAPICallError as error:
-        raise refusal(name, error.code or 0, error.message or "") from error
-    except _unanswered() as error:
-        raise unreachable(name, error) from error
-
-
-def _unanswered() -> tuple[type[Exception], ...]:
     import requests
     import urllib3
-    from google.api_core.exceptions import RetryError
-    from google.auth.exceptions import GoogleAuthError
+    from google.api_core.exceptions import GoogleAPICallError, RetryError
+    from google.auth.exceptions import GoogleAuthError, TransportError
 
-    return (RetryError, requests.RequestException, urllib3.exceptions.HTTPError, GoogleAuthError, ConnectionError)
+    unanswered = (RetryError, requests.RequestException, urllib3.exceptions.HTTPError, TransportError, ConnectionError)
+    try:
+        yield
+    except GoogleAPICallError as error:
+        raise refusal(name, error.code or 0, error.message or "") from error
+    except unanswered as error:
+        raise unreachable(name, error) from error
+    except GoogleAuthError as error:
+        raise refusal(name, 401, str(error)) from error
 
 
 def refusal(name: str, status: int, said: str) -> SandkeepError:

@@ -21,7 +21,8 @@ def connect(storage: Storage = STORAGE, patience_s: float = 60) -> Any:
 
     What fails for a moment it tries again, for about so many seconds.
     """
-    return _connect(replace(storage.s3(), bucket=""), 2 + int(patience_s / SECONDS_AN_ATTEMPT))
+    attempts = 1 if patience_s < 1 else 2 + int(patience_s / SECONDS_AN_ATTEMPT)
+    return _connect(replace(storage.s3(), bucket=""), attempts)
 
 
 @lru_cache
@@ -48,7 +49,7 @@ def _connect(settings: S3Settings, attempts: int) -> Any:
 def speaking_about(name: str) -> Iterator[None]:
     """Turns the SDK's errors into ours. `name` is an ``s3://`` URI. The codes are those of `gcs_client`'s."""
     import urllib3
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, NoCredentialsError
 
     try:
         yield
@@ -60,6 +61,12 @@ def speaking_about(name: str) -> Iterator[None]:
             "not_configured",
             "The daemon has no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment.",
             setting="AWS_ACCESS_KEY_ID",
+        ) from None
+    except FlexibleChecksumError:
+        raise DataError(
+            "snapshot_corrupt",
+            f"{name} is damaged: its bytes are not those of its checksum. Use another copy.",
+            place=name,
         ) from None
     except (BotoCoreError, urllib3.exceptions.HTTPError, ConnectionError) as error:
         raise ProviderError(

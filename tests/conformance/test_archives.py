@@ -381,13 +381,14 @@ def test_a_document_is_written_over_the_version_that_was_read(store: ArchiveStor
 
 
 def test_of_sixteen_who_write_over_one_version_one_wins(store: ArchiveStore) -> None:
-    def write(number: int, over: str | None) -> str | None:
-        return unless_conflict(lambda: store.write_document(LOCK, b'{"owner":%d}' % number, over=over))
+    version: str | None = None
 
-    version = None
+    def write(number: int) -> str | None:
+        return unless_conflict(lambda: store.write_document(LOCK, b'{"owner":%d}' % number, over=version))
+
     with ThreadPoolExecutor(16) as pool:
-        for _ in range(3):
-            [version] = [made for made in pool.map(write, range(16), [version] * 16) if made is not None]
+        for turn in range(3):
+            [version] = [made for made in pool.map(write, range(16 * turn, 16 * turn + 16)) if made is not None]
             found = store.read_document(LOCK)
             assert found is not None
             assert found.generation == version

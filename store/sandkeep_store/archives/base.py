@@ -20,10 +20,12 @@ Lifecycle::
 - **objects** tells what is there by its beginning; names in it that are no paths of ours are left out, since others may
   write to a bucket too.
 - **delete** says whether there was anything; repeating it is safe.
-- **Documents** are small objects that are written over, each time only the version that was read.
+- **Documents** are small objects that are written over, each time only the version that was read. No two versions may
+  have the same content: S3 would take them for one.
 
 Everything blocks, and may be called from several threads at once. To cancel, let `progress` raise: it is called with
-the number of bytes after every chunk, and what it raises ends the transfer and undoes what was written.
+the number of bytes after every chunk, and now and then while a transfer waits to be tried again; what it raises ends
+the transfer and undoes what was written.
 
 A **fence** is what a writer for a shared sandbox passes. It is checked before the first byte and again right before
 the object appears. That leaves a moment, in which a lock may change hands; but a new object is at a path that no other
@@ -39,7 +41,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, StateError
 from sandkeep_store.config import Root, checked_path
@@ -56,10 +58,15 @@ WRITE_ID: Final = "sandkeep-write"
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 5.0
+HEARD_EVERY_S: Final = 0.5
+"""How often `progress` is called while there is none, so that it can cancel."""
 
+T = TypeVar("T")
 Source: TypeAlias = BinaryIO | Iterable[bytes]
 Progress: TypeAlias = Callable[[int], object]
 """Called with how many bytes passed so far."""
+Waiting: TypeAlias = Callable[[], object]
+"""Called while nothing passes; what it raises ends the waiting."""
 
 
 class Stored(NamedTuple):
@@ -139,9 +146,10 @@ class ArchiveStore(ABC):
         if fence is not None:
             fence.check()
             metadata = {**(metadata or {}), "fence": str(fence.number)}
-        upload = self._begin(checked_path(path), dict(metadata or {}))
+        measured = _Measured(source, self.where(checked_path(path)), size_bytes, sha256)
+        upload = self._begin(path, dict(metadata or {}), lambda: progress(measured.passed))
         try:
-            last = _send(upload, _Measured(source, self.where(path), size_bytes, sha256), progress)
+            last = _send(upload, measured, progress)
             if fence is not None:
                 fence.check()
             return upload.finish(last)
@@ -149,12 +157,12 @@ class ArchiveStore(ABC):
             upload.abort()
             raise
 
-    def read(self, path: str, *, generation: str | None = None) -> "Reader":
+    def read(self, path: str, *, generation: str | None = None, progress: Progress = lambda _: None) -> "Reader":
         """Open an object. Use it in a `with`. Another generation than the one asked for is `conflict`."""
         stored = self.stat(path)
         if generation is not None and generation != stored.generation:
             raise conflict(self.where(path))
-        return Reader(self.where(path), stored, self._fetch, self.patience_s)
+        return Reader(self.where(path), stored, self._fetch, self.patience_s, progress)
 
     def stat(self, path: str) -> Stored:
         """What the store knows of an object; `snapshot_missing` when there is none."""
@@ -212,7 +220,7 @@ class ArchiveStore(ABC):
         raise error
 
     @abstractmethod
-    def _begin(self, path: str, metadata: dict[str, str]) -> Upload: ...
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> Upload: ...
 
     @abstractmethod
     def _stat(self, path: str) -> Stored: ...
@@ -236,10 +244,16 @@ class Reader:
     """The bytes of one object, in chunks. `stored` says what they are. Use it in a `with`."""
 
     def __init__(
-        self, where: str, stored: Stored, fetch: Callable[[Stored, int], Iterator[bytes]], patience_s: float
+        self,
+        where: str,
+        stored: Stored,
+        fetch: Callable[[Stored, int], Iterator[bytes]],
+        patience_s: float,
+        progress: Progress,
     ) -> None:
         self.stored = stored
-        self._patience = Patience(patience_s)
+        self._progress = progress
+        self._patience = Patience(patience_s, lambda: progress(self._offset))
         self._where = where
         self._fetch = fetch
         self._chunks: Iterator[bytes] = iter(())
@@ -275,6 +289,7 @@ class Reader:
             self._offset += len(chunk)
             if self._offset > self.stored.size_bytes:
                 raise corrupt(self._where, f"it has more than the {self.stored.size_bytes} bytes that it says it has")
+            self._progress(self._offset)
             yield chunk
         if self._offset < self.stored.size_bytes:
             raise corrupt(self._where, f"{self._offset} bytes are there of the {self.stored.size_bytes} it says it has")
@@ -283,8 +298,9 @@ class Reader:
 class Patience:
     """How long something is tried again that gets nowhere, and how long to wait before each time."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, waiting: Waiting) -> None:
         self._seconds = seconds
+        self._waiting = waiting
         self._since: float | None = None
         self._pause_s = FIRST_PAUSE_S
 
@@ -295,8 +311,20 @@ class Patience:
             self._since, self._pause_s = now, FIRST_PAUSE_S
         if now + self._pause_s > self._since + self._seconds:
             raise error
-        time.sleep(self._pause_s)
+        while (left := now + self._pause_s - time.monotonic()) > 0:
+            self._waiting()
+            time.sleep(min(left, HEARD_EVERY_S))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+def patiently(seconds: float, waiting: Waiting, attempt: Callable[[], T]) -> T:
+    """What an attempt answers, made again for so many seconds while the provider is unavailable."""
+    patience = Patience(seconds, waiting)
+    while True:
+        try:
+            return attempt()
+        except ProviderError as error:
+            patience.wait(error, moved=False)
 
 
 class _Measured:
@@ -335,6 +363,7 @@ def _send(upload: Upload, source: _Measured, progress: Progress) -> bytes:
         if len(part) < wanted:
             return part
         upload.send(part)
+        del part  # so that there are never two
         progress(source.passed)
 
 
@@ -357,17 +386,21 @@ def _from_file(read: Callable[[int], bytes]) -> Callable[[int], bytes]:
 
 
 def _from_chunks(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
-    kept = bytearray()
+    rest = memoryview(b"")
 
     def take(wanted: int) -> bytes:
-        while len(kept) < wanted:
-            chunk = next(chunks, None)
-            if chunk is None:
-                break
-            kept.extend(chunk)
-        part = bytes(kept[:wanted])
-        del kept[:wanted]
-        return part
+        nonlocal rest
+        pieces: list[memoryview] = []
+        while wanted:
+            if not rest:
+                chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                rest = memoryview(chunk)
+            pieces.append(rest[:wanted])
+            rest = rest[wanted:]
+            wanted -= len(pieces[-1])
+        return b"".join(pieces)
 
     return take
 

@@ -51,9 +51,7 @@ class Beneath:
         opened = self._base(create=create)
         try:
             for name in path.split("/") if path else ():
-                if create:
-                    _make_directory(name, opened)
-                below = os.open(name, _DIRECTORY, dir_fd=opened)
+                below = _made(name, opened) if create else os.open(name, _DIRECTORY, dir_fd=opened)
                 os.close(opened)
                 opened = below
             yield opened
@@ -99,10 +97,15 @@ class Beneath:
         return base
 
 
-def _make_directory(name: str, parent: int) -> None:
+def _made(name: str, parent: int) -> int:
+    """A descriptor of a directory, which is made if there is none. FileExistsError is for something else there."""
     with suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
         os.fsync(parent)
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except NotADirectoryError as error:
+        raise FileExistsError(*error.args) from None
 
 
 def _walk(directory: int, path: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -20,6 +20,7 @@ from sandkeep_store.archives.base import (
     ArchiveStore,
     Document,
     Stored,
+    Waiting,
     conflict,
     corrupt,
     missing,
@@ -42,7 +43,7 @@ class DirectoryArchives(ArchiveStore):
 
     def create(self, path: str) -> "DirectoryUpload":
         """An object to be written to directly, through its descriptor: for who makes an archive where it will stay."""
-        return self._begin(checked_path(path), {})
+        return self._new(checked_path(path))
 
     def open_file(self, path: str) -> int:
         """A descriptor of an object, for reading it in place. The caller closes it."""
@@ -71,7 +72,10 @@ class DirectoryArchives(ArchiveStore):
         found = self._found(path)
         return None if found is None else found.generation
 
-    def _begin(self, path: str, metadata: dict[str, str]) -> "DirectoryUpload":  # noqa: ARG002
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> "DirectoryUpload":  # noqa: ARG002
+        return self._new(path)
+
+    def _new(self, path: str) -> "DirectoryUpload":
         if self.generation_of(path) is not None:
             raise conflict(self.where(path))
         return DirectoryUpload(self, path)

@@ -21,6 +21,7 @@ from sandkeep_store.archives.base import (
     ArchiveStore,
     Document,
     Stored,
+    Waiting,
     conflict,
 )
 from sandkeep_store.archives.gcs_upload import GcsUpload
@@ -46,7 +47,7 @@ class GcsArchives(ArchiveStore):
                 if is_path(blob.name):
                     yield _stored(blob)
 
-    def _begin(self, path: str, metadata: dict[str, str]) -> GcsUpload:
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> GcsUpload:
         if self._found(path) is not None:
             raise conflict(self.where(path))
         blob = self._bucket.blob(path)
@@ -56,7 +57,7 @@ class GcsArchives(ArchiveStore):
                 "application/octet-stream", if_generation_match=0, **self._options
             )
         landed = partial(self._landed, path, blob.metadata[WRITE_ID])
-        return GcsUpload(self._gcs.http, url, self.where(path), self.patience_s, landed)
+        return GcsUpload(self._gcs.http, url, self.where(path), self.patience_s, waiting, landed)
 
     def _stat(self, path: str) -> Stored:
         blob = self._bucket.blob(path)

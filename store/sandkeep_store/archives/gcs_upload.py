@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.base import Patience, Stored
+from sandkeep_store.archives.base import Patience, Stored, Waiting
 from sandkeep_store.gcs_client import TIMEOUT_S, refusal, speaking_about
 
 PART_BYTES: Final = 8 * 1024**2
@@ -27,7 +27,13 @@ class GcsUpload:
     part_bytes = PART_BYTES
 
     def __init__(
-        self, http: Any, url: str, where: str, patience_s: float, landed: Callable[[SandkeepError], Stored]
+        self,
+        http: Any,
+        url: str,
+        where: str,
+        patience_s: float,
+        waiting: Waiting,
+        landed: Callable[[SandkeepError], Stored],
     ) -> None:
         from google_crc32c import Checksum
 
@@ -35,6 +41,7 @@ class GcsUpload:
         self._url = url
         self._where = where
         self._patience_s = patience_s
+        self._waiting = waiting
         self._landed = landed
         self._checksum = Checksum()
         self._sent = 0
@@ -60,7 +67,7 @@ class GcsUpload:
 
     def _transfer(self, part: bytes, total: int | None) -> dict[str, Any]:
         """Send a part until the service has all of it. With `total` it is the last, and the answer is the object."""
-        patience = Patience(self._patience_s)
+        patience = Patience(self._patience_s, self._waiting)
         held: int | None = self._sent
         while True:
             try:

@@ -11,6 +11,7 @@ from sandkeep_store.archives.base import (
     ArchiveStore,
     Document,
     Stored,
+    Waiting,
     conflict,
     missing,
 )
@@ -42,7 +43,7 @@ class MemoryArchives(ArchiveStore):
             self._objects[path] = (stored, content)
             return stored
 
-    def _begin(self, path: str, metadata: dict[str, str]) -> "_MemoryUpload":
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> "_MemoryUpload":  # noqa: ARG002
         if path in self._objects:
             raise conflict(self.where(path))
         return _MemoryUpload(self, path, metadata)

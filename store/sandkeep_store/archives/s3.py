@@ -6,6 +6,7 @@ GCS each write has an id of its own, for when the answer to the last request is 
 
 import secrets
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from sandkeep_store.archives.base import (
     ArchiveStore,
     Document,
     Stored,
+    Waiting,
     conflict,
 )
 from sandkeep_store.archives.s3_upload import S3Upload
@@ -53,12 +55,12 @@ class S3Archives(ArchiveStore):
                 )
         return len(found)
 
-    def _begin(self, path: str, metadata: dict[str, str]) -> S3Upload:
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> S3Upload:
         if self._found(path) is not None:
             raise conflict(self.where(path))
         metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
         landed = partial(self._landed, path, metadata[WRITE_ID])
-        return S3Upload(self._client, self.root.base, path, metadata, landed)
+        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, waiting, landed)
 
     def _stat(self, path: str) -> Stored:
         try:
@@ -88,7 +90,7 @@ class S3Archives(ArchiveStore):
             answer = self._client.get_object(
                 Bucket=self.root.base, Key=stored.path, IfMatch=stored.generation, **wanted
             )
-            with answer["Body"] as body:
+            with closing(answer["Body"]) as body:
                 while chunk := body.read(CHUNK_BYTES):
                     yield chunk
 
@@ -107,7 +109,7 @@ class S3Archives(ArchiveStore):
         try:
             with speaking_about(self.where(path)):
                 answer = self._client.get_object(Bucket=self.root.base, Key=path)
-                with answer["Body"] as body:
+                with closing(answer["Body"]) as body:
                     return Document(body.read(MAX_DOCUMENT_BYTES + 1), _tag(answer))
         except SandkeepError as error:
             if error.code != "snapshot_missing":
