@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from sandkeep.errors import ProviderError
-from sandkeepd import placement
+from sandkeepd import cgroups, placement
 from sandkeepd.hostprocess import pids_where, reap, spawn
 
 FREEZE_DEADLINE_S: Final = 10.0
@@ -62,9 +62,9 @@ def frozen(groups: Mapping[str, str], first_pid: int | None) -> Iterator[Pause]:
     """
     switch = _switch(groups)
     pause = Pause()
-    if switch is not None:
+    if switch is not None and cgroups.members(groups):
         stand_still = _group_frozen(switch)
-    elif first_pid is not None:
+    elif switch is None and first_pid is not None:
         stand_still = _all_stopped(first_pid)
     else:
         yield pause

@@ -28,7 +28,7 @@ from sandkeepd.images import Images
 from sandkeepd.layers import KeptLayers
 from sandkeepd.providers.base import PackRequest, Progress
 from sandkeepd.restoring import Restores, image_beneath, names_of
-from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless
+from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, write_all
 from sandkeepd.snapshots import Snapshots
 from sandkeepd.watched import Meter, watched
 
@@ -194,22 +194,16 @@ def _received(pipe: int, target: int, size_bytes: int, moved: Meter) -> str:
         if size > size_bytes:
             break
         digest.update(chunk)
-        _write(target, chunk)
+        try:
+            write_all(target, chunk)
+        except OSError as error:
+            why = error.strerror or os.strerror(errno.EIO)
+            raise DaemonError("storage_unavailable", f"the archive cannot be written: {why}: make room there") from None
         moved(size)
     if size != size_bytes:
         words = f"the archive was to be {size_bytes} bytes long, and {'more' if size > size_bytes else size} came"
         raise DataError("snapshot_corrupt", f"{words}: send it again")
     return digest.hexdigest()
-
-
-def _write(target: int, chunk: bytes) -> None:
-    rest = memoryview(chunk)
-    try:
-        while rest:
-            rest = rest[os.write(target, rest) :]
-    except OSError as error:
-        why = error.strerror or os.strerror(errno.EIO)
-        raise DaemonError("storage_unavailable", f"the archive cannot be written: {why}: make room there") from None
 
 
 def _looked_through(descriptor: int, moved: Meter) -> Inspection:

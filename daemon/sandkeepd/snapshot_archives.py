@@ -20,10 +20,11 @@ from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
 from sandkeep.storage_settings import SNAPSHOT_DIR
 from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.choosing import in_order, most_telling
 from sandkeep_store.archives.directory import DirectoryArchives, DirectoryUpload
 from sandkeep_store.archives.inspect import inspect
 from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import STORAGE, Root
+from sandkeep_store.config import STORAGE, Place, Root
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Progress
 from sandkeepd.unpacking import limits_of
@@ -139,15 +140,16 @@ class SnapshotArchives:
     async def _have(self, snapshot: SnapshotState, progress: Progress) -> int:
         assert snapshot.stored is not None
         failures: list[SandkeepError] = []
-        for place in snapshot.stored.places:
+        recorded = [root_of(place).place(place.path) for place in snapshot.stored.places]
+        places = in_order(recorded, STORAGE.roots("snapshot"))
+        for place in places:
+            work = partial(_had, snapshot, place, is_last=place == places[-1])
             try:
-                return await watched(
-                    partial(_had, snapshot, place), progress, f"reading {place.uri}", limiter=self.limiter
-                )
+                return await watched(work, progress, f"reading {place}", limiter=self.limiter)
             except SandkeepError as error:
-                logger.warning("an archive is not to be had", extra={"place": place.uri, "why": error.message})
+                logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
                 failures.append(error)
-        raise max(failures, key=_tells)
+        raise most_telling(failures)
 
     async def remove(self, places: Iterable[model.Place]) -> None:
         """Remove archives. Safe to repeat. Raises `provider_unavailable`, naming the `engine` that has to answer."""
@@ -209,13 +211,11 @@ class Making:
             )
 
 
-def _had(snapshot: SnapshotState, place: model.Place, moved: Meter) -> int:
+def _had(snapshot: SnapshotState, place: Place, moved: Meter, *, is_last: bool) -> int:
     """An archive as an open file. Where there is another place to ask it is looked through, too. Blocks."""
-    stored = snapshot.stored
-    assert stored is not None
-    descriptor = _fetched(open_store(root_of(place)), place, moved)
+    descriptor = _fetched(open_store(place.root), place, moved)
     try:
-        if place != stored.places[-1]:
+        if not is_last:
             check(snapshot, descriptor, moved)
         os.lseek(descriptor, 0, os.SEEK_SET)
     except BaseException:
@@ -234,20 +234,18 @@ def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
         raise DataError("snapshot_corrupt", "the archive is damaged: its digest is not the one on record")
 
 
-def _fetched(store: ArchiveStore, place: model.Place, moved: Meter) -> int:
+def _fetched(store: ArchiveStore, place: Place, moved: Meter) -> int:
     """The file itself where it is one of this machine; else a copy that has no name."""
     if isinstance(store, DirectoryArchives):
         return store.open_file(place.path)
     descriptor = nameless()
     try:
-        done = 0
-        with store.read(place.path) as archive:
+        with store.read(place.path, progress=moved) as archive:
             for chunk in archive:
-                done += os.write(descriptor, chunk)
-                moved(done)
+                write_all(descriptor, chunk)
     except OSError as error:
         os.close(descriptor)
-        raise DaemonError("storage_unavailable", f"no copy of {place.uri} could be made: {error.strerror}") from None
+        raise DaemonError("storage_unavailable", f"no copy of {place} could be made: {error.strerror}") from None
     except BaseException:
         os.close(descriptor)
         raise
@@ -270,6 +268,8 @@ def _remove(place: model.Place) -> None:
         open_store(root_of(place)).delete(place.path)
 
 
-def _tells(error: SandkeepError) -> int:
-    """How much an error tells: that a place does not answer more than that it has no archive, a damaged one most."""
-    return {"snapshot_missing": 0, "snapshot_corrupt": 2}.get(error.code, 1)
+def write_all(descriptor: int, chunk: bytes) -> None:
+    """Write all of it. Blocks. Raises OSError."""
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
