@@ -21,7 +21,7 @@ from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import Root
 
-PAIRS = 7
+PAIRS = int(os.environ.get("PAIRS", "7"))
 SIZE = 200_000_000
 MOST = 1.3
 BIG_MIB = 2048
@@ -136,7 +136,7 @@ def memory(where: str) -> Iterator[Row]:
 
 
 def run() -> list[Row]:
-    return [row for where in ("gcs", "s3") for row in (*timed(where), *memory(where))]
+    return [row for where in os.environ.get("W", "gcs s3").split() for row in (*timed(where), *memory(where))]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from sandkeepd.files import Files
 from sandkeepd.history import History
 from sandkeepd.images import Images
 from sandkeepd.journals import Journals
+from sandkeepd.keeping import Kept
 from sandkeepd.leases import Leases
 from sandkeepd.locking import Locking
 from sandkeepd.processes import Processes
@@ -34,6 +35,7 @@ def dispatch(
     software: Software,
     access: Access,
     retention: Retention,
+    kept: Kept,
     leases: Leases,
 ) -> Dispatch:
     """The daemon's handler of calls."""
@@ -57,6 +59,8 @@ def dispatch(
         "sandbox.terminate": sandboxes.terminate,
         "sandbox.suspend": suspensions.suspend,
         "sandbox.resume": suspensions.resume,
+        "sandbox.fork": kept.forks.fork,
+        "sandbox.restore": kept.restores.restore_own,
         "sandbox.read_file": files.read_file,
         "sandbox.write_file": files.write_file,
         "sandbox.list_dir": files.list_dir,
@@ -74,6 +78,13 @@ def dispatch(
         "process.attach": terminals.attach,
         "process.resize": terminals.resize,
         "process.open_output": Journals(core, processes).open_output,
+        "snapshot.create": kept.snapshots.create,
+        "snapshot.delete": kept.snapshots.delete,
+        "snapshot.restore": kept.restores.restore,
+        "snapshot.export": kept.moves.export,
+        "snapshot.import": kept.moves.bring_in,
+        "snapshot.promote": kept.moves.promote,
+        "snapshot.gc": kept.collection.gc,
         "lock.acquire": locking.acquire,
         "lock.release": locking.release,
         "event.list": history.list,
@@ -91,6 +102,8 @@ def dispatch(
         "image.list": images.list_now,
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
+        "snapshot.get": kept.snapshots.get_now,
+        "snapshot.list": kept.snapshots.list_now,
         "lock.get": locking.get_now,
         "lock.list": locking.list_now,
     }
@@ -99,8 +112,9 @@ def dispatch(
         "lock.acquire": locking.acquired_before,
         "lock.release": locking.released_before,
         **_again(images, sandboxes, processes, files, suspensions),
+        **_kept_again(images, sandboxes, kept),
     }
-    return Dispatch(core, handlers, at_once, again, _done(processes, access))
+    return Dispatch(core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.gc})
 
 
 def _again(
@@ -119,6 +133,19 @@ def _again(
         "sandbox.copy_commit": files.committed_before,
         "process.launch": processes.launched_before,
         "process.signal": processes.signalled_before,
+    }
+
+
+def _kept_again(images: Images, sandboxes: Sandboxes, kept: Kept) -> dict[str, Again]:
+    """The same of what is done with the files of sandboxes."""
+    return {
+        "sandbox.fork": kept.forks.forked_before,
+        "sandbox.restore": kept.restores.restored_before,
+        "snapshot.create": kept.snapshots.created_before,
+        "snapshot.delete": lambda request, first: kept.snapshots.answer_delete(first.stream),
+        "snapshot.restore": sandboxes.created_before,
+        "snapshot.import": kept.snapshots.created_before,
+        "snapshot.promote": images.created_before,
     }
 
 

@@ -31,16 +31,19 @@ done
 
 
 class Stage:
-    """A private directory beside `target`, for the length of a block; `tree` in it is empty, and for the caller."""
+    """A private directory beside `target`, for the length of a block; `tree` in it is empty, and for the caller.
 
-    def __init__(self, target: bytes) -> None:
+    It is in a target that is a directory already, unless that is to be replaced and the stage `beside` it.
+    """
+
+    def __init__(self, target: bytes, *, beside: bool = False) -> None:
         self.target = target
-        self.into = os.path.isdir(target)
+        self.into = os.path.isdir(target) and not beside
         full = os.path.realpath(target)
-        beside = full if self.into else os.path.dirname(full)
-        if not os.path.isdir(beside):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), beside)
-        self.path = tempfile.mkdtemp(prefix=PREFIX, dir=beside)
+        place = full if self.into else os.path.dirname(full)
+        if not os.path.isdir(place):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
+        self.path = tempfile.mkdtemp(prefix=PREFIX, dir=place)
         self.tree = os.path.join(self.path, b"tree")
         try:
             os.mkdir(self.tree, 0o755)

@@ -32,6 +32,7 @@ from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.state import State
 
 logger = logging.getLogger("sandkeepd")
@@ -55,6 +56,8 @@ class Header(Struct, array_like=True):
     sandboxes: int
     log: LogState
     images: list[ImageState]
+    snapshots: list[SnapshotState]
+    forks: list[ForkState]
     locks: list[LockState]
     ended_locks: list[str]
 
@@ -97,10 +100,20 @@ def fingerprint() -> str:
 def records(state: State, log: EventLog) -> Iterator[bytes]:
     """The state as records; equal states have equal ones."""
     crc = log.row_checksum(state.position) or 0
-    images = list(state.images.values())
-    locks, ended = list(state.locks.values()), list(state.ended_locks)
-    count = len(state.sandboxes)
-    yield _encode(Header(fingerprint(), log.log_id, state.position, crc, count, state.log, images, locks, ended))
+    header = Header(
+        fingerprint=fingerprint(),
+        log_id=log.log_id,
+        position=state.position,
+        crc=crc,
+        sandboxes=len(state.sandboxes),
+        log=state.log,
+        images=list(state.images.values()),
+        snapshots=list(state.snapshots.values()),
+        forks=list(state.forks.values()),
+        locks=list(state.locks.values()),
+        ended_locks=list(state.ended_locks),
+    )
+    yield _encode(header)
     of: dict[str, list[tuple[int, ProcessState]]] = {name: [] for name in state.sandboxes}
     for place, process in enumerate(state.processes.values()):
         of.get(process.sandbox_id, []).append((place, process))
@@ -203,6 +216,8 @@ def _restored(content: bytes, log: EventLog) -> State:
     state.position = state.cached_upto = header.position
     state.log = header.log
     state.images = {image.image_id: image for image in header.images}
+    state.snapshots = {snapshot.snapshot_id: snapshot for snapshot in header.snapshots}
+    state.forks = {fork.fork_id: fork for fork in header.forks}
     state.locks = {lock.lock_id: lock for lock in header.locks}
     state.ended_locks = deque(header.ended_locks)
     placed: list[tuple[int, ProcessState]] = []

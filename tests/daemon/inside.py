@@ -14,6 +14,7 @@ from sandkeepd.api.call import Call
 from sandkeepd.api.peer import Peer
 from sandkeepd.core import Core
 from sandkeepd.images import Images
+from sandkeepd.keeping import Kept
 from sandkeepd.leases import Leases
 from sandkeepd.processes import Processes
 from sandkeepd.providers.fake import FakeProvider, open_fake
@@ -32,12 +33,13 @@ class Inside:
     leases: Leases
 
     def __init__(
-        self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], dispatch: Any
+        self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], kept: Kept, dispatch: Any
     ) -> None:
         self.core = core
         self.fake = fake
         self.images, self.sandboxes, self.processes = parts
-        self.reconciler = Reconciler(core, *parts)
+        self.reconciler = Reconciler(core, *parts, kept)
+        self.kept = kept
         self._dispatch = dispatch
 
     async def call(self, method: str, uid: int = 0, **params: Any) -> Any:
@@ -74,9 +76,9 @@ async def inside(state_dir: str, leases_of: Callable[[Core], Leases] = Leases) -
             software = Software(core, state_dir, "", trio.Event())
             software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
-            leases = leases_of(core)
-            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, leases)
-            made = Inside(core, fake, parts, dispatch)
+            kept, leases = Kept(core, images, sandboxes, state_dir), leases_of(core)
+            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
+            made = Inside(core, fake, parts, kept, dispatch)
             made.retention, made.leases = retention, leases
             made.reconciler.announce()
             yield made

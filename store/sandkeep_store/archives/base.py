@@ -386,17 +386,21 @@ def _from_file(read: Callable[[int], bytes]) -> Callable[[int], bytes]:
 
 
 def _from_chunks(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
-    kept = bytearray()
+    rest = memoryview(b"")
 
     def take(wanted: int) -> bytes:
-        while len(kept) < wanted:
-            chunk = next(chunks, None)
-            if chunk is None:
-                break
-            kept.extend(chunk)
-        part = bytes(kept[:wanted])
-        del kept[:wanted]
-        return part
+        nonlocal rest
+        pieces: list[memoryview] = []
+        while wanted:
+            if not rest:
+                chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                rest = memoryview(chunk)
+            pieces.append(rest[:wanted])
+            rest = rest[wanted:]
+            wanted -= len(pieces[-1])
+        return b"".join(pieces)
 
     return take
 

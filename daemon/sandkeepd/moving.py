@@ -1,0 +1,210 @@
+"""Snapshots on their way out and in: as whole archives for others, from archives of others, and as images.
+
+An archive leaves as an open file that only can be read, so that nobody waits for the daemon to copy it. One comes in by
+a pipe; it is kept once all of it was looked through, whoever says what about it.
+"""
+
+import errno
+import hashlib
+import os
+from functools import partial
+from typing import Final
+
+import trio
+
+from sandkeep import events, failpoints, ids
+from sandkeep.errors import DaemonError, DataError
+from sandkeep.methods import SnapshotImport, SnapshotPromote, SnapshotRef
+from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
+from sandkeep_store.archives.compression import Codec
+from sandkeep_store.archives.inspect import Inspection, inspect
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.snapshots import SnapshotState
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.forks import layering
+from sandkeepd.images import Images
+from sandkeepd.layers import KeptLayers
+from sandkeepd.providers.base import PackRequest, Progress
+from sandkeepd.restoring import Restores, image_beneath, names_of
+from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, write_all
+from sandkeepd.snapshots import Snapshots
+from sandkeepd.watched import Meter, watched
+
+CHUNK_BYTES: Final = 1 << 20
+IMPORTED: Final = "imported"
+"""Where archives lie that are of no sandbox."""
+
+_FORMATS: Final[dict[Codec, ArchiveFormat]] = {"none": "tar", "gzip": "tar.gz", "zstd": "tar.zst"}
+
+
+class Moves:
+    """The handlers of ``snapshot.export``, ``import`` and ``promote``."""
+
+    def __init__(
+        self,
+        core: Core,
+        images: Images,
+        snapshots: Snapshots,
+        restores: Restores,
+        layers: KeptLayers,
+        archives: SnapshotArchives,
+    ) -> None:
+        self._core = core
+        self._images = images
+        self._snapshots = snapshots
+        self._restores = restores
+        self._layers = layers
+        self._archives = archives
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    async def export(self, request: Request[SnapshotRef]) -> SnapshotExport:
+        """Give the caller one whole archive, as an open file."""
+        snapshot = decide.ready_snapshot(self._core.state, request.params.snapshot_id)
+        if snapshot.requested.kind == "full":
+            return await self._export_as_it_is(request, snapshot)
+        return await self._export_whole(request, snapshot)
+
+    async def _export_as_it_is(self, request: Request[SnapshotRef], snapshot: SnapshotState) -> SnapshotExport:
+        stored = snapshot.stored
+        assert stored is not None
+        async with self._archives.opened(snapshot, request.progress) as archive:
+            await watched(partial(check, snapshot, archive), request.progress, "looking through the archive")
+            os.lseek(archive, 0, os.SEEK_SET)
+            await request.give([archive])
+        return SnapshotExport(
+            snapshot_id=snapshot.snapshot_id, digest=stored.digest, size_bytes=stored.size_bytes, format=stored.format
+        )
+
+    async def _export_whole(self, request: Request[SnapshotRef], snapshot: SnapshotState) -> SnapshotExport:
+        """Put together what it consists of, and pack all of that."""
+        core, provider_name = self._core, snapshot.requested.provider or "local"
+        provider = layering(core.provider(provider_name))
+        names, beneath = names_of(core, snapshot), image_beneath(core, snapshot)
+        files = await provider.filled(names, beneath)
+        output = await self._archives.in_thread(nameless)
+        try:
+            with self._layers.held(*names):
+                await self._restores.unpack(snapshot, provider_name, request.progress)
+                order = PackRequest(name=snapshot.snapshot_id, output=output, catalogue="", format=snapshot.format)
+                packed = await provider.pack_layers(files, beneath, order, request.progress)
+            readable = os.open(f"/proc/self/fd/{output}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                await request.give([readable])
+            finally:
+                os.close(readable)
+        finally:
+            os.close(output)
+            await self._layers.drop(provider_name, names)
+        return SnapshotExport(
+            snapshot_id=snapshot.snapshot_id, digest=f"sha256:{packed.sha256}", size_bytes=packed.size_bytes,
+            format=snapshot.format,
+        )  # fmt: skip
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    async def bring_in(self, request: Request[SnapshotImport]) -> Snapshot:
+        """Give the caller the end of a pipe to which an archive is written, and keep it when it is good."""
+        command = request.params
+        snapshot_id = ids.new_id(ids.SNAPSHOT)
+        bucket = command.archive == "bucket"
+        place = self._archives.place(snapshot_id, IMPORTED, command.format, bucket=bucket)
+        event = decide.import_snapshot(command, request.owner, place)
+        intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
+        try:
+            stored = await self._take(request, snapshot_id, event)
+        except BaseException as unforeseen:
+            with trio.CancelScope(shield=True):
+                await self._snapshots.failed(snapshot_id, unforeseen, intent)
+            raise
+        await self._core.record([NewEvent(snapshot_id, stored)], intent)
+        return await self._snapshots.answer_create(snapshot_id)
+
+    async def _take(
+        self, request: Request[SnapshotImport], snapshot_id: str, event: events.SnapshotCreateRequested
+    ) -> events.SnapshotStored:
+        command, progress = request.params, request.progress
+        async with self._archives.making(snapshot_id, IMPORTED, event.format, event.place) as making:
+            reading, writing = os.pipe()
+            try:
+                try:
+                    await request.give([writing])
+                finally:
+                    os.close(writing)
+                work = partial(_received, reading, making.descriptor, command.size_bytes)
+                sha256 = await watched(work, progress, "taking the archive")
+            finally:
+                os.close(reading)
+            if command.digest not in (None, f"sha256:{sha256}"):
+                raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
+            found = await watched(partial(_looked_through, making.descriptor), progress, "looking through the archive")
+            failpoints.reach("snapshot.received")
+            places = await making.keep(found.sha256, found.size_bytes, progress)
+        return events.SnapshotStored(
+            digest=f"sha256:{found.sha256}",
+            size_bytes=found.size_bytes,
+            member_count=found.members,
+            content_bytes=found.content_bytes,
+            places=places,
+            format=_FORMATS[found.codec],
+        )
+
+    # -- as an image --------------------------------------------------------------------------------------------------
+
+    async def promote(self, request: Request[SnapshotPromote]) -> Image:
+        """Make an image of a snapshot."""
+        core, command = self._core, request.params
+        snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
+        provider = core.provider(snapshot.requested.provider or "local")
+        layering(provider)
+        event = decide.promote(snapshot, request.owner, provider.name, command.labels)
+        image_id = ids.new_id(ids.IMAGE)
+        intent = await core.intend(NewEvent(image_id, event, expected_revision=0), request.meta)
+        core.carry(partial(self._promote, image_id, snapshot, request.progress, intent), f"promotion to {image_id}")
+        return await self._images.answer_create(image_id)
+
+    async def _promote(self, image_id: str, snapshot: SnapshotState, progress: Progress, intent: Recorded) -> None:
+        core = self._core
+        provider_name = core.state.images[image_id].requested.provider
+        provider = layering(core.provider(provider_name))
+        names = names_of(core, snapshot)
+        try:
+            beneath = image_beneath(core, snapshot)
+            with self._layers.held(*names):
+                await self._restores.unpack(snapshot, provider_name, progress)
+                made = await provider.promote(image_id, await provider.filled(names, beneath), beneath, progress)
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            error = as_sandkeep_error(unforeseen)
+            outcome: events.Event = events.ImageCreateFailed(code=error.code, message=error.message)
+        else:
+            outcome = events.ImageCreated(digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count)
+        await self._layers.drop(provider_name, names)
+        failpoints.reach("image.copied")
+        await core.record([NewEvent(image_id, outcome)], intent)
+
+
+def _received(pipe: int, target: int, size_bytes: int, moved: Meter) -> str:
+    """Write what comes to a file, and answer its digest. Blocks. Raises `snapshot_corrupt` unless it is so long."""
+    digest = hashlib.sha256()
+    size = 0
+    while chunk := os.read(pipe, CHUNK_BYTES):
+        size += len(chunk)
+        if size > size_bytes:
+            break
+        digest.update(chunk)
+        try:
+            write_all(target, chunk)
+        except OSError as error:
+            why = error.strerror or os.strerror(errno.EIO)
+            raise DaemonError("storage_unavailable", f"the archive cannot be written: {why}: make room there") from None
+        moved(size)
+    if size != size_bytes:
+        words = f"the archive was to be {size_bytes} bytes long, and {'more' if size > size_bytes else size} came"
+        raise DataError("snapshot_corrupt", f"{words}: send it again")
+    return digest.hexdigest()
+
+
+def _looked_through(descriptor: int, moved: Meter) -> Inspection:
+    return inspect(descriptor, moved=moved)

@@ -1,0 +1,233 @@
+"""Compressing what goes into an archive, and the reverse; both as streams, both counted and digested on the way.
+
+gzip is done by ISA-L, an order of magnitude faster than zlib, and with threads that hold no lock of the interpreter's.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Literal, Protocol
+
+from sandkeep.errors import SetupError
+from sandkeep_store.archives.members import corrupt
+from sandkeep_store.archives.stream import Stream
+from sandkeep_store.archives.zstdframes import MAGIC as _ZSTD
+from sandkeep_store.archives.zstdframes import SKIPPED as _SKIPPED
+from sandkeep_store.archives.zstdframes import Frames
+
+Codec = Literal["gzip", "zstd", "none"]
+
+SUFFIXES: Final[dict[Codec, str]] = {"gzip": ".tar.gz", "zstd": ".tar.zst", "none": ".tar"}
+
+CHUNK: Final = 1 << 20
+_PIECE: Final = 1 << 18
+"""How much is decompressed at once: in between, the interpreter is for others."""
+THREADS: Final = 2
+_GZIP_LEVEL: Final = 1
+_ZSTD_LEVEL: Final = 3
+_MAX_WINDOW: Final = 1 << 27
+"""How much memory a zstd archive may ask for: as much as the program does without being told more."""
+
+_GZIP: Final = b"\x1f\x8b"
+_FIRST_WINDOW: Final = 4096
+_MOST_PARTS: Final = 1000
+_PART_BYTES: Final = 4096
+"""A gzip archive may have so many parts, and one more for each so many bytes: none are this small by accident."""
+
+
+class Compressor(Protocol):
+    """What takes bytes and writes fewer. After `close` all is written."""
+
+    def write(self, data: memoryview, /) -> object:
+        """Take some bytes, which the caller may change afterwards."""
+
+    def close(self) -> None:
+        """Write the rest."""
+
+
+class Output:
+    """A descriptor that is written to, counted and digested. Raises OSError."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of it."""
+        self._digest.update(data)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        self.size_bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    @property
+    def sha256(self) -> str:
+        """The digest of what was written so far, in hexadecimal."""
+        return self._digest.hexdigest()
+
+
+@contextmanager
+def compressing(output: Output, codec: Codec) -> Iterator[Compressor]:
+    """What compresses into `output`, for the length of a block; it is complete when the block is left well."""
+    compressor = _compressor(output, codec)
+    try:
+        yield compressor
+    except BaseException:
+        _abandon(compressor)
+        raise
+    compressor.close()
+
+
+def _compressor(output: Output, codec: Codec) -> Compressor:
+    if codec == "none":
+        return _Plain(output)
+    try:
+        if codec == "gzip":
+            from isal import igzip_threaded
+
+            opening: Callable[..., Compressor] = igzip_threaded.open
+            return opening(output, "wb", compresslevel=_GZIP_LEVEL, threads=THREADS, block_size=CHUNK)
+        import zstandard
+    except ImportError as error:
+        raise _missing(error.name) from None
+    maker = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=THREADS, write_checksum=True)
+    return maker.stream_writer(output, write_size=CHUNK, closefd=False)  # type: ignore[arg-type]
+
+
+class _Plain:
+    def __init__(self, output: Output) -> None:
+        self.write = output.write
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+def _abandon(compressor: Compressor) -> None:
+    """Let its threads end. What it still writes is part of nothing."""
+    with suppress(Exception):
+        compressor.close()
+
+
+def _missing(name: str | None) -> SetupError:
+    return SetupError("not_supported", f"the Python package {name} is missing here: install sandkeep[daemon]")
+
+
+# -- the reverse ------------------------------------------------------------------------------------------------------
+
+
+class Input:
+    """A descriptor that is read from where it stands to its end, counted and digested."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._digest = hashlib.sha256()
+        self._begun = b""
+        self.size_bytes = 0
+
+    def codec(self) -> Codec:
+        """What the first bytes say it is."""
+        self._begun = self._read()
+        if self._begun.startswith(_GZIP):
+            return "gzip"
+        return "zstd" if self._begun.startswith((_ZSTD, *_SKIPPED)) else "none"
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes as they are."""
+        begun, self._begun = self._begun, b""
+        while chunk := begun or self._read():
+            begun = b""
+            yield chunk
+
+    def _read(self) -> bytes:
+        chunk = os.read(self._descriptor, CHUNK)
+        self._digest.update(chunk)
+        self.size_bytes += len(chunk)
+        return chunk
+
+    @property
+    def sha256(self) -> str:
+        """The digest of what was read so far, in hexadecimal."""
+        return self._digest.hexdigest()
+
+
+def decompressed(source: Input, codec: Codec) -> Iterator[bytes]:
+    """The bytes of a tar archive, in chunks of bounded size. Raises `snapshot_corrupt`, and OSError."""
+    if codec == "none":
+        return source.chunks()
+    return _gunzipped(source) if codec == "gzip" else _unzstd(source)
+
+
+def _gunzipped(source: Input) -> Iterator[bytes]:
+    """Several archives in a row count as one, and zeros behind the last as padding: so gzip itself has it."""
+    try:
+        from isal import igzip_lib
+
+        broken: Any = igzip_lib.IsalError
+    except ImportError as error:
+        raise _missing(error.name) from None
+    stream, parts = Stream(source.chunks()), 0
+    produced = 0
+    while not stream.at_end():
+        begun = stream.peek(len(_GZIP))
+        if parts and not any(begun):
+            _check_padding(stream)
+        elif not _GZIP.startswith(begun[: len(_GZIP)]):
+            raise corrupt("is not safe to extract: more comes after the end of what was compressed")
+        else:
+            parts += 1
+            if parts > _MOST_PARTS + produced // _PART_BYTES:
+                raise corrupt("cannot be extracted: it was compressed in too many small pieces")
+            engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+            try:
+                for chunk in _one_part(stream, engine):
+                    produced += len(chunk)
+                    yield chunk
+            except broken:
+                raise corrupt("is damaged: what was compressed in it cannot be restored") from None
+
+
+def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
+    """What one decompressor makes of the stream, up to its end.
+
+    What lies behind that end it copies and gives back, so it is fed little at first: else a million small parts would
+    be a million copies of all that follows.
+    """
+    window = _FIRST_WINDOW
+    while not engine.eof:
+        data = stream.peek(window)
+        if not data:
+            raise corrupt("is cut short: it ends in the middle of what was compressed")
+        window = min(window * 8, CHUNK)
+        chunk = engine.decompress(data, _PIECE)
+        while chunk:
+            yield chunk
+            chunk = b"" if engine.eof or engine.needs_input else engine.decompress(b"", _PIECE)
+        stream.skip(len(data) - len(engine.unused_data) if engine.eof else len(data))
+
+
+def _check_padding(stream: Stream) -> None:
+    for piece in stream.rest():
+        if piece != bytes(len(piece)):
+            raise corrupt("is not safe to extract: more comes after the end of what was compressed")
+
+
+def _unzstd(source: Input) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise _missing(error.name) from None
+    engine = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+    reader = engine.stream_reader(Frames(source.chunks()), read_size=CHUNK, read_across_frames=True)  # type: ignore[arg-type]
+    try:
+        while chunk := reader.read(_PIECE):
+            yield chunk
+    except zstandard.ZstdError as error:
+        if "too much memory" in str(error):
+            raise corrupt(f"cannot be extracted: it takes more than {_MAX_WINDOW >> 20} MiB of memory") from None
+        raise corrupt("is damaged: what was compressed in it cannot be restored") from None

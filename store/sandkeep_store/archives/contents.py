@@ -1,0 +1,129 @@
+"""Whether the members of an archive fit together: nothing goes through a link, nothing is two things at once.
+
+What an archive would do on a disk is followed in memory, in 16 bytes a name: their hashes, by a key that no archive's
+maker knows.
+"""
+
+from array import array
+from typing import Final
+
+from sandkeep_store.archives.links import Links
+from sandkeep_store.archives.members import TOP, Kind, Member, corrupt, shown
+
+_DIRECTORY, _FILE, _LINK, _DEVICE, _IMPLIED = 1, 2, 3, 4, 5
+_CODES: Final[dict[Kind, int]] = {
+    "directory": _DIRECTORY, "file": _FILE, "fifo": _FILE, "symlink": _LINK, "character device": _DEVICE,
+    "block device": _DEVICE,
+}  # fmt: skip
+_WORDS: Final = ("nothing", "a directory", "a file", "a symbolic link", "a device", "a directory")
+_HASH: Final = (1 << 64) - 8
+"""The bits of an entry that are the hash; the others are the code."""
+
+_SMALL: Final = 1 << 12
+
+
+class Names:
+    """A code for each of many names. Two names count as one in one of 10^8 archives with a million members."""
+
+    def __init__(self) -> None:
+        self._table = array("Q", bytes(8 * _SMALL))
+        self._mask = _SMALL - 1
+        self._used = 0
+
+    def get(self, name: bytes) -> int:
+        """The code of a name; 0 for one that was not set."""
+        return self._table[self._place(hash(name) & _HASH)] & 7
+
+    def set(self, name: bytes, code: int) -> None:
+        """Say what a name is."""
+        wanted = hash(name) & _HASH
+        place = self._place(wanted)
+        if not self._table[place]:
+            self._used += 1
+        self._table[place] = wanted | code
+        if self._used * 2 > self._mask:
+            self._grow()
+
+    def _place(self, wanted: int) -> int:
+        table, mask = self._table, self._mask
+        place = wanted >> 3 & mask
+        while (found := table[place]) and found & _HASH != wanted:
+            place = place + 1 & mask
+        return place
+
+    def _grow(self) -> None:
+        old = self._table
+        self._table = array("Q", bytes(2 * len(old) * 8))
+        self._mask = len(self._table) - 1
+        for entry in old:
+            if entry:
+                self._table[self._place(entry & _HASH)] = entry
+
+
+class Contents:
+    """The members of one archive so far. With `outward_symlinks`, where symbolic links lead does not matter."""
+
+    def __init__(self, *, outward_symlinks: bool) -> None:
+        self._names = Names()
+        self._links = None if outward_symlinks else Links()
+        self._parent = b""
+        self.duplicates = 0
+
+    def add(self, member: Member) -> list[bytes]:
+        """Take one more; answer the directories above it that were not there, nor named, the outermost first.
+
+        Raises `snapshot_corrupt` when it does not fit.
+        """
+        name, kind = member.name, member.kind
+        if name == TOP:
+            if kind != "directory":
+                raise corrupt(f"is not safe to extract: its top is a {kind}")
+            return []
+        parent = name.rpartition(b"/")[0]
+        implied = []
+        if parent != self._parent:
+            implied = self._go_into(parent, name)
+            self._parent = parent
+        code = self._code_of_target(member) if kind == "hard link" else _CODES[kind]
+        before = self._names.get(name)
+        if not before or (before == _IMPLIED and code == _DIRECTORY):
+            self._names.set(name, code)
+        elif before != code:
+            raise corrupt(f"is not safe to extract: {shown(name)} is {_WORDS[before]} and then {_WORDS[code]}", name)
+        elif code != _DIRECTORY:
+            self.duplicates += 1
+        if code == _LINK and self._links is not None:
+            self._links.add(name, self._links.target(member.target) if kind == "hard link" else member.target)
+        return implied
+
+    def is_only_implied(self, name: bytes) -> bool:
+        """Whether a directory was in the name of others only."""
+        return self._names.get(name) == _IMPLIED
+
+    def check_links(self) -> None:
+        """When all are in: see that no symbolic link leads out."""
+        if self._links is not None:
+            self._links.check()
+
+    def _go_into(self, parent: bytes, name: bytes) -> list[bytes]:
+        """See that nothing above a name is other than a directory. What was not named is implied from now on."""
+        implied: list[bytes] = []
+        while parent and (code := self._names.get(parent)) not in (_DIRECTORY, _IMPLIED):
+            if code:
+                raise corrupt(
+                    f"is not safe to extract: {shown(name)} goes through {shown(parent)}, which is {_WORDS[code]}", name
+                )
+            self._names.set(parent, _IMPLIED)
+            implied.append(parent)
+            parent = parent.rpartition(b"/")[0]
+        return implied[::-1]
+
+    def _code_of_target(self, member: Member) -> int:
+        code = self._names.get(member.target)
+        if code not in (_FILE, _LINK) or member.target == member.name:
+            raise corrupt(
+                f"is not safe to extract: {shown(member.name)} is a hard link to {shown(member.target)}, "
+                "which is no file that came before it",
+                member.name,
+            )
+        return code

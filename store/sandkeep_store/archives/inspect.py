@@ -1,0 +1,189 @@
+"""Looking through an archive before anything of it is extracted.
+
+An archive is read as a stream, in bounded memory, whatever is in it and whoever says that its digest is right. What is
+not plainly safe is refused as `snapshot_corrupt`, with the member and the reason.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from sandkeep.errors import DaemonError, DataError
+from sandkeep_store.archives.compression import Codec, Input, decompressed
+from sandkeep_store.archives.contents import Contents
+from sandkeep_store.archives.limits import Limits, Tally
+from sandkeep_store.archives.members import TOP, Member, corrupt, is_too_long, shown
+from sandkeep_store.archives.tarreader import Reader
+from sandkeep_store.archives.whiteouts import check_whiteout
+
+Moved = Callable[[int], None]
+"""Is told, now and then, how many bytes of an archive are through. What it raises ends the work."""
+
+
+class Inspection(Struct, frozen=True, kw_only=True):
+    """What an archive is. `content_bytes` is how long its files are together, `data_bytes` what of that is no hole.
+
+    `duplicates` counts names that come twice: of files, the last is what they are.
+    """
+
+    codec: Codec
+    sha256: str
+    size_bytes: int
+    members: int
+    content_bytes: int
+    data_bytes: int
+    duplicates: int = 0
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """A descriptor of an archive, for the length of a block. Raises `snapshot_missing`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _missing(path, error.strerror) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _missing(path, "it is no file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _missing(path: str, why: str | None) -> DataError:
+    return DataError("snapshot_missing", f"there is no archive {path!r} to read: {why}", path=path)
+
+
+def inspect(
+    archive: int, limits: Limits | None = None, *, layer: bool = False, strip: int = 0, moved: Moved | None = None
+) -> Inspection:
+    """Read an archive, an open file, from its beginning to its end, and answer what it is.
+
+    With `layer`, names that begin in ``.wh.`` are what a layer means by them. `strip` leaves out so many directories at
+    the beginning of each name.
+
+    Raises `snapshot_corrupt`, and `storage_unavailable` when it cannot be read. Blocks.
+    """
+    examined = Examined(archive, limits or Limits(), layer=layer, strip=strip, moved=moved)
+    for _ in examined:
+        pass
+    return examined.result
+
+
+def listed(archive: int, limits: Limits | None = None, *, strip: int = 0) -> Iterator[Member]:
+    """The members of an archive, each as soon as it was checked. Raises as `inspect` does."""
+    return iter(Examined(archive, limits or Limits(), strip=strip))
+
+
+class Examined:
+    """One archive, read from its beginning and checked on the way: its members, and the data of the present one."""
+
+    def __init__(
+        self,
+        archive: int,
+        limits: Limits,
+        *,
+        layer: bool = False,
+        strip: int = 0,
+        moved: Moved | None = None,
+        before: "Examined | None" = None,
+    ) -> None:
+        self._archive = archive
+        self._limits = limits
+        self._layer = layer
+        self._strip = strip
+        self._moved = moved
+        self._before = before
+        self._source = Input(archive)
+        self._tally = Tally(limits)
+        self._contents = Contents(outward_symlinks=limits.outward_symlinks)
+        self._reader = Reader(self._chunks())
+        self._codec: Codec = "none"
+        self._has_data = False
+
+    def again(self) -> "Examined":
+        """The same archive read once more, to be used. Directories that it only implies are members then, too."""
+        options = {"layer": self._layer, "strip": self._strip, "moved": self._moved}
+        return Examined(self._archive, self._limits, before=self, **options)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Member]:
+        try:
+            os.lseek(self._archive, 0, os.SEEK_SET)
+            for member in self._reader:
+                self._check(member)
+                if not self._strip or self._stripped(member):
+                    yield from self._completed(member)
+        except OSError as error:
+            raise unreadable(error) from None
+        if not self._tally.members:
+            raise corrupt("is empty: it has no members")
+        self._contents.check_links()
+        if self._before is not None and self._before.result.sha256 != self.result.sha256:
+            raise corrupt("was changed while it was read")
+
+    def data(self) -> Iterator[memoryview]:
+        """The bytes of the present member; of a file with holes, those of its extents."""
+        return self._reader.data() if self._has_data else iter(())
+
+    @property
+    def result(self) -> Inspection:
+        """What it is, when all its members have been seen."""
+        return Inspection(
+            codec=self._codec, sha256=self._source.sha256, size_bytes=self._source.size_bytes,
+            members=self._tally.members, content_bytes=self._tally.content_bytes, data_bytes=self._tally.data_bytes,
+            duplicates=self._contents.duplicates,
+        )  # fmt: skip
+
+    def _completed(self, member: Member) -> Iterator[Member]:
+        """A member that fits; the second time, after the directories above it that the archive never names."""
+        implied = self._contents.add(member)
+        if self._before is not None and implied:
+            self._has_data = False
+            for name in implied:
+                if self._before._contents.is_only_implied(name):  # noqa: SLF001 - it is one of us
+                    yield Member(name=name, kind="directory", mode=0o755, mtime_ns=member.mtime_ns)
+        self._has_data = True
+        yield member
+
+    def _chunks(self) -> Iterator[bytes]:
+        self._codec = self._source.codec()
+        expanded = 0
+        for chunk in decompressed(self._source, self._codec):
+            expanded += len(chunk)
+            self._tally.check_ratio(self._source.size_bytes, expanded)
+            if self._moved:
+                self._moved(self._source.size_bytes)
+            yield chunk
+
+    def _check(self, member: Member) -> None:
+        self._tally.count(member)
+        if member.kind.endswith("device"):
+            raise corrupt(f"is not safe to extract: {shown(member.name)} is a {member.kind}", member.name)
+        if is_too_long(member.name):
+            raise corrupt(f"cannot be extracted: {shown(member.name)} is longer than a path may be", member.name)
+        if self._layer:
+            check_whiteout(member)
+
+    def _stripped(self, member: Member) -> bool:
+        """Whether anything is left of a member's name, which it then has."""
+        if member.kind == "hard link" and not (target := _without(member.target, self._strip)):
+            raise corrupt(f"is not safe to extract: {shown(member.name)} is a hard link to what is left out")
+        name = _without(member.name, self._strip)
+        if name:
+            member.name = name
+            member.target = target if member.kind == "hard link" else member.target
+        return bool(name)
+
+
+def _without(name: bytes, parts: int) -> bytes:
+    return b"/".join(name.split(b"/")[parts:]) if name != TOP else b""
+
+
+def unreadable(error: OSError) -> DaemonError:
+    """The error for an archive that is there, but whose bytes are not to be had."""
+    why = error.strerror or os.strerror(errno.EIO)
+    return DaemonError("storage_unavailable", f"the archive cannot be read: {why}: see to the disk it lies on")

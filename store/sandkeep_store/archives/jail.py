@@ -1,0 +1,86 @@
+"""The program that extracts, and what holds it: bubblewrap, in which there is nothing but the tree that it makes.
+
+GNU tar makes the files: it is fast, and knows how to keep holes, links and times. It gets an archive that was written
+here, member by member, from what was understood and checked; no byte of a header reaches it that is not ours. Should
+that fail, it still runs as the files' owner without any capability, without a network, in namespaces of its own, sees
+of the machine only the programs below ``/usr``, and can write nothing but the tree.
+
+Without bubblewrap, Landlock keeps it from writing elsewhere (see `sandkeep.confined`); it could then read what its user
+may read on this machine, and reach the network.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import IO, Final
+
+from sandkeep import confined
+from sandkeep.errors import SetupError
+
+WEAKER: Final = "archives are extracted without bubblewrap: install it to have the extracting program see nothing else"
+"""What it means that bubblewrap is not there."""
+
+_TAR: Final = (
+    "tar", "--extract", "--file=-", "--no-same-owner", "--no-same-permissions", "--no-overwrite-dir",
+    "--delay-directory-restore", "--absolute-names", "--xattrs", "--xattrs-include=user.*", "--numeric-owner",
+    "--warning=no-timestamp", "--quoting-style=escape", "--blocking-factor=512",
+)  # fmt: skip
+"""`--absolute-names` because no name is absolute, and tar would make links at the end only."""
+
+_TREE: Final = "/tree"
+_TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+
+
+def bubblewrap() -> str | None:
+    """Where bubblewrap is, if it is there."""
+    return shutil.which("bwrap", path=_ENVIRONMENT["PATH"])
+
+
+def start_extracting(
+    tree: bytes, owner: tuple[int, int] | None, said: IO[bytes], *, group: int
+) -> "subprocess.Popen[bytes]":
+    """Start what extracts the archive on its stdin in the directory `tree`, as the user and group `owner`.
+
+    It ends with the process group `group`, and with this thread. `said` takes its stderr. Raises `not_supported`.
+    """
+    settings = {
+        "stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": said, "env": _ENVIRONMENT, "umask": 0,
+        "process_group": group,
+    }  # fmt: skip
+    program = bubblewrap()
+    try:
+        if program is not None:
+            return subprocess.Popen([program, *_view(tree), *_rights(owner), *_TAR], **settings)  # type: ignore[call-overload, no-any-return]
+        if owner is not None and os.geteuid() == 0:
+            settings |= {"user": owner[0], "group": owner[1], "extra_groups": []}
+        return confined.start(_TAR, tree, cwd=tree, **settings)
+    except FileNotFoundError:
+        raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
+
+
+def _view(tree: bytes) -> Iterator[str | bytes]:
+    if os.geteuid() != 0:
+        yield "--unshare-user"
+    yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+    yield from ("--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr")
+    yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache")
+    for name in _TOP_LINKS:
+        if os.path.islink(f"/{name}"):
+            yield from ("--symlink", os.readlink(f"/{name}"), f"/{name}")
+        elif os.path.isdir(f"/{name}"):
+            yield from ("--ro-bind", f"/{name}", f"/{name}")
+    yield from ("--bind", tree, _TREE, "--remount-ro", "/", "--chdir", _TREE)
+    yield "--"
+
+
+def _rights(owner: tuple[int, int] | None) -> list[str]:
+    """The words that give up root for good; bubblewrap has needed it to build what is seen."""
+    if os.geteuid() != 0:
+        return []
+    uid, gid = owner or (65534, 65534)
+    return [
+        "setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--no-new-privs", "--inh-caps=-all",
+        "--bounding-set=-all", "--",
+    ]  # fmt: skip

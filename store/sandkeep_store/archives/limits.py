@@ -1,0 +1,52 @@
+"""What an archive may ask for at most, and the count of what it does."""
+
+from typing import Final
+
+from msgspec import Struct
+
+from sandkeep_store.archives.members import Member, corrupt, shown
+
+_TOO_SMALL_TO_TELL: Final = 64 << 20
+"""Up to here an archive may expand as it likes."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """How much may be in an archive, for whoever restores it.
+
+    `members` counts what has a name, `content_bytes` is how long all files are together, with their holes, `ratio` how
+    many bytes may become of one. With `outward_symlinks`, symbolic links may lead anywhere: they are only data, and a
+    sandbox that has its own back has them as it made them.
+    """
+
+    members: int = 500_000
+    content_bytes: int = 64 << 30
+    ratio: int = 200
+    outward_symlinks: bool = False
+
+
+class Tally:
+    """Counts members, and raises `snapshot_corrupt` as soon as a limit is passed."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.members = 0
+        self.content_bytes = 0
+        self.data_bytes = 0
+
+    def count(self, member: Member) -> None:
+        """Count one more."""
+        self.members += 1
+        self.content_bytes += member.whole_size
+        self.data_bytes += member.size
+        if self.members > self._limits.members:
+            raise corrupt(f"cannot be extracted: it has more than {self._limits.members} members", member.name)
+        if self.content_bytes > self._limits.content_bytes:
+            raise corrupt(
+                f"cannot be extracted: with {shown(member.name)} it has more than {self._limits.content_bytes} bytes",
+                member.name,
+            )
+
+    def check_ratio(self, compressed: int, expanded: int) -> None:
+        """See that what has been read so far has not become too much."""
+        if expanded > _TOO_SMALL_TO_TELL and expanded > self._limits.ratio * compressed:
+            raise corrupt(f"cannot be extracted: it expands to more than {self._limits.ratio} times its size")

@@ -1,0 +1,136 @@
+"""Making an archive of a directory tree.
+
+GNU tar reads the tree; what it writes is understood here, member by member, written anew in one form, compressed and
+digested, all as streams. So an archive holds only what a restore understands, and is counted by the same code.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from msgspec import Struct, structs
+
+from sandkeep.errors import DaemonError
+from sandkeep_store.archives.compression import Codec, Compressor, Output, compressing
+from sandkeep_store.archives.inspect import Moved
+from sandkeep_store.archives.limits import Limits, Tally
+from sandkeep_store.archives.members import TOP, Member
+from sandkeep_store.archives.reading import Remarks
+from sandkeep_store.archives.tarwriter import Writer
+from sandkeep_store.archives.tree import Tree
+
+NO_LIMITS: Final = Limits(members=1 << 62, content_bytes=1 << 62, ratio=1 << 62, outward_symlinks=True)
+_MODE: Final = 0o1777
+"""What is kept of a mode: who unpacks an archive by hand gets no set-uid file."""
+
+
+class Packed(Struct, frozen=True, kw_only=True):
+    """What an archive is that was made. See `inspect.Inspection`; `remarks` tell what is not in it as it was."""
+
+    codec: Codec
+    sha256: str
+    size_bytes: int
+    members: int
+    content_bytes: int
+    data_bytes: int
+    remarks: Remarks
+
+    @property
+    def limits(self) -> Limits:
+        """What a restore of this very archive may allow it, and nothing more."""
+        return structs.replace(NO_LIMITS, members=self.members, content_bytes=self.content_bytes)
+
+
+def pack(
+    tree: int,
+    output: int,
+    *,
+    codec: Codec = "gzip",
+    include: Sequence[bytes] = (TOP,),
+    exclude: Sequence[bytes] = (),
+    never: Sequence[str] = (),
+    reader: tuple[int, int] | None = None,
+    owner: tuple[int, int] | None = None,
+    moved: Moved | None = None,
+) -> Packed:
+    """Write an archive of the open directory `tree` to the descriptor `output`, from where that stands.
+
+    `include` and `exclude` are paths in the tree, taken literally; what lies below `exclude` is left out. So are the
+    directories `never`, wherever in the tree they turn up: an archive is not to hold the place where archives are.
+    Sockets and devices are left out, and other filesystems. As root, the tree is read with the rights of the uid and
+    gid `reader`. Members belong to `owner`, or to whom they did. `moved` is told how many bytes are packed, now and
+    then; what it raises ends the work.
+
+    Raises `not_found` and `invalid` for paths, `provider_unavailable` for what cannot be read, and
+    `storage_unavailable` when the output cannot be written; what it holds then is nothing. Blocks.
+    """
+    source = Tree(tree, include=include, exclude=exclude, never=never, reader=reader)
+    with making(output, codec, owner=owner, moved=moved) as archive:
+        for member in source:
+            archive.put(member, source.data())
+    return archive.made(source.remarks)
+
+
+class Making:
+    """An archive that is being written."""
+
+    def __init__(self, output: Output, codec: Codec, owner: tuple[int, int] | None, moved: Moved | None) -> None:
+        self._output = output
+        self._codec = codec
+        self._owner = owner
+        self._moved = moved
+        self._tally = Tally(NO_LIMITS)
+        self._passed = 0
+        self._compress: Callable[[memoryview], object] = output.write
+        self._writer = Writer(self._pass)
+
+    def put(self, member: Member, data: Iterable[memoryview] = ()) -> None:
+        """Add a member, and the bytes of a file."""
+        self._tally.count(member)
+        member.mode &= _MODE
+        if self._owner is not None:
+            member.uid, member.gid = self._owner
+        self._writer.add(member)
+        for piece in data:
+            self._writer.write(piece)
+        self._writer.end_member(member)
+
+    def made(self, remarks: Remarks) -> Packed:
+        """What it is, when it is complete."""
+        return Packed(
+            codec=self._codec, sha256=self._output.sha256, size_bytes=self._output.size_bytes,
+            members=self._tally.members, content_bytes=self._tally.content_bytes, data_bytes=self._tally.data_bytes,
+            remarks=remarks,
+        )  # fmt: skip
+
+    def begin(self, compressor: Compressor) -> None:
+        """Have what follows compressed."""
+        self._compress = compressor.write
+
+    def finish(self) -> None:
+        """Write the end."""
+        self._writer.close()
+
+    def _pass(self, data: memoryview) -> None:
+        self._compress(data)
+        self._passed += len(data)
+        if self._moved:
+            self._moved(self._passed)
+
+
+@contextmanager
+def making(
+    output: int, codec: Codec, *, owner: tuple[int, int] | None = None, moved: Moved | None = None
+) -> Iterator[Making]:
+    """An archive on a descriptor, complete when the block is left well. Raises `storage_unavailable`."""
+    counted = Output(output)
+    archive = Making(counted, codec, owner, moved)
+    try:
+        with compressing(counted, codec) as compressor:
+            archive.begin(compressor)
+            yield archive
+            archive.finish()
+    except OSError as error:
+        why = error.strerror or os.strerror(5)
+        raise DaemonError("storage_unavailable", f"the archive cannot be written: {why}: make room there") from None

@@ -1,0 +1,177 @@
+"""Reading a tree by a program: GNU tar, with the rights of the tree's owner and the one to look into everything.
+
+It never follows a link of the tree, and it is begun in an open directory, so whatever becomes of the tree's names
+meanwhile, it reads nothing else. What it says on stderr tells what it could not read as it was.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import IO, Final, Literal
+
+from msgspec import Struct, field
+
+from sandkeep.errors import ProviderError, SandkeepError, SetupError
+from sandkeep_store.archives.members import shown
+
+What = Literal[
+    "socket", "device", "unknown", "other filesystem", "name too long", "changed", "shrank", "vanished", "kept out"
+]
+"""Why something is not in an archive as it was: the first ones are left out altogether."""
+
+MOST_REMARKS: Final = 100
+_CHUNK: Final = 1 << 18
+"""How much is read at once: in between, the interpreter is for others."""
+_PIPE_BYTES: Final = 1 << 20
+_F_SETPIPE_SZ: Final = 1031
+
+_TAR: Final = (
+    "tar", "--create", "--file=-", "--format=posix", "--pax-option=delete=atime,delete=ctime", "--sparse",
+    "--sort=name", "--numeric-owner", "--xattrs", "--xattrs-include=user.*", "--xattrs-exclude=user.overlay.*",
+    "--one-file-system", "--blocking-factor=512", "--quoting-style=escape", "--anchored", "--no-wildcards",
+)  # fmt: skip
+_SAID: Final = re.compile(
+    rb"tar: (?P<name>.*): (?:"
+    rb"(?P<socket>socket ignored)|(?P<unknown>door ignored|Unknown file type; file ignored)|"
+    rb"(?P<changed>file changed as we read it)|(?P<shrank>File shrank by \d+ bytes?; padding with zeros)|"
+    rb"(?P<vanished>File removed before we read it|Cannot [a-z]+: No such file or directory)|"
+    rb"(?P<other_filesystem>file is on a different filesystem; not dumped))\n?",
+    re.DOTALL,
+)
+_HARMLESS: Final = re.compile(rb"tar: (Exiting with failure status|.*: Warning: )", re.DOTALL)
+_ESCAPED: Final = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
+_LETTERS: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
+
+
+class Remark(Struct, frozen=True, kw_only=True):
+    """One thing of a tree that is not in its archive as it was."""
+
+    name: str
+    what: What
+
+
+class Remarks(Struct, kw_only=True):
+    """How often each happened, and the first `MOST_REMARKS` of them."""
+
+    counts: dict[What, int] = field(default_factory=dict)
+    first: list[Remark] = field(default_factory=list)
+
+    def add(self, name: bytes, what: What) -> None:
+        """Take note of one."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+        if len(self.first) < MOST_REMARKS:
+            self.first.append(Remark(name=shown(name)[1:-1], what=what))
+
+
+class Program:
+    """The reading program at work."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:
+        self._process = process
+        self._said = said
+
+    def chunks(self) -> Iterator[bytes]:
+        """The archive that it writes."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        while chunk := os.read(descriptor, _CHUNK):
+            yield chunk
+
+    def check(self, prefix: bytes, remarks: Remarks) -> None:
+        """Wait for its end, and take note of what it said; names get `prefix`. Raises what it failed with."""
+        code = self._process.wait()
+        failures = [line for line in self._lines() if not _noted(line, prefix, remarks)]
+        if failures or code < 0:
+            raise _unreadable(failures[0] if failures else b"it was killed")
+
+    def _lines(self) -> Iterator[bytes]:
+        self._said.seek(0)
+        return iter(self._said)
+
+
+def _noted(line: bytes, prefix: bytes, remarks: Remarks) -> bool:
+    said = _SAID.fullmatch(line)
+    if said is None:
+        return _HARMLESS.match(line) is not None
+    what: What = said.lastgroup.replace("_", " ")  # type: ignore[union-attr, assignment]
+    remarks.add(prefix + _unescaped(said["name"]).removeprefix(b"./"), what)
+    return True
+
+
+def _unescaped(text: bytes) -> bytes:
+    def letter(match: re.Match[bytes]) -> bytes:
+        found = match[1]
+        return bytes([int(found, 8) & 0xFF]) if len(found) == 3 else _LETTERS.get(found, found)
+
+    return _ESCAPED.sub(letter, text)
+
+
+def reading(
+    directory: int, name: bytes, exclude: Sequence[bytes] = (), owner: tuple[int, int] | None = None
+) -> AbstractContextManager["Program"]:
+    """Read `name` in an open directory, for the length of a block: as the user and group `owner`, or as ourselves.
+
+    The paths in `exclude` begin there, too.
+    """
+    words = [b"--exclude=./" + path for path in exclude]
+    return _reading(directory, [*words, b"--", _below(name)], subprocess.DEVNULL, owner)
+
+
+@contextmanager
+def reading_only(directory: int, names: Iterable[bytes], owner: tuple[int, int] | None = None) -> Iterator["Program"]:
+    """The same of these names alone, in their order, and not of what is in directories."""
+    with tempfile.TemporaryFile() as listed:
+        listed.write(b"".join(_below(name) + b"\0" for name in names))
+        listed.seek(0)
+        words = ["--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
+        with _reading(directory, words, listed.fileno(), owner) as program:
+            yield program
+
+
+def _below(name: bytes) -> bytes:
+    return b"." if name == b"." else b"./" + name
+
+
+@contextmanager
+def _reading(
+    directory: int, arguments: Sequence[str | bytes], stdin: int, owner: tuple[int, int] | None
+) -> Iterator["Program"]:
+    words: list[str | bytes] = [*_rights(owner), *_TAR, *arguments]
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                words, cwd=f"/proc/self/fd/{directory}", stdin=stdin, stdout=subprocess.PIPE, stderr=said,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
+        assert process.stdout is not None
+        fcntl.fcntl(process.stdout.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
+        try:
+            yield Program(process, said)
+        finally:
+            process.kill()
+            process.stdout.close()
+            process.wait()
+
+
+def _rights(owner: tuple[int, int] | None) -> list[str]:
+    """The words that give a program no right but to read: what its owner has closed to himself is part of a tree."""
+    if os.geteuid() != 0:
+        return ["unshare", "--user", "--map-root-user", "--"] if shutil.which("unshare") else []
+    uid, gid = owner or (0, 0)
+    only = "-all,+dac_read_search"
+    return [
+        "setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--no-new-privs",
+        f"--inh-caps={only}", f"--ambient-caps={only}", f"--bounding-set={only}", "--",
+    ]  # fmt: skip
+
+
+def _unreadable(said: bytes) -> SandkeepError:
+    why = shown(said.strip().removeprefix(b"tar: "))[1:-1]
+    return ProviderError("provider_unavailable", f"the files cannot be read: {why}; no snapshot was made")

@@ -1,0 +1,61 @@
+"""Bytes that arrive in chunks of any size, taken in pieces of the size one needs."""
+
+from collections.abc import Iterable, Iterator
+
+from sandkeep_store.archives.members import corrupt
+
+
+class Stream:
+    """Bytes that arrive in chunks of any size."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._chunk = b""
+        self._at = 0
+        self.position = 0
+
+    def take(self, size: int) -> bytes:
+        """Exactly `size` bytes. Raises `snapshot_corrupt` when there are fewer."""
+        end = self._at + size
+        if end <= len(self._chunk):
+            piece = self._chunk[self._at : end]
+            self._at = end
+            self.position += size
+            return piece
+        return b"".join(self.pieces(size))
+
+    def pieces(self, size: int) -> Iterator[memoryview]:
+        """Exactly `size` bytes, as they come."""
+        while size:
+            if self.at_end():
+                raise corrupt("is cut short")
+            piece = memoryview(self._chunk)[self._at : self._at + size]
+            self._at += len(piece)
+            self.position += len(piece)
+            size -= len(piece)
+            yield piece
+
+    def peek(self, size: int) -> bytes:
+        """Up to `size` bytes of what comes next, which stay there: fewer where a chunk ends."""
+        return b"" if self.at_end() else self._chunk[self._at : self._at + size]
+
+    def skip(self, size: int) -> None:
+        """Leave out `size` bytes."""
+        for _ in self.pieces(size):
+            pass
+
+    def rest(self) -> Iterator[memoryview]:
+        """All that follows."""
+        while not self.at_end():
+            piece = memoryview(self._chunk)[self._at :]
+            self._at += len(piece)
+            self.position += len(piece)
+            yield piece
+
+    def at_end(self) -> bool:
+        """Whether nothing follows."""
+        if self._at < len(self._chunk):
+            return False
+        self._chunk = next(self._chunks, b"")
+        self._at = 0
+        return not self._chunk

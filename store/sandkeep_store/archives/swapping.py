@@ -1,0 +1,74 @@
+"""Putting a staged directory in the place of another, so that at any moment one of them is there, whole."""
+
+import ctypes
+import errno
+import os
+from typing import Final
+
+from sandkeep import staging
+from sandkeep.staging import Stage
+from sandkeep_store.durable import sync_directory
+
+_RENAMEAT2: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 357, "s390x": 347}
+_NOREPLACE, _EXCHANGE = 1, 2
+_HERE: Final = -100
+_UNABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP)
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def swap(stage: Stage, *, durable: bool = True) -> None:
+    """Put the stage's tree at its target. What was there is in the stage then, and goes with it.
+
+    With `durable`, that survives a power cut, and so do the files. Raises OSError; then nothing is changed.
+    """
+    if durable:
+        _sync_filesystem(stage.tree)
+    try:
+        _rename(stage.tree, stage.target, _EXCHANGE)
+    except FileNotFoundError:
+        os.rename(stage.tree, stage.target)
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise
+        _swap_by_two(stage)
+    if durable:
+        sync_directory(os.fsdecode(os.path.dirname(os.path.abspath(stage.target))))
+
+
+def _swap_by_two(stage: Stage) -> None:
+    """Where a filesystem cannot exchange names there is a moment with nothing at the target."""
+    aside = os.path.join(stage.path, b"aside")
+    os.rename(stage.target, aside)
+    try:
+        os.rename(stage.tree, stage.target)
+    except OSError:
+        os.rename(aside, stage.target)
+        raise
+
+
+def _rename(source: bytes, target: bytes, flags: int) -> None:
+    number = _RENAMEAT2.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if _libc.syscall(ctypes.c_long(number), _HERE, source, _HERE, target, ctypes.c_uint(flags)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), target)
+
+
+def _sync_filesystem(path: bytes) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+    finally:
+        os.close(descriptor)
+
+
+def leftovers(directory: str) -> list[str]:
+    """What stages have left in a directory that ended with the machine: for a start to remove, when none is at work."""
+    prefix = os.fsdecode(staging.PREFIX)
+    try:
+        return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.startswith(prefix)]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,263 @@
+"""Reading a tar archive from a stream: its members, checked one by one.
+
+It understands what GNU tar, bsdtar and Python write, and refuses what these take in different ways. What the reader
+says of a member is all that others here know of it: an archive that is passed on is written anew from that.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from sandkeep_store.archives import header, sparse
+from sandkeep_store.archives.header import BLOCK, ZEROS, Fields
+from sandkeep_store.archives.members import MAX_NAME_BYTES, Kind, Member, corrupt, is_kept, plain_name, shown
+from sandkeep_store.archives.sparse import decimal
+from sandkeep_store.archives.stream import Stream
+
+MAX_EXTENDED_BYTES: Final = 1 << 20
+"""How large an extended header may be: it is held in memory."""
+
+_KINDS: Final[dict[bytes, Kind]] = {
+    b"0": "file", b"\0": "file", b"7": "file", b"S": "file", b"1": "hard link", b"2": "symlink",
+    b"3": "character device", b"4": "block device", b"5": "directory", b"6": "fifo",
+}  # fmt: skip
+_BEFORE_A_MEMBER: Final = {b"x": b"", b"L": b"path", b"K": b"linkpath"}
+_FOR_ALL: Final = b"g"
+_LABEL: Final = b"V"
+
+_SECOND_NS: Final = 1_000_000_000
+_MAX_SECONDS: Final = 1 << 43
+_XATTR: Final = b"SCHILY.xattr."
+_SPARSE: Final = b"GNU.sparse."
+_NOT_FOR_ALL: Final = (b"path", b"linkpath", b"size")
+"""What cannot be said of every member."""
+
+Records = dict[bytes, bytes]
+
+
+class Reader:
+    """The members of one archive, in its order.
+
+        for member in reader:
+            for piece in reader.data(): ...
+
+    Data that nobody asks for are left out. Raises `snapshot_corrupt`.
+    """
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._stream = Stream(chunks)
+        self._left = 0
+        self._padding = 0
+        self._global: Records = {}
+        self._last = b""
+
+    def __iter__(self) -> Iterator[Member]:
+        while (member := self._understood()) is not None:
+            self._last = member.name
+            self._left, self._padding = member.size, -member.size % BLOCK
+            yield member
+            self._stream.skip(self._left + self._padding)
+
+    def data(self) -> Iterator[memoryview]:
+        """The bytes of the present member; of a file with holes, those of its extents."""
+        while self._left:
+            for piece in self._stream.pieces(self._left):
+                self._left -= len(piece)
+                yield piece
+
+    def _understood(self) -> Member | None:
+        try:
+            return self._next()
+        except ValueError:
+            raise corrupt(f"is damaged: the header after {self._place()} has no number where one belongs") from None
+
+    def _next(self) -> Member | None:
+        said = b""  # by which kinds of extended headers
+        records = self._global
+        while (fields := self._next_header()) is not None:
+            kind = fields.kind
+            if kind in _BEFORE_A_MEMBER:
+                if kind in said:
+                    raise corrupt(f"is not safe to extract: two headers name what comes after {self._place()}")
+                said += kind
+                records = self._joined(records, kind, self._extended(fields))
+            elif kind == _FOR_ALL:
+                self._take_globals(self._extended(fields))
+                records = {**self._global, **records}
+            elif kind == _LABEL and not said:
+                self._stream.skip(header.padded(_not_negative(fields.size)))
+            else:
+                return self._member(fields, records)
+        if said:
+            raise corrupt(f"is damaged: an extended header is the last thing, after {self._place()}")
+        return None
+
+    # -- headers -------------------------------------------------------------------------------------------------------
+
+    def _next_header(self) -> Fields | None:
+        if self._stream.at_end():
+            if not self._stream.position:
+                raise corrupt("is empty")
+            raise corrupt(f"is cut short: nothing marks its end after {self._place()}")
+        block = self._stream.take(BLOCK)
+        if block == ZEROS:
+            self._check_end()
+            return None
+        if not header.has_right_sum(block):
+            if self._stream.position == BLOCK:
+                raise corrupt("is not a tar archive")
+            raise corrupt(f"is damaged: what comes after {self._place()} is no header")
+        return Fields(block)
+
+    def _place(self) -> str:
+        return f"member {shown(self._last)}" if self._last else "its beginning"
+
+    def _check_end(self) -> None:
+        """After the two blocks that mark the end comes only padding. Anything else some programs would read."""
+        if self._stream.at_end() or self._stream.take(BLOCK) != ZEROS:
+            raise corrupt(f"is damaged: half a mark of its end comes after {self._place()}")
+        for piece in self._stream.rest():
+            if piece != bytes(len(piece)):
+                raise corrupt("is not safe to extract: more comes after the mark of its end")
+
+    def _extended(self, fields: Fields) -> bytes:
+        size = _not_negative(fields.size)
+        if size > MAX_EXTENDED_BYTES:
+            raise corrupt(f"cannot be extracted: an extended header after {self._place()} is too large")
+        data = self._stream.take(size)
+        self._stream.skip(-size % BLOCK)
+        return data
+
+    def _joined(self, records: Records, kind: bytes, data: bytes) -> Records:
+        key = _BEFORE_A_MEMBER[kind]
+        more = {key: data.partition(b"\0")[0]} if key else _records(data)
+        if (
+            records is not self._global
+            and not more.keys().isdisjoint((b"path", b"linkpath"))
+            and (any(name in records and name in more for name in (b"path", b"linkpath")))
+        ):
+            raise corrupt(f"is not safe to extract: two headers name what comes after {self._place()}")
+        return {**records, **more}
+
+    def _take_globals(self, data: bytes) -> None:
+        records = _records(data)
+        if any(key in _NOT_FOR_ALL or key.startswith(_SPARSE) for key in records):
+            raise corrupt("is not safe to extract: it gives all its members the same name or size")
+        self._global = {**self._global, **records}
+
+    # -- members -------------------------------------------------------------------------------------------------------
+
+    def _member(self, fields: Fields, records: Records) -> Member:
+        kind = _KINDS.get(fields.kind)
+        name = records.get(b"GNU.sparse.name") or records.get(b"path", fields.name)
+        if kind is None:
+            raise corrupt(f"cannot be extracted: {shown(name)} is of the unknown kind {shown(fields.kind)}", name)
+        size = decimal(records[b"size"]) if b"size" in records else _not_negative(fields.size)
+        if name.endswith(b"/") and kind != "directory":
+            if kind != "file" or size:
+                raise corrupt(f"is not safe to extract: {shown(name)} is a {kind} with a directory's name", name)
+            kind = "directory"  # as it was written before there was a kind for them
+        if size and kind != "file":
+            raise corrupt(f"is not safe to extract: {shown(name)} is a {kind} with content", name)
+        mode, uid, gid, mtime = fields.numbers
+        member = Member(
+            name=plain_name(name), kind=kind, mode=mode & 0o7777, uid=_id(records, b"uid", uid),
+            gid=_id(records, b"gid", gid), mtime_ns=_time(records, mtime), size=size, whole_size=size,
+        )  # fmt: skip
+        if kind == "file":
+            self._find_holes(member, fields, records)
+        elif kind in ("symlink", "hard link"):
+            member.target = _target(member, records.get(b"linkpath", fields.linkname))
+        elif kind in ("character device", "block device"):
+            member.device = fields.device
+        if records:
+            member.xattrs = {name: value for name, value in _xattrs(records) if is_kept(name)}
+        return member
+
+    def _find_holes(self, member: Member, fields: Fields, records: Records) -> None:
+        if fields.kind == b"S":
+            member.whole_size = _not_negative(header.number(fields.block[483:495]))
+            pairs = self._old_map(fields.block)
+        elif not any(key.startswith(_SPARSE) for key in records):
+            return
+        elif records.get(b"GNU.sparse.major") == b"1" and records.get(b"GNU.sparse.minor") == b"0":
+            member.whole_size = decimal(records.get(b"GNU.sparse.realsize", b""))
+            pairs = self._map_before_data(member)
+        else:
+            member.whole_size = decimal(records.get(b"GNU.sparse.size", b""))
+            pairs = sparse.of_records(records)
+        member.extents = sparse.checked(pairs, member.whole_size, member.size, member.name)
+
+    def _old_map(self, block: bytes) -> Iterator[int]:
+        yield from sparse.in_header(block)
+        more = block[482]
+        while more:
+            block = self._stream.take(BLOCK)
+            yield from sparse.in_extension(block)
+            more = block[504]
+
+    def _map_before_data(self, member: Member) -> Iterator[int]:
+        """The map takes up the first blocks of what the header calls the file's data."""
+        lines = b""
+        wanted = 1
+        given = array("q")
+        while len(given) < wanted:
+            if member.size < BLOCK:
+                raise corrupt("is damaged: a sparse file's map is cut short", member.name)
+            *whole, lines = (lines + self._stream.take(BLOCK)).split(b"\n")
+            member.size -= BLOCK
+            given.extend(decimal(line) for line in whole[: wanted - len(given)])
+            if wanted == 1 and given:
+                wanted = 1 + 2 * min(given[0], sparse.MAX_EXTENTS + 1)
+                given.extend(decimal(line) for line in whole[1:wanted])
+        return iter(given[1:])
+
+
+def _records(data: bytes) -> Records:
+    found: Records = {}
+    pieces = []
+    for key, value in header.records(data):
+        if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
+            pieces.append(value)  # the first of the formats says these over and over
+        else:
+            found[key] = value
+    if pieces:
+        found[b"GNU.sparse.map"] = b",".join(pieces)
+    return found
+
+
+def _id(records: Mapping[bytes, bytes], key: bytes, told: int) -> int:
+    return decimal(records[key]) if key in records else max(told, 0)
+
+
+def _time(records: Mapping[bytes, bytes], told: int) -> int:
+    text = records.get(b"mtime")
+    if text is None:
+        seconds, part = told, 0
+    else:
+        whole, _, fraction = text.removeprefix(b"-").partition(b".")
+        if fraction and not fraction.isdigit():
+            raise corrupt("is damaged: an extended header holds no time where one belongs")
+        seconds, part = decimal(whole), int(fraction[:9].ljust(9, b"0"))
+    if abs(seconds) > _MAX_SECONDS:
+        raise corrupt("is damaged: it holds a time that is none")
+    value = seconds * _SECOND_NS + part
+    return -value if text is not None and text.startswith(b"-") else value
+
+
+def _target(member: Member, raw: bytes) -> bytes:
+    if not raw or b"\0" in raw or len(raw) > MAX_NAME_BYTES:
+        raise corrupt(f"is damaged: the {member.kind} {shown(member.name)} leads to no name", member.name)
+    return raw if member.kind == "symlink" else plain_name(raw)
+
+
+def _not_negative(number: int) -> int:
+    if number < 0:
+        raise ValueError(number)
+    return number
+
+
+def _xattrs(records: Records) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in records.items():
+        if key.startswith(_XATTR):
+            yield key.removeprefix(_XATTR).replace(b"%3D", b"=").replace(b"%25", b"%"), value

@@ -1,0 +1,223 @@
+"""A directory tree as a source of members: what of it is to be in an archive, with what is in the files."""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final, Literal, Protocol
+
+from sandkeep.errors import CallerError, SandkeepError
+from sandkeep_store.archives import whiteouts
+from sandkeep_store.archives.members import TOP, Member, is_too_long, shown
+from sandkeep_store.archives.reading import Remarks, reading
+from sandkeep_store.archives.tarreader import Reader
+
+Overlay = Literal["trusted", "user"]
+"""The kind of extended attributes by which an overlay marks what is opaque: ``user`` is that of a user's own mounts."""
+
+_WHITEOUT: Final = (0, 0)
+_OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Source(Protocol):
+    """Where members come from."""
+
+    def __iter__(self) -> Iterator[Member]:
+        """The members, each once."""
+
+    def data(self) -> Iterator[memoryview]:
+        """The bytes of the present member."""
+
+
+class Tree:
+    """The open directory `top`, or what of it is in `include` and not in `exclude`. See `pack.pack`.
+
+    With `overlay`, it is the upper directory of an overlay, and what that says of what is gone becomes whiteouts.
+    """
+
+    def __init__(
+        self,
+        top: int,
+        *,
+        include: Sequence[bytes] = (TOP,),
+        exclude: Sequence[bytes] = (),
+        never: Sequence[str] = (),
+        reader: tuple[int, int] | None = None,
+        overlay: Overlay | None = None,
+    ) -> None:
+        self.remarks = Remarks()
+        self._top = top
+        self._include = _outermost(_path(name, "include") for name in include)
+        self._exclude = [_path(name, "exclude") for name in exclude]
+        self._reader = reader
+        self._overlay = overlay
+        self._never = {identity for path in never if (identity := _identity(path)) is not None}
+        self._exclude += [place for path in never if (place := _place_of(path, top)) is not None]
+        self._parents = {TOP} if self._include == [TOP] else set()
+        self._kept_out: set[bytes] = set()
+        self._inside: bytes | None = None
+        self._data: Reader | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        for place in self._include:
+            if not any(_is_in(place, name) for name in self._exclude):
+                yield from self._members(place)
+
+    def data(self) -> Iterator[memoryview]:
+        """See `Source`."""
+        return iter(()) if self._data is None else self._data.data()
+
+    def _members(self, place: bytes) -> Iterator[Member]:
+        directory, _, last = place.rpartition(b"/")
+        prefix = directory + b"/" if directory else b""
+        with ExitStack() as opened:
+            parent = self._top
+            for above, parent in self._opened(directory, opened):
+                if above not in self._parents:
+                    self._parents.add(above)
+                    yield _of_directory(above, os.fstat(parent))
+            _require(place, last, parent)
+            without = [name.removeprefix(prefix) for name in self._exclude if _is_in(name, place)]
+            with reading(parent, last, without, self._reader) as program:
+                self._data = Reader(program.chunks())
+                try:
+                    for member in self._data:
+                        yield from self._translated(_moved(member, prefix))
+                except SandkeepError:
+                    program.check(prefix, self.remarks)  # it may know better why it ended in the middle
+                    raise
+                program.check(prefix, self.remarks)
+                self._data = None
+
+    def _opened(self, directory: bytes, opened: ExitStack) -> Iterator[tuple[bytes, int]]:
+        """The directories down to one, from the top, opened one by one: no link may lead out of the tree."""
+        above, parent = TOP, self._top
+        yield above, parent
+        for part in directory.split(b"/") if directory else ():
+            try:
+                parent = os.open(part, _OPEN, dir_fd=parent)
+            except OSError:
+                raise _not_there(directory) from None
+            opened.callback(os.close, parent)
+            above = part if above == TOP else above + b"/" + part
+            yield above, parent
+
+    def _translated(self, member: Member) -> Iterator[Member]:
+        """What a member of the tree is in the archive: itself, nothing, or what a layer has for it."""
+        if self._is_kept_out(member):
+            self._kept_out.add(member.name)
+        elif is_too_long(member.name):
+            self.remarks.add(member.name, "name too long")
+            self._kept_out.add(member.name)
+        elif member.kind.endswith("device"):
+            yield from self._of_device(member)
+        else:
+            if self._overlay and whiteouts.is_reserved(member.name):
+                raise _reserved(member.name)
+            yield member
+            if self._overlay and member.kind == "directory" and self._is_opaque(member.name):
+                yield Member(name=whiteouts.opaque(member.name), kind="file", mtime_ns=member.mtime_ns)
+
+    def _is_kept_out(self, member: Member) -> bool:
+        if self._inside is not None and member.name.startswith(self._inside):
+            return True
+        if member.kind == "hard link" and member.target in self._kept_out:
+            self.remarks.add(member.name, "kept out")
+            return True
+        if member.kind != "directory" or not self._never:
+            return False
+        with suppress(OSError):
+            status = os.stat(member.name, dir_fd=self._top, follow_symlinks=False)
+            if (status.st_dev, status.st_ino) in self._never:
+                self.remarks.add(member.name, "kept out")
+                self._inside = member.name + b"/"
+                return True
+        return False
+
+    def _of_device(self, member: Member) -> Iterator[Member]:
+        if self._overlay and member.kind == "character device" and member.device == _WHITEOUT:
+            yield Member(name=whiteouts.whiteout(member.name), kind="file", mtime_ns=member.mtime_ns)
+        else:
+            self.remarks.add(member.name, "device")
+            self._kept_out.add(member.name)
+
+    def _is_opaque(self, name: bytes) -> bool:
+        """The attribute is asked for at the tree: the reading program does not get to see it."""
+        path = b"/proc/self/fd/%d/%s" % (self._top, name)
+        try:
+            return os.getxattr(path, f"{self._overlay}.overlay.opaque", follow_symlinks=False) == b"y"
+        except OSError:
+            return False
+
+
+def _path(name: bytes, field: str) -> bytes:
+    """A path in the tree without needless parts. Raises `invalid`."""
+    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
+    if name.startswith(b"/") or b".." in parts or b"\0" in name:
+        raise CallerError("invalid", f"{field}: {shown(name)} is not a path below the tree", field=field)
+    return b"/".join(parts) or TOP
+
+
+def _is_in(name: bytes, directory: bytes) -> bool:
+    return directory in (TOP, name) or name.startswith(directory + b"/")
+
+
+def _outermost(names: Iterable[bytes]) -> list[bytes]:
+    """The names in order, without those that lie in another of them."""
+    found: list[bytes] = []
+    for name in sorted(set(names), key=lambda name: b"" if name == TOP else name.replace(b"/", b"\0")):
+        if not any(_is_in(name, other) for other in found[-1:]):
+            found.append(name)
+    return found
+
+
+def _moved(member: Member, prefix: bytes) -> Member:
+    if prefix:
+        member.name = prefix + member.name
+        if member.kind == "hard link":
+            member.target = prefix + member.target
+    return member
+
+
+def _require(place: bytes, last: bytes, parent: int) -> None:
+    try:
+        os.stat(last, dir_fd=parent, follow_symlinks=False)
+    except OSError:
+        raise _not_there(place) from None
+
+
+def _not_there(place: bytes) -> CallerError:
+    return CallerError("not_found", f"there is no {shown(place)} in the sandbox's files", field="include")
+
+
+def _reserved(name: bytes) -> CallerError:
+    words = f"a file is called {shown(name)}, as only a layer may say of what is gone: make a full snapshot"
+    return CallerError("invalid", words, member=shown(name)[1:-1])
+
+
+def _of_directory(name: bytes, status: os.stat_result) -> Member:
+    return Member(
+        name=name, kind="directory", mode=stat.S_IMODE(status.st_mode), uid=status.st_uid, gid=status.st_gid,
+        mtime_ns=status.st_mtime_ns,
+    )  # fmt: skip
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _place_of(path: str, top: int) -> bytes | None:
+    """Where in the tree a directory of this machine lies, when going upwards from it leads to the tree's top."""
+    wanted = os.fstat(top)
+    here = os.path.realpath(os.fsencode(path))
+    below: list[bytes] = []
+    while here != b"/":
+        if _identity(os.fsdecode(here)) == (wanted.st_dev, wanted.st_ino):
+            return b"/".join(reversed(below)) or None
+        here, last = os.path.split(here)
+        below.append(last)
+    return None

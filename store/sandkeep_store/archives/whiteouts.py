@@ -1,0 +1,56 @@
+"""What a layer says of what is gone: the names that OCI images have for it.
+
+``dir/.wh.NAME`` in a layer takes ``dir/NAME``, and all below, away from the layers under it; ``dir/.wh..wh..opq`` takes
+away all that these have in ``dir``. Such names are of the layer, never of a file.
+"""
+
+from typing import Final
+
+from sandkeep_store.archives.members import Member, corrupt, shown
+
+PREFIX: Final = b".wh."
+OPAQUE: Final = b".wh..wh..opq"
+
+
+def whiteout(name: bytes) -> bytes:
+    """The name by which a layer says that `name` is gone."""
+    directory, slash, last = name.rpartition(b"/")
+    return directory + slash + PREFIX + last
+
+
+def opaque(directory: bytes) -> bytes:
+    """The name by which a layer says that nothing below counts in a directory."""
+    return OPAQUE if directory == b"." else directory + b"/" + OPAQUE
+
+
+def is_reserved(name: bytes) -> bool:
+    """Whether a name is one that a layer cannot have for a file, at whatever depth."""
+    return name.startswith(PREFIX) or b"/" + PREFIX in name
+
+
+def check_whiteout(member: Member) -> None:
+    """Raise `snapshot_corrupt` for a name that begins like one of these, but is none."""
+    if not is_reserved(member.name):
+        return
+    directory, _, last = member.name.rpartition(b"/")
+    gone = last.removeprefix(PREFIX)
+    if is_reserved(directory) or gone == last or gone in (b"", b".", b".."):
+        raise _nonsense(member)
+    if gone.startswith(PREFIX) and last != OPAQUE:
+        raise _nonsense(member)
+    if member.kind != "file" or member.whole_size:
+        raise _nonsense(member)
+
+
+def _nonsense(member: Member) -> Exception:
+    return corrupt(f"is not safe to extract: {shown(member.name)} takes nothing away that could be there", member.name)
+
+
+def gone(name: bytes) -> bytes | None:
+    """What a checked name takes away: a path, or for all that is in a directory, that directory with a slash; None when
+    the name is a file's.
+    """
+    directory, slash, last = name.rpartition(b"/")
+    if not last.startswith(PREFIX):
+        return None
+    return (directory or b".") + b"/" if last == OPAQUE else directory + slash + last.removeprefix(PREFIX)
