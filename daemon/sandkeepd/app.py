@@ -147,6 +147,7 @@ async def _run_parts(
         stream_access = Access(software.stream, tokens)
         retention = Retention(core, sandboxes)
         leases = Leases(core)
+        kept.archives.fence = leases.fence
         dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention, kept, leases)
         holdings = Holdings(settings.CLIENT_MEMORY())
         served = endpoints(core, sandboxes, processes)

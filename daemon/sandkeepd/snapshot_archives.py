@@ -25,6 +25,7 @@ from sandkeep_store.archives.directory import DirectoryArchives, DirectoryUpload
 from sandkeep_store.archives.inspect import inspect
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE, Place, Root
+from sandkeep_store.locks.fence import Fence
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Progress
 from sandkeepd.unpacking import limits_of
@@ -32,6 +33,7 @@ from sandkeepd.watched import Meter, watched
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+FenceOf = Callable[[str, str], Fence | None]
 
 logger = logging.getLogger("sandkeepd")
 
@@ -72,6 +74,8 @@ class SnapshotArchives:
         self._log_id = log_id
         self._since = time.time()
         self.limiter = trio.CapacityLimiter(AT_ONCE)
+        self.fence: FenceOf = lambda sandbox_id, owner: None  # noqa: ARG005
+        """What is written of a sandbox carries, if a lock guards it; see `Leases.fence`."""
 
     # -- places -------------------------------------------------------------------------------------------------------
 
@@ -99,15 +103,23 @@ class SnapshotArchives:
 
     @asynccontextmanager
     async def making(
-        self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, place: model.Place
+        self,
+        snapshot_id: str,
+        group: str,
+        written_as: model.ArchiveFormat,
+        place: model.Place,
+        fence: Callable[[], Fence | None] = lambda: None,
     ) -> AsyncIterator["Making"]:
-        """Make an archive that is to lie at `place`, for the length of a block. Unless it was kept, nothing is left."""
+        """Make an archive that is to lie at `place`, for the length of a block. Unless it was kept, nothing is left.
+
+        The `fence` is asked for before it is written to where others see it. What that raises is raised here.
+        """
         stays = place.where in ("directory", "state")
         local = DirectoryArchives(root_of(place) if stays else STORAGE.local_root())
         path = place.path if stays else path_in(local.root, snapshot_id, group, written_as)
         upload = await self.in_thread(local.create, path)
         try:
-            yield Making(self, upload, place_of(local.root, path), None if stays else place, self._log_id)
+            yield Making(self, upload, place_of(local.root, path), None if stays else place, self._log_id, fence)
         finally:
             with trio.CancelScope(shield=True):
                 await self.in_thread(upload.abort)
@@ -172,12 +184,14 @@ class Making:
         local: model.Place,
         remote: model.Place | None,
         log_id: str,
+        fence: Callable[[], Fence | None],
     ) -> None:
         self._archives = archives
         self._upload = upload
         self._local = local
         self._remote = remote
         self._log_id = log_id
+        self._fence = fence
 
     @property
     def descriptor(self) -> int:
@@ -188,7 +202,7 @@ class Making:
         """Have it be where it is to be, complete and durable; answer where that is, the preferred place first."""
         places = []
         if self._remote is not None:
-            work = partial(self._send, self._remote, sha256, size_bytes)
+            work = partial(self._send, self._remote, sha256, size_bytes, self._fence())
             await watched(work, progress, f"sending it to {self._remote.uri}", limiter=self._archives.limiter)
             places.append(self._remote)
             failpoints.reach("snapshot.sent")
@@ -198,7 +212,7 @@ class Making:
         failpoints.reach("snapshot.kept")
         return places
 
-    def _send(self, place: model.Place, sha256: str, size_bytes: int, moved: Meter) -> None:
+    def _send(self, place: model.Place, sha256: str, size_bytes: int, fence: Fence | None, moved: Meter) -> None:
         os.lseek(self.descriptor, 0, os.SEEK_SET)
         with open(self.descriptor, "rb", closefd=False) as file:
             open_store(root_of(place)).write(
@@ -207,6 +221,7 @@ class Making:
                 size_bytes=size_bytes,
                 sha256=sha256,
                 metadata={LOG_KEY: self._log_id},
+                fence=fence,
                 progress=moved,
             )
 

@@ -80,6 +80,7 @@ async def inside(state_dir: str, leases_of: Callable[[Core], Leases] = Leases) -
             dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
             made = Inside(core, fake, parts, kept, dispatch)
             made.retention, made.leases = retention, leases
+            kept.archives.fence = leases.fence
             made.reconciler.announce()
             yield made
             carriers.cancel_scope.cancel()
