@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +270,11 @@ class Bare:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        ended = {line.split()[0] for line in self.said() if line[-1:].isdigit() and "+" not in line}
+        for name, pid in (line.split(" +") for line in self.said() if " +" in line):
+            if name not in ended:
+                with suppress(ProcessLookupError):
+                    os.killpg(int(pid), signal.SIGKILL)
         assert self.process.stdout is not None
         self.process.stdout.close()
         os.close(self._requests)
