@@ -177,6 +177,17 @@ def test_every_kind_of_source(store: ArchiveStore) -> None:
     assert content(store, "nothing") == b""
 
 
+@pytest.mark.parametrize("path", ["a b/ä+%2F?#&=.tar.gz", "~/$HOME/*", "'\"<>|\\:;,", "漢字/🙂", "...", "x" * 254])
+def test_every_other_path_means_what_it_says(store: ArchiveStore, path: str) -> None:
+    store.write(path, [b"content"])
+    version = store.write_document(f"{path}-", b"{}", over=None)
+    assert content(store, path) == b"content"
+    assert store.read_document(f"{path}-") == (b"{}", version)
+    assert sorted(stored.path for stored in store.objects(path)) == [path, f"{path}-"]
+    assert store.delete(path) is True
+    assert [stored.path for stored in store.objects(path)] == [f"{path}-"]
+
+
 def test_an_object_is_written_once(kind: Kind) -> None:
     stored = kind.store.write(PATH, [b"first"])
     error = refused("conflict", kind.store.write, PATH, [b"second"])
