@@ -40,6 +40,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
@@ -157,11 +158,22 @@ class ArchiveStore(ABC):
             upload.abort()
             raise
 
-    def read(self, path: str, *, generation: str | None = None, progress: Progress = lambda _: None) -> "Reader":
-        """Open an object. Use it in a `with`. Another generation than the one asked for is `conflict`."""
+    def read(
+        self,
+        path: str,
+        *,
+        generation: str | None = None,
+        size_bytes: int | None = None,
+        progress: Progress = lambda _: None,
+    ) -> "Reader":
+        """Open an object. Use it in a `with`. Another generation than the one asked for is `conflict`; another size is
+        `snapshot_corrupt`, before a byte of it is read.
+        """
         stored = self.stat(path)
         if generation is not None and generation != stored.generation:
             raise conflict(self.where(path))
+        if size_bytes is not None and size_bytes != stored.size_bytes:
+            raise corrupt(self.where(path), f"it has {stored.size_bytes} bytes and not {size_bytes}")
         return Reader(self.where(path), stored, self._fetch, self.patience_s, progress)
 
     def stat(self, path: str) -> Stored:
@@ -213,10 +225,11 @@ class ArchiveStore(ABC):
 
     def _landed(self, path: str, write_id: str, error: SandkeepError) -> Stored:
         """The object, if that write made it in spite of the error; else raises the error."""
-        if error.code in ("conflict", "snapshot_missing"):
-            found = self._found(path)
-            if found is not None and found.metadata.get(WRITE_ID) == write_id:
-                return found
+        if error.code in ("conflict", "snapshot_missing", "provider_unavailable"):
+            with suppress(ProviderError):
+                found = self._found(path)
+                if found is not None and found.metadata.get(WRITE_ID) == write_id:
+                    return found
         raise error
 
     @abstractmethod

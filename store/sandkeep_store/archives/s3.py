@@ -59,8 +59,9 @@ class S3Archives(ArchiveStore):
         if self._found(path) is not None:
             raise conflict(self.where(path))
         metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
+        stat = partial(self._stat, path)
         landed = partial(self._landed, path, metadata[WRITE_ID])
-        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, waiting, landed)
+        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, waiting, stat, landed)
 
     def _stat(self, path: str) -> Stored:
         try:

@@ -1,4 +1,4 @@
-"""One upload to S3: a single request for what fits into one part, else a multipart upload with a few parts at once.
+"""One upload to S3: a single request for what fits into one part, else a multipart upload with two parts at once.
 
 The SDK gives each part a checksum, by which the service knows whether it arrived whole.
 """
@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from datetime import UTC, datetime
 from threading import Event
 from typing import Any, Final
 
@@ -15,15 +14,14 @@ from sandkeep.errors import CallerError, SandkeepError
 from sandkeep_store.archives.base import HEARD_EVERY_S, Stored, Waiting, patiently
 from sandkeep_store.s3_client import speaking_about
 
-PART_BYTES: Final = 5 * 1024**2
-"""The least that the service takes for a part that is not the last."""
-BYTES_AT_ONCE: Final = 3 * PART_BYTES
-"""How much is under way, at least one part: a second and third connection while the service thinks about the first."""
+PART_BYTES: Final = 8 * 1024**2
+BYTES_AT_ONCE: Final = 2 * PART_BYTES
+"""How much is under way, at least one part: the service thinks about one while the next is on its way."""
 MOST_PARTS: Final = 10_000
 """What the service allows."""
 PARTS_OF_A_SIZE: Final = 1000
 LARGEST_DOUBLING: Final = 3
-"""Parts are doubled so often, after each thousand: so 300 GB go into ten thousand of at most 40 MiB."""
+"""Parts are doubled so often, after each thousand: so 500 GB go into ten thousand of at most 64 MiB."""
 
 _TYPE: Final = "application/octet-stream"
 _KEPT: Final = ("ETag", "ChecksumCRC32", "ChecksumCRC32C", "ChecksumCRC64NVME")
@@ -35,7 +33,7 @@ class _EndedError(Exception):
 
 
 class S3Upload:
-    """See `base.Upload`. `landed` tells, given an error, whether the object is there anyway."""
+    """See `base.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
 
     def __init__(
         self,
@@ -45,6 +43,7 @@ class S3Upload:
         metadata: dict[str, str],
         patience_s: float,
         waiting: Waiting,
+        stat: Callable[[], Stored],
         landed: Callable[[SandkeepError], Stored],
     ) -> None:
         self._client = client
@@ -53,6 +52,7 @@ class S3Upload:
         self._metadata = metadata
         self._patience_s = patience_s
         self._waiting = waiting
+        self._stat = stat
         self._landed = landed
         self._upload_id: str | None = None
         self._pool = ThreadPoolExecutor(BYTES_AT_ONCE // PART_BYTES)
@@ -82,16 +82,17 @@ class S3Upload:
         """See `base.Upload`."""
         if self._upload_id is not None and part:
             self.send(part)
-        size = self._sent if self._upload_id is not None else len(part)
         self._settle(0)
         self._pool.shutdown()
         try:
             with speaking_about(self._where):
-                made = self._complete() if self._upload_id is not None else self._put(part)
+                if self._upload_id is not None:
+                    self._complete()
+                else:
+                    self._put(part)
+            return self._stat()
         except SandkeepError as error:
             return self._landed(error)
-        tag = str(made["ETag"]).strip('"')
-        return Stored(self._object["Key"], size, tag, self._metadata, datetime.now(UTC).timestamp())
 
     def abort(self) -> None:
         """See `base.Upload`. A part that arrives later would stay, so those under way are waited for."""
@@ -125,12 +126,12 @@ class S3Upload:
             begun = self._client.create_multipart_upload(**self._object, Metadata=self._metadata, ContentType=_TYPE)
             return str(begun["UploadId"])
 
-    def _complete(self) -> Any:
-        return self._client.complete_multipart_upload(
+    def _complete(self) -> None:
+        self._client.complete_multipart_upload(
             **self._object, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}, IfNoneMatch="*"
         )
 
-    def _put(self, content: bytes) -> Any:
-        return self._client.put_object(
+    def _put(self, content: bytes) -> None:
+        self._client.put_object(
             **self._object, Body=content, Metadata=self._metadata, ContentType=_TYPE, IfNoneMatch="*"
         )
