@@ -8,7 +8,7 @@ import errno
 import hashlib
 import os
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -22,7 +22,7 @@ from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.forks import layering
 from sandkeepd.images import Images
 from sandkeepd.layers import KeptLayers
@@ -110,11 +110,11 @@ class Moves:
         command = request.params
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
-        place = self._archives.place(snapshot_id, IMPORTED, command.format, bucket=bucket)
-        event = decide.import_snapshot(command, request.owner, place)
+        places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
+        event = decide.import_snapshot(command, request.owner, places)
         intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
         try:
-            stored = await self._take(request, snapshot_id, event)
+            stored = await self._take(request, event)
         except BaseException as unforeseen:
             with trio.CancelScope(shield=True):
                 await self._snapshots.failed(snapshot_id, unforeseen, intent)
@@ -122,11 +122,23 @@ class Moves:
         await self._core.record([NewEvent(snapshot_id, stored)], intent)
         return await self._snapshots.answer_create(snapshot_id)
 
+    async def brought_in_before(self, request: Request[SnapshotImport], first: Recorded) -> Any:
+        """The answer to a command that was given before. Who asks gets a pipe that nobody reads."""
+        answer = await self._snapshots.created_before(request, first)
+        if answer is not ANEW:
+            reading, writing = os.pipe()
+            os.close(reading)
+            try:
+                await request.give([writing])
+            finally:
+                os.close(writing)
+        return answer
+
     async def _take(
-        self, request: Request[SnapshotImport], snapshot_id: str, event: events.SnapshotCreateRequested
+        self, request: Request[SnapshotImport], event: events.SnapshotCreateRequested
     ) -> events.SnapshotStored:
         command, progress = request.params, request.progress
-        async with self._archives.making(snapshot_id, IMPORTED, event.format, event.place) as making:
+        async with self._archives.making(event.places) as making:
             reading, writing = os.pipe()
             try:
                 try:
@@ -141,13 +153,12 @@ class Moves:
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
             found = await watched(partial(_looked_through, making.descriptor), progress, "looking through the archive")
             failpoints.reach("snapshot.received")
-            places = await making.keep(found.sha256, found.size_bytes, progress)
+            await making.keep(found.sha256, found.size_bytes, progress)
         return events.SnapshotStored(
             digest=f"sha256:{found.sha256}",
             size_bytes=found.size_bytes,
             member_count=found.members,
             content_bytes=found.content_bytes,
-            places=places,
             format=_FORMATS[found.codec],
         )
 

@@ -85,7 +85,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
             include=asked.include,
             exclude=asked.exclude,
             imported=asked.sandbox_id is None,
-            places=stored.places if stored is not None and self.has_archive else [],
+            places=asked.places if self.has_archive else [],
             digest=stored.digest if stored is not None else None,
             size_bytes=stored.size_bytes if stored is not None else 0,
             member_count=stored.member_count if stored is not None else 0,
@@ -154,7 +154,7 @@ def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> KeptSnapshot
         kind=snapshot.requested.kind,
         parent_id=snapshot.requested.parent_id,
         name=snapshot.requested.name,
-        place=event.places[0],
+        place=snapshot.requested.places[0],
         digest=event.digest,
         size_bytes=event.size_bytes,
     )
