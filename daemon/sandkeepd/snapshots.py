@@ -319,4 +319,5 @@ def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat) -> events.Sn
         content_bytes=packed.content_bytes,
         format=written_as,
         pause_ms=packed.pause_ms,
+        remarks=packed.remarks,
     )

@@ -505,7 +505,9 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
 
 
 class SnapshotStored(Event, frozen=True, kw_only=True):
-    """The archive is complete, verified and durable where it was to be. `digest` is ``sha256:…`` of its bytes."""
+    """The archive is complete, verified and durable where it was to be. `digest` is ``sha256:…`` of its bytes.
+    `remarks` counts what is not in it as it was, by why.
+    """
 
     type = "snapshot.stored"
     digest: str
@@ -514,6 +516,7 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
     content_bytes: int
     format: ArchiveFormat
     pause_ms: float | None = None
+    remarks: dict[str, int] = field(default_factory=dict)
 
 
 class SnapshotFailed(Event, frozen=True, kw_only=True):

@@ -91,6 +91,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
             member_count=stored.member_count if stored is not None else 0,
             content_bytes=stored.content_bytes if stored is not None else 0,
             pause_ms=stored.pause_ms if stored is not None else None,
+            remarks=stored.remarks if stored is not None else {},
             error=self.error[1] if self.error else None,
             note="its archive is kept for the incremental snapshots that build on it" if self.kept else None,
         )
