@@ -5,6 +5,7 @@ append, it goes on record that this is done and which sandboxes are about to be 
 as every new sandbox has. From that append on nothing of the source matters to them.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -74,26 +75,35 @@ class Forks:
     async def _carry(self, request: Request[SandboxFork], source: SandboxState, intent: Recorded) -> None:
         core, fork_id = self._core, intent.stream
         fork = core.state.forks[fork_id]
-        provider = core.provider(source.requested.provider)
-        await request.progress("copying what the sandbox changed")
         try:
-            with self._sandboxes.reading(source.sandbox_id):
-                frozen = await layering(provider).freeze(fork_id, source_of(source))
-            created = [self._created(request, source, fork_id, one, frozen) for one in fork.sandbox_ids]
-            failpoints.reach("fork.frozen")
-            done = events.SandboxForked(pause_ms=frozen.pause_ms or 0.0, size_bytes=frozen.size_bytes)
-            recorded = await core.record([NewEvent(fork_id, done, source.sandbox_id), *created], intent)
+            try:
+                recorded = await self._freeze(request, source, intent)
+            finally:
+                self._unreserve(fork.sandbox_ids)
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             failed = events.SandboxForkFailed(code=error.code, message=error.message)
             await core.record([NewEvent(fork_id, failed, source.sandbox_id)], intent)
-            await self._layers.drop(provider.name, [fork_id])
+            await self._layers.drop(source.requested.provider, [fork_id])
             return
-        finally:
-            self._unreserve(fork.sandbox_ids)
         await request.progress(f"starting {len(fork.sandbox_ids)} sandboxes")
         for fact in recorded[1:]:
             self._sandboxes.begin(fact, request.params.secrets)
+
+    async def _freeze(
+        self, request: Request[SandboxFork], source: SandboxState, intent: Recorded
+    ) -> Sequence[Recorded]:
+        """Keep the files that the forks begin with, and put on record that this is done, and what they will be."""
+        core, fork_id = self._core, intent.stream
+        await request.progress("copying what the sandbox changed")
+        with self._sandboxes.reading(source.sandbox_id):
+            provider = layering(core.provider(source.requested.provider))
+            frozen = await provider.freeze(fork_id, source_of(source))
+        ids_of_forks = core.state.forks[fork_id].sandbox_ids
+        created = [self._created(request, source, fork_id, one, frozen) for one in ids_of_forks]
+        failpoints.reach("fork.frozen")
+        done = events.SandboxForked(pause_ms=frozen.pause_ms or 0.0, size_bytes=frozen.size_bytes)
+        return await core.record([NewEvent(fork_id, done, source.sandbox_id), *created], intent)
 
     def _created(
         self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen

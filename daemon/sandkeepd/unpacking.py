@@ -10,7 +10,6 @@ from sandkeep_store.archives.unpack import unpack
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Fill, Filling
 
-
 IMPLIED: Final = 10_000
 """How many directories may be in an archive that it does not name."""
 

@@ -157,7 +157,7 @@ class Keeping(ABC):
             await progress("copying the files")
             await self._in_thread(self._copy_shown, roots, root)
             await progress("computing the digest")
-            digest, size, count = await self._in_thread(digest_tree, root)
+            digest, size, count = await self._in_thread(_digest, root)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._in_thread(self.layout.discard, [self.layout.image(image_id)])
@@ -194,3 +194,12 @@ class Keeping(ABC):
 
 def _document(layers: Sequence[Layer], *, over_image: bool) -> dict[str, Any]:
     return {"layers": msgspec.to_builtins(layers), "over_image": over_image}
+
+
+def _digest(root: str) -> tuple[str, int, int]:
+    try:
+        return digest_tree(root)
+    except PermissionError as error:
+        closed = os.fsdecode(error.filename).removeprefix(root).lstrip("/")
+        words = f"{closed!r} is closed to its owner, and a user's daemon can make no image of it: chmod it first"
+        raise CallerError("permission_denied", words) from None
