@@ -163,5 +163,4 @@ class Collection:
 
 def _places(snapshot: SnapshotState) -> Sequence[model.Place]:
     """Where there is something of a snapshot, or is about to be."""
-    asked = [snapshot.requested.place] if snapshot.alive else []
-    return [*asked, *(snapshot.stored.places if snapshot.stored is not None and snapshot.has_archive else ())]
+    return snapshot.requested.places if snapshot.alive else ()

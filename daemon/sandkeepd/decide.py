@@ -112,7 +112,7 @@ def ready_snapshot(state: State, snapshot_id: str) -> SnapshotState:
 
 
 def create_snapshot(
-    sandbox: SandboxState, command: SnapshotCreate, place: Place, *, parent_id: str | None, root: str
+    sandbox: SandboxState, command: SnapshotCreate, places: list[Place], *, parent_id: str | None, root: str
 ) -> events.SnapshotCreateRequested:
     """The intent to keep the files of a sandbox."""
     if _size(command.labels) > MAX_SPEC_BYTES:
@@ -125,7 +125,7 @@ def create_snapshot(
         owner=sandbox.owner,
         kind="incremental" if command.incremental or command.parent_id else "full",
         format=command.format,
-        place=place,
+        places=places,
         sandbox_id=sandbox.sandbox_id,
         image_id=sandbox.requested.image_id,
         provider=sandbox.requested.provider,
@@ -138,12 +138,12 @@ def create_snapshot(
     )
 
 
-def import_snapshot(command: SnapshotImport, owner: str, place: Place) -> events.SnapshotCreateRequested:
+def import_snapshot(command: SnapshotImport, owner: str, places: list[Place]) -> events.SnapshotCreateRequested:
     """The intent to keep an archive from elsewhere."""
     if _size(command.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels", "they are")
     return events.SnapshotCreateRequested(
-        owner=owner, kind="full", format=command.format, place=place, name=command.name, labels=command.labels
+        owner=owner, kind="full", format=command.format, places=places, name=command.name, labels=command.labels
     )
 
 

@@ -5,6 +5,7 @@ append, it goes on record that this is done and which sandboxes are about to be 
 as every new sandbox has. From that append on nothing of the source matters to them.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ class Forks:
         decide.require_secrets(source, command.secrets)
         layering(core.provider(source.requested.provider))
         decide.like(source.spec, command.labels)
-        sandbox_ids = self._ids(command)
+        sandbox_ids = self._ids(command, source.owner)
         for sandbox_id in sandbox_ids:
             self._sandboxes.reserve(sandbox_id, "", {})
         try:
@@ -53,7 +54,7 @@ class Forks:
         core.carry(partial(self._carry, request, source, intent), f"fork of {source.sandbox_id}")
         return await self.answer(fork_id)
 
-    def _ids(self, command: SandboxFork) -> list[str]:
+    def _ids(self, command: SandboxFork, owner: str) -> list[str]:
         """What the forks will be called. Raises `invalid` and `conflict`."""
         given = command.sandbox_ids
         if given and len(given) != command.count:
@@ -62,7 +63,8 @@ class Forks:
         chosen = given or [ids.new_id(ids.SANDBOX) for _ in range(command.count)]
         for sandbox_id in chosen:
             ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_ids")
-            if self._sandboxes.is_taken(sandbox_id) or chosen.count(sandbox_id) > 1:
+            free = decide.interrupted_sandbox(self._core.state, sandbox_id, owner) is not None
+            if (self._sandboxes.is_taken(sandbox_id) and not free) or chosen.count(sandbox_id) > 1:
                 raise decide.id_taken(sandbox_id)
         return chosen
 
@@ -73,29 +75,42 @@ class Forks:
     async def _carry(self, request: Request[SandboxFork], source: SandboxState, intent: Recorded) -> None:
         core, fork_id = self._core, intent.stream
         fork = core.state.forks[fork_id]
-        provider = core.provider(source.requested.provider)
-        await request.progress("copying what the sandbox changed")
         try:
-            with self._sandboxes.reading(source.sandbox_id):
-                frozen = await layering(provider).freeze(fork_id, source_of(source))
-            created = [
-                NewEvent(sandbox_id, self._requested(request, source, fork_id, sandbox_id, frozen), sandbox_id, 0)
-                for sandbox_id in fork.sandbox_ids
-            ]
-            failpoints.reach("fork.frozen")
-            done = events.SandboxForked(pause_ms=frozen.pause_ms or 0.0, size_bytes=frozen.size_bytes)
-            recorded = await core.record([NewEvent(fork_id, done, source.sandbox_id), *created], intent)
+            try:
+                recorded = await self._freeze(request, source, intent)
+            finally:
+                self._unreserve(fork.sandbox_ids)
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             failed = events.SandboxForkFailed(code=error.code, message=error.message)
             await core.record([NewEvent(fork_id, failed, source.sandbox_id)], intent)
-            await self._layers.drop(provider.name, [fork_id])
+            await self._layers.drop(source.requested.provider, [fork_id])
             return
-        finally:
-            self._unreserve(fork.sandbox_ids)
         await request.progress(f"starting {len(fork.sandbox_ids)} sandboxes")
         for fact in recorded[1:]:
             self._sandboxes.begin(fact, request.params.secrets)
+
+    async def _freeze(
+        self, request: Request[SandboxFork], source: SandboxState, intent: Recorded
+    ) -> Sequence[Recorded]:
+        """Keep the files that the forks begin with, and put on record that this is done, and what they will be."""
+        core, fork_id = self._core, intent.stream
+        await request.progress("copying what the sandbox changed")
+        with self._sandboxes.reading(source.sandbox_id):
+            provider = layering(core.provider(source.requested.provider))
+            frozen = await provider.freeze(fork_id, source_of(source))
+        ids_of_forks = core.state.forks[fork_id].sandbox_ids
+        created = [self._created(request, source, fork_id, one, frozen) for one in ids_of_forks]
+        failpoints.reach("fork.frozen")
+        done = events.SandboxForked(pause_ms=frozen.pause_ms or 0.0, size_bytes=frozen.size_bytes)
+        return await core.record([NewEvent(fork_id, done, source.sandbox_id), *created], intent)
+
+    def _created(
+        self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
+    ) -> NewEvent:
+        before = decide.interrupted_sandbox(self._core.state, sandbox_id, source.owner)
+        event = self._requested(request, source, fork_id, sandbox_id, frozen)
+        return NewEvent(sandbox_id, event, sandbox_id, before.revision if before is not None else 0)
 
     def _requested(
         self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
@@ -128,11 +143,33 @@ class Forks:
         made = [await self._sandboxes.answer_create(sandbox_id) for sandbox_id in fork.sandbox_ids]
         return ForkResult(sandbox_id=fork.sandbox_id, sandboxes=made, pause_ms=fork.pause_ms)
 
-    async def forked_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
-        """The answer to a command that was given before."""
-        fork = self._core.state.forks[first.stream]
-        await self._core.settled(first.stream, lambda: fork.done or fork.error is not None)
-        return ANEW if fork.interrupted else await self.answer(first.stream)
+    async def forked_before(self, request: Request[SandboxFork], first: Recorded) -> Any:
+        """The answer to a command that was given before. Forks that only a daemon's end kept from being made are made
+        now; if that is all of them, of what the source has by now.
+        """
+        core, fork = self._core, self._core.state.forks[first.stream]
+        await core.settled(first.stream, lambda: fork.done or fork.error is not None)
+        if fork.interrupted:
+            return ANEW
+        for one in fork.sandbox_ids if fork.done else ():
+            await self._sandboxes.settled(one)
+        undone = [one for one in fork.sandbox_ids if decide.interrupted_sandbox(core.state, one, fork.owner)]
+        if fork.done and undone == fork.sandbox_ids:
+            return ANEW
+        for sandbox_id in undone:
+            await self._make_again(request, core.state.sandboxes[sandbox_id])
+        return await self.answer(first.stream)
+
+    async def _make_again(self, request: Request[SandboxFork], sandbox: SandboxState) -> None:
+        """Make a fork after all, by the plan that it had, from the files that the others still have."""
+        provider_name = sandbox.requested.provider
+        self._sandboxes.reserve(sandbox.sandbox_id, provider_name, sandbox.requested.plan)
+        try:
+            new = NewEvent(sandbox.sandbox_id, sandbox.requested, sandbox.sandbox_id, sandbox.revision)
+            [intent] = await self._core.record([new], None)
+        finally:
+            self._sandboxes.unreserve(sandbox.sandbox_id)
+        self._sandboxes.begin(intent, request.params.secrets)
 
 
 def layering(provider: Provider) -> Layering:

@@ -9,10 +9,12 @@ that is killed leaves no sandbox standing. Everything here blocks.
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
@@ -55,7 +57,7 @@ class _Switch(NamedTuple):
 
 @contextmanager
 def frozen(groups: Mapping[str, str], first_pid: int | None) -> Iterator[Pause]:
-    """Have a sandbox stand still for the length of a block.
+    """Have a sandbox stand still for the length of a block. Of several at a time one waits for the other.
 
     `groups` are the directories of its control groups by controller; `first_pid` is the first process of its pid
     namespace, None when it has none of its own. Raises `provider_unavailable` when it does not stand still in time.
@@ -63,18 +65,37 @@ def frozen(groups: Mapping[str, str], first_pid: int | None) -> Iterator[Pause]:
     switch = _switch(groups)
     pause = Pause()
     if switch is not None and cgroups.members(groups):
-        stand_still = _group_frozen(switch)
+        turn, stand_still = _turn(switch.file), _group_frozen(switch)
     elif switch is None and first_pid is not None:
-        stand_still = _all_stopped(first_pid)
+        turn, stand_still = _turn(f"pid {first_pid}"), _all_stopped(first_pid)
     else:
         yield pause
         return
-    began = time.monotonic()
-    try:
-        with stand_still:
-            yield pause
-    finally:
-        pause.ms = (time.monotonic() - began) * 1e3
+    with turn.lock:
+        began = time.monotonic()
+        try:
+            with stand_still:
+                yield pause
+        finally:
+            pause.ms = (time.monotonic() - began) * 1e3
+
+
+class _Turn:
+    """What those take turns by who have the same sandbox stand still: the first to be done must not thaw it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+_turns: Final[WeakValueDictionary[str, _Turn]] = WeakValueDictionary()
+
+
+def _turn(what: str) -> _Turn:
+    with _turns_lock:
+        return _turns.setdefault(what, _Turn())
+
+
+_turns_lock: Final = threading.Lock()
 
 
 def thaw(groups: Mapping[str, str]) -> None:

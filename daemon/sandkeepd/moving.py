@@ -7,8 +7,10 @@ a pipe; it is kept once all of it was looked through, whoever says what about it
 import errno
 import hashlib
 import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -18,15 +20,18 @@ from sandkeep.methods import SnapshotImport, SnapshotPromote, SnapshotRef
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep_store.archives.compression import Codec
 from sandkeep_store.archives.inspect import Inspection, inspect
+from sandkeep_store.archives.layers import flatten
+from sandkeep_store.archives.pack import NO_LIMITS, Packed
 from sandkeep_store.log import NewEvent, Recorded
-from sandkeep_store.views.snapshots import SnapshotState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import SnapshotState, chain
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.forks import layering
 from sandkeepd.images import Images
 from sandkeepd.layers import KeptLayers
-from sandkeepd.providers.base import PackRequest, Progress
+from sandkeepd.providers.base import Progress
 from sandkeepd.restoring import Restores, image_beneath, names_of
 from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, write_all
 from sandkeepd.snapshots import Snapshots
@@ -79,25 +84,27 @@ class Moves:
         )
 
     async def _export_whole(self, request: Request[SnapshotRef], snapshot: SnapshotState) -> SnapshotExport:
-        """Put together what it consists of, and pack all of that."""
-        core, provider_name = self._core, snapshot.requested.provider or "local"
-        provider = layering(core.provider(provider_name))
-        names, beneath = names_of(core, snapshot), image_beneath(core, snapshot)
-        files = await provider.filled(names, beneath)
-        output = await self._archives.in_thread(nameless)
-        try:
-            with self._layers.held(*names):
-                await self._restores.unpack(snapshot, provider_name, request.progress)
-                order = PackRequest(name=snapshot.snapshot_id, output=output, catalogue="", format=snapshot.format)
-                packed = await provider.pack_layers(files, beneath, order, request.progress)
+        """Put together what it consists of; nothing is unpacked for that."""
+        core, progress = self._core, request.progress
+        beneath = image_beneath(core, snapshot)
+        async with AsyncExitStack() as opened:
+            archives = []
+            for each in reversed(list(chain(core.state, snapshot))):
+                archives.append(await opened.enter_async_context(self._archives.opened(each, progress)))
+                await watched(partial(check, each, archives[-1]), progress, "looking through the archive")
+            base = None
+            if beneath is not None:
+                provider = layering(core.provider(snapshot.requested.provider or "local"))
+                base = await self._archives.in_thread(provider.open_image, beneath)
+                opened.callback(os.close, base)
+            output = await self._archives.in_thread(nameless)
+            opened.callback(os.close, output)
+            owner = _owner(core.state.sandboxes.get(snapshot.sandbox_id or ""))
+            work = partial(_flattened, archives, base, output, snapshot.format, owner)
+            packed = await watched(work, progress, "putting it together", limiter=self._archives.limiter)
             readable = os.open(f"/proc/self/fd/{output}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                await request.give([readable])
-            finally:
-                os.close(readable)
-        finally:
-            os.close(output)
-            await self._layers.drop(provider_name, names)
+            opened.callback(os.close, readable)
+            await request.give([readable])
         return SnapshotExport(
             snapshot_id=snapshot.snapshot_id, digest=f"sha256:{packed.sha256}", size_bytes=packed.size_bytes,
             format=snapshot.format,
@@ -110,11 +117,11 @@ class Moves:
         command = request.params
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
-        place = self._archives.place(snapshot_id, IMPORTED, command.format, bucket=bucket)
-        event = decide.import_snapshot(command, request.owner, place)
+        places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
+        event = decide.import_snapshot(command, request.owner, places)
         intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
         try:
-            stored = await self._take(request, snapshot_id, event)
+            stored = await self._take(request, event)
         except BaseException as unforeseen:
             with trio.CancelScope(shield=True):
                 await self._snapshots.failed(snapshot_id, unforeseen, intent)
@@ -122,11 +129,23 @@ class Moves:
         await self._core.record([NewEvent(snapshot_id, stored)], intent)
         return await self._snapshots.answer_create(snapshot_id)
 
+    async def brought_in_before(self, request: Request[SnapshotImport], first: Recorded) -> Any:
+        """The answer to a command that was given before. Who asks gets a pipe that nobody reads."""
+        answer = await self._snapshots.created_before(request, first)
+        if answer is not ANEW:
+            reading, writing = os.pipe()
+            os.close(reading)
+            try:
+                await request.give([writing])
+            finally:
+                os.close(writing)
+        return answer
+
     async def _take(
-        self, request: Request[SnapshotImport], snapshot_id: str, event: events.SnapshotCreateRequested
+        self, request: Request[SnapshotImport], event: events.SnapshotCreateRequested
     ) -> events.SnapshotStored:
         command, progress = request.params, request.progress
-        async with self._archives.making(snapshot_id, IMPORTED, event.format, event.place) as making:
+        async with self._archives.making(event.places) as making:
             reading, writing = os.pipe()
             try:
                 try:
@@ -141,13 +160,12 @@ class Moves:
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
             found = await watched(partial(_looked_through, making.descriptor), progress, "looking through the archive")
             failpoints.reach("snapshot.received")
-            places = await making.keep(found.sha256, found.size_bytes, progress)
+            await making.keep(found.sha256, found.size_bytes, progress)
         return events.SnapshotStored(
             digest=f"sha256:{found.sha256}",
             size_bytes=found.size_bytes,
             member_count=found.members,
             content_bytes=found.content_bytes,
-            places=places,
             format=_FORMATS[found.codec],
         )
 
@@ -204,6 +222,24 @@ def _received(pipe: int, target: int, size_bytes: int, moved: Meter) -> str:
         words = f"the archive was to be {size_bytes} bytes long, and {'more' if size > size_bytes else size} came"
         raise DataError("snapshot_corrupt", f"{words}: send it again")
     return digest.hexdigest()
+
+
+def _flattened(
+    archives: Sequence[int],
+    base: int | None,
+    output: int,
+    written_as: ArchiveFormat,
+    owner: tuple[int, int],
+    moved: Meter,
+) -> Packed:
+    codec = next(codec for codec, form in _FORMATS.items() if form == written_as)
+    return flatten(archives, output, base=base, limits=NO_LIMITS, codec=codec, owner=owner, moved=moved)
+
+
+def _owner(sandbox: SandboxState | None) -> tuple[int, int]:
+    """Whom the files of a sandbox belong to, as the code inside sees it."""
+    uid, _, gid = ((sandbox.spec.user if sandbox is not None else None) or "1000").partition(":")
+    return int(uid), int(gid or uid)
 
 
 def _looked_through(descriptor: int, moved: Meter) -> Inspection:

@@ -183,10 +183,15 @@ class Sandboxes:
         ]
         return kept + [plan for name, plan in self._planned.values() if name == provider]
 
-    async def answer_create(self, sandbox_id: str) -> Sandbox:
-        """Wait until the sandbox runs or failed, and answer it."""
+    async def settled(self, sandbox_id: str) -> None:
+        """Wait until the sandbox was made, or was not."""
         sandbox = self._core.state.sandboxes[sandbox_id]
         await self._core.settled(sandbox_id, lambda: sandbox.status != "creating")
+
+    async def answer_create(self, sandbox_id: str) -> Sandbox:
+        """Wait until the sandbox runs or failed, and answer it."""
+        await self.settled(sandbox_id)
+        sandbox = self._core.state.sandboxes[sandbox_id]
         if not sandbox.made:
             if sandbox.error is not None:
                 raise error_from(*sandbox.error, {"sandbox_id": sandbox_id})

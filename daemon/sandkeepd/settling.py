@@ -41,7 +41,7 @@ class Settling:
             for snapshot in list(core.state.snapshots.values()):
                 name = snapshot.snapshot_id
                 if snapshot.status == "creating":
-                    nursery.start_soon(core.guarded, partial(snapshots.undo, name), f"undoing {name}")
+                    nursery.start_soon(core.guarded, partial(self._undo_snapshot, name), f"undoing {name}")
                 elif snapshot.status == "deleting":
                     nursery.start_soon(core.guarded, partial(snapshots.finish_delete, name, None), f"deleting {name}")
             for fork in list(core.state.forks.values()):
@@ -49,6 +49,12 @@ class Settling:
                     nursery.start_soon(core.guarded, partial(self._undo_fork, fork), f"undoing {fork.fork_id}")
             nursery.start_soon(core.guarded, snapshots.drop_kept, "removing archives that were kept")
             nursery.start_soon(core.guarded, self._kept.archives.sweep, "removing what was being written")
+
+    async def _undo_snapshot(self, snapshot_id: str) -> None:
+        await self._kept.snapshots.undo(snapshot_id)
+        provider = self._core.state.snapshots[snapshot_id].requested.provider
+        if provider is not None:
+            await self._kept.layers.drop(provider, [snapshot_id])
 
     async def _undo_fork(self, fork: ForkState) -> None:
         """The files that it copied go with whatever else nobody owns."""

@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar, TypeVarTuple
@@ -18,7 +18,6 @@ import trio
 
 from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
-from sandkeep.storage_settings import SNAPSHOT_DIR
 from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.choosing import in_order, most_telling
 from sandkeep_store.archives.directory import DirectoryArchives, DirectoryUpload
@@ -42,6 +41,9 @@ CATALOGUES: Final = "catalogues"
 
 AT_ONCE: Final = 4
 """How many archives are made, copied or read at a time."""
+
+LOCAL: Final = ("directory", "state")
+"""The kinds of places that are this machine's own, where archives are made."""
 
 LOG_KEY: Final = "sandkeep-log"
 """The key of an object's metadata that says of which log it is."""
@@ -79,11 +81,15 @@ class SnapshotArchives:
 
     # -- places -------------------------------------------------------------------------------------------------------
 
-    def place(self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, *, bucket: bool) -> model.Place:
-        """Where a new archive will lie. Raises `not_configured`, before anything happens."""
-        root = STORAGE.require("snapshot", bucket=bucket)
-        STORAGE.local_root()  # what is malformed of that is told now, too
-        return place_of(root, path_in(root, snapshot_id, group, written_as))
+    def places(
+        self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, *, bucket: bool
+    ) -> list[model.Place]:
+        """Where a new archive will lie, the preferred place first. Raises `not_configured`, before anything happens."""
+        local = STORAGE.local_root()
+        roots = [STORAGE.require("snapshot", bucket=bucket)]
+        if roots[0] != local and local.where == "directory":
+            roots.append(local)
+        return [place_of(root, path_in(root, snapshot_id, group, written_as)) for root in roots]
 
     def catalogue(self, snapshot_id: str) -> str:
         """Where it is told what an archive holds."""
@@ -103,23 +109,19 @@ class SnapshotArchives:
 
     @asynccontextmanager
     async def making(
-        self,
-        snapshot_id: str,
-        group: str,
-        written_as: model.ArchiveFormat,
-        place: model.Place,
-        fence: Callable[[], Fence | None] = lambda: None,
+        self, places: Sequence[model.Place], fence: Callable[[], Fence | None] = lambda: None
     ) -> AsyncIterator["Making"]:
-        """Make an archive that is to lie at `place`, for the length of a block. Unless it was kept, nothing is left.
+        """Make an archive that is to lie at these places, for the length of a block. Unless it was kept, nothing is
+        left.
 
         The `fence` is asked for before it is written to where others see it. What that raises is raised here.
         """
-        stays = place.where in ("directory", "state")
-        local = DirectoryArchives(root_of(place) if stays else STORAGE.local_root())
-        path = place.path if stays else path_in(local.root, snapshot_id, group, written_as)
-        upload = await self.in_thread(local.create, path)
+        local = [place for place in places if place.where in LOCAL]
+        root = root_of(local[0]) if local else STORAGE.local_root()
+        path = local[0].path if local else places[0].path
+        upload = await self.in_thread(DirectoryArchives(root).create, path)
         try:
-            yield Making(self, upload, place_of(local.root, path), None if stays else place, self._log_id, fence)
+            yield Making(self, upload, places, self._log_id, fence)
         finally:
             with trio.CancelScope(shield=True):
                 await self.in_thread(upload.abort)
@@ -150,9 +152,8 @@ class SnapshotArchives:
             os.close(descriptor)
 
     async def _have(self, snapshot: SnapshotState, progress: Progress) -> int:
-        assert snapshot.stored is not None
         failures: list[SandkeepError] = []
-        recorded = [root_of(place).place(place.path) for place in snapshot.stored.places]
+        recorded = [root_of(place).place(place.path) for place in snapshot.requested.places]
         places = in_order(recorded, STORAGE.roots("snapshot"))
         for place in places:
             work = partial(_had, snapshot, place, is_last=place == places[-1])
@@ -181,15 +182,13 @@ class Making:
         self,
         archives: SnapshotArchives,
         upload: DirectoryUpload,
-        local: model.Place,
-        remote: model.Place | None,
+        places: Sequence[model.Place],
         log_id: str,
         fence: Callable[[], Fence | None],
     ) -> None:
         self._archives = archives
         self._upload = upload
-        self._local = local
-        self._remote = remote
+        self._places = places
         self._log_id = log_id
         self._fence = fence
 
@@ -198,19 +197,16 @@ class Making:
         """An empty file."""
         return self._upload.descriptor
 
-    async def keep(self, sha256: str, size_bytes: int, progress: Progress) -> list[model.Place]:
-        """Have it be where it is to be, complete and durable; answer where that is, the preferred place first."""
-        places = []
-        if self._remote is not None:
-            work = partial(self._send, self._remote, sha256, size_bytes, self._fence())
-            await watched(work, progress, f"sending it to {self._remote.uri}", limiter=self._archives.limiter)
-            places.append(self._remote)
-            failpoints.reach("snapshot.sent")
-        if self._remote is None or SNAPSHOT_DIR() is not None:
+    async def keep(self, sha256: str, size_bytes: int, progress: Progress) -> None:
+        """Have it be where it is to be, complete and durable. What lies on this machine goes there last."""
+        for place in self._places:
+            if place.where not in LOCAL:
+                work = partial(self._send, place, sha256, size_bytes, self._fence())
+                await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+                failpoints.reach("snapshot.sent")
+        if any(place.where in LOCAL for place in self._places):
             await self._archives.in_thread(self._upload.finish)
-            places.append(self._local)
         failpoints.reach("snapshot.kept")
-        return places
 
     def _send(self, place: model.Place, sha256: str, size_bytes: int, fence: Fence | None, moved: Meter) -> None:
         os.lseek(self.descriptor, 0, os.SEEK_SET)

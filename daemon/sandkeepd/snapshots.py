@@ -59,10 +59,10 @@ class Snapshots:
         provider = snapshotting(core.provider(sandbox.requested.provider))
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
-        place = self._archives.place(snapshot_id, sandbox.sandbox_id, command.format, bucket=bucket)
+        places = self._archives.places(snapshot_id, sandbox.sandbox_id, command.format, bucket=bucket)
         parent = self._parent(sandbox, command, provider)
         event = decide.create_snapshot(
-            sandbox, command, place, parent_id=parent, root=provider.files_root(sandbox.requested.plan)
+            sandbox, command, places, parent_id=parent, root=provider.files_root(sandbox.requested.plan)
         )
         with self._holding(parent):
             return await self.begin(snapshot_id, event, request.meta, request.progress)
@@ -165,7 +165,7 @@ class Snapshots:
             over = "nothing"
         fence = partial(archives.fence, asked.sandbox_id, sandbox.owner)
         fence()  # a lock that was lost is told before anything is packed
-        async with archives.making(snapshot_id, asked.sandbox_id, asked.format, asked.place, fence) as making:
+        async with archives.making(asked.places, fence) as making:
             order = PackRequest(
                 name=snapshot_id,
                 output=making.descriptor,
@@ -178,15 +178,15 @@ class Snapshots:
             )
             packed = await provider.pack(source_of(sandbox), order, progress)
             failpoints.reach("snapshot.packed")
-            places = await making.keep(packed.sha256, packed.size_bytes, progress)
-        return stored_of(packed, places, asked.format)
+            await making.keep(packed.sha256, packed.size_bytes, progress)
+        return stored_of(packed, asked.format)
 
     async def failed(self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None) -> None:
         """Put it on record that no snapshot came of it, once nothing is left of it."""
         core = self._core
         asked = core.state.snapshots[snapshot_id].requested
         error = as_sandkeep_error(unforeseen)
-        await self._clear(snapshot_id, [asked.place])
+        await self._clear(snapshot_id, asked.places)
         failed = events.SnapshotFailed(code=error.code, message=error.message)
         await core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], intent)
         await self.drop_kept()
@@ -194,7 +194,7 @@ class Snapshots:
     async def undo(self, snapshot_id: str) -> None:
         """What an earlier daemon had begun is as if it had never been."""
         asked = self._core.state.snapshots[snapshot_id].requested
-        await self._clear(snapshot_id, [asked.place])
+        await self._clear(snapshot_id, asked.places)
         failed = events.SnapshotFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         await self._core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], None)
 
@@ -249,7 +249,7 @@ class Snapshots:
         snapshot = core.state.snapshots[snapshot_id]
         kept = self._is_built_on(snapshot_id)
         if not kept:
-            await self._clear(snapshot_id, snapshot.stored.places if snapshot.stored is not None else ())
+            await self._clear(snapshot_id, snapshot.requested.places)
             failpoints.reach("snapshot.removed")
         await core.record([NewEvent(snapshot_id, events.SnapshotDeleted(kept=kept), snapshot.sandbox_id)], intent)
         await self.drop_kept()
@@ -263,7 +263,7 @@ class Snapshots:
         while kept := next((s for s in core.state.snapshots.values() if self._is_left(s)), None):
             self._dropping.add(kept.snapshot_id)
             try:
-                await self._clear(kept.snapshot_id, kept.stored.places if kept.stored is not None else ())
+                await self._clear(kept.snapshot_id, kept.requested.places)
                 await core.record([NewEvent(kept.snapshot_id, events.SnapshotDeleted(), kept.sandbox_id)], None)
             finally:
                 self._dropping.discard(kept.snapshot_id)
@@ -312,14 +312,14 @@ def snapshotting(provider: Provider) -> Snapshotting:
     raise SetupError("not_supported", f"the {provider.name} provider cannot make snapshots yet: use the local provider")
 
 
-def stored_of(packed: PackedFiles, places: list[model.Place], written_as: model.ArchiveFormat) -> events.SnapshotStored:
+def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat) -> events.SnapshotStored:
     """What is recorded of an archive that is where it is to be."""
     return events.SnapshotStored(
         digest=f"sha256:{packed.sha256}",
         size_bytes=packed.size_bytes,
         member_count=packed.member_count,
         content_bytes=packed.content_bytes,
-        places=places,
         format=written_as,
         pause_ms=packed.pause_ms,
+        remarks=packed.remarks,
     )

@@ -144,7 +144,7 @@ def _kept_again(images: Images, sandboxes: Sandboxes, kept: Kept) -> dict[str, A
         "snapshot.create": kept.snapshots.created_before,
         "snapshot.delete": lambda request, first: kept.snapshots.answer_delete(first.stream),
         "snapshot.restore": sandboxes.created_before,
-        "snapshot.import": kept.snapshots.created_before,
+        "snapshot.import": kept.moves.brought_in_before,
         "snapshot.promote": images.created_before,
     }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from sandkeep_store.archives.limits import Limits
 from sandkeep_store.archives.overlaying import unpack_layer
@@ -9,17 +10,20 @@ from sandkeep_store.archives.unpack import unpack
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Fill, Filling
 
+IMPLIED: Final = 10_000
+"""How many directories may be in an archive that it does not name."""
+
 
 def limits_of(snapshot: SnapshotState) -> Limits:
-    """What an archive may ask for: what it held when it was made or brought in, and nothing more."""
+    """What an archive may ask for: one of a sandbox what it held when it was made, and one of elsewhere no more than
+    when it was brought in.
+    """
     stored = snapshot.stored
     assert stored is not None
-    return Limits(
-        members=stored.member_count,
-        content_bytes=stored.content_bytes,
-        ratio=1 << 40,
-        outward_symlinks=snapshot.sandbox_id is not None,
-    )
+    if snapshot.sandbox_id is None:
+        return Limits()
+    members = stored.member_count + IMPLIED
+    return Limits(members=members, content_bytes=stored.content_bytes, ratio=1 << 40, outward_symlinks=True)
 
 
 def putting(snapshot: SnapshotState, archive: int) -> Fill:

@@ -483,8 +483,8 @@ class ProcessLost(Event, frozen=True, kw_only=True):
 
 
 class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
-    """The files of a sandbox are about to be kept as an archive at `place`; or, without a sandbox, an archive from
-    elsewhere is. See `model.Snapshot` for the rest.
+    """The files of a sandbox are about to be kept as an archive at each of `places`; or, without a sandbox, an archive
+    from elsewhere is. See `model.Snapshot` for the rest.
     """
 
     type = "snapshot.create_requested"
@@ -492,7 +492,7 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
     owner: str
     kind: SnapshotKind
     format: ArchiveFormat
-    place: Place
+    places: list[Place]
     sandbox_id: str | None = None
     image_id: str | None = None
     provider: str | None = None
@@ -505,16 +505,18 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
 
 
 class SnapshotStored(Event, frozen=True, kw_only=True):
-    """The archive is complete, verified and durable at each of `places`. `digest` is ``sha256:…`` of its bytes."""
+    """The archive is complete, verified and durable where it was to be. `digest` is ``sha256:…`` of its bytes.
+    `remarks` counts what is not in it as it was, by why.
+    """
 
     type = "snapshot.stored"
     digest: str
     size_bytes: int
     member_count: int
     content_bytes: int
-    places: list[Place]
     format: ArchiveFormat
     pause_ms: float | None = None
+    remarks: dict[str, int] = field(default_factory=dict)
 
 
 class SnapshotFailed(Event, frozen=True, kw_only=True):

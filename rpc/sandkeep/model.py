@@ -199,7 +199,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     Names in the archive begin at the directory `root` of the sandbox. One that is ``incremental`` holds what differs
     from the snapshot `parent_id`, or from the image `image_id`. `pause_ms` is how long the sandbox stood still for it.
     `imported` is one that was brought in from elsewhere. `digest`, `size_bytes` and `member_count` are those of the
-    archive, `content_bytes` those of the files in it.
+    archive, `content_bytes` those of the files in it. `remarks` counts what is not in it as it was, by why, such as
+    ``socket``.
     """
 
     snapshot_id: str
@@ -224,6 +225,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     member_count: int = 0
     content_bytes: int = 0
     pause_ms: float | None = None
+    remarks: dict[str, int] = field(default_factory=dict)
     error: str | None = None
     note: str | None = None
 

@@ -400,7 +400,7 @@ def test_an_exported_file_cannot_be_written_to(client: Any, box: str) -> None:
 
 
 def test_a_promoted_snapshot_is_an_image_like_others(client: Any, box: str) -> None:
-    sh(client, box, CHANGE)
+    sh(client, box, f"{CHANGE} chmod 700 closed")
     before = tree(client, box)
     snapshot = client.snapshot.create(box, incremental=True)
     promoted = client.snapshot.promote(snapshot.snapshot_id, labels={"from": "snapshot"})

@@ -624,13 +624,16 @@ class PackRequest(Struct, frozen=True, kw_only=True):
 
 
 class PackedFiles(Struct, frozen=True, kw_only=True):
-    """What an archive that was packed holds. `pause_ms` is as in `Frozen`."""
+    """What an archive that was packed holds. `pause_ms` is as in `Frozen`. `remarks` counts what is not in it as it
+    was, by why.
+    """
 
     sha256: str
     size_bytes: int
     member_count: int
     content_bytes: int
     pause_ms: float | None
+    remarks: dict[str, int] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -706,10 +709,8 @@ class Layering(Protocol):
         """The names of the kept files that a plan needs, each hiding parts of the next."""
         ...
 
-    async def pack_layers(
-        self, files: Mapping[str, Any], image_id: str | None, request: PackRequest, progress: Progress
-    ) -> PackedFiles:
-        """Pack such files as one whole archive."""
+    def open_image(self, image_id: str) -> int:
+        """The files of an image as an open directory, for reading. Blocks for a moment. Raises `not_found`."""
         ...
 
     async def promote(

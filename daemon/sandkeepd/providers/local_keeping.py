@@ -14,8 +14,7 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import SetupError, StateError
-from sandkeep_store.archives.tree import Tree
+from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeepd.freezing import Pause, frozen
 from sandkeepd.hostpath import digest_tree
 from sandkeepd.providers.base import Fill, Frozen, ImportedImage, PackedFiles, PackRequest, Progress, Source
@@ -23,7 +22,7 @@ from sandkeepd.providers.local_bubblewrap import WORKSPACE
 from sandkeepd.providers.local_files import HeldFiles
 from sandkeepd.providers.local_layers import MOST_LAYERS, Layers, open_shown
 from sandkeepd.providers.local_layout import Layout
-from sandkeepd.providers.local_packing import Packer, paths, told, write
+from sandkeepd.providers.local_packing import Packer, paths
 from sandkeepd.providers.local_plan import Layer, Plan
 from sandkeepd.providers.local_probe import Abilities
 from sandkeepd.providers.local_start import Handle
@@ -80,20 +79,12 @@ class Keeping(ABC):
         packer = Packer(self.layers, self.layout.state_dir, shares_blocks=found.reflink.works)
         return await watched(functools.partial(packer.pack, held, request), progress, "packing the files")
 
-    async def pack_layers(
-        self, files: Mapping[str, Any], image_id: str | None, request: PackRequest, progress: Progress
-    ) -> PackedFiles:
-        """See `Layering.pack_layers`."""
-        roots = self._roots(msgspec.convert(files["layers"], list[Layer]), image_id if files["over_image"] else None)
-
-        def work(moved: Meter) -> PackedFiles:
-            tree = open_shown(roots, self.layout.state_dir)
-            try:
-                return told(write(Tree(tree), request, None, moved), Pause())
-            finally:
-                os.close(tree)
-
-        return await watched(work, progress, "packing the files")
+    def open_image(self, image_id: str) -> int:
+        """See `Layering.open_image`."""
+        try:
+            return os.open(f"{self.layout.image(image_id)}/root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id) from None
 
     # Layers
 
@@ -166,7 +157,7 @@ class Keeping(ABC):
             await progress("copying the files")
             await self._in_thread(self._copy_shown, roots, root)
             await progress("computing the digest")
-            digest, size, count = await self._in_thread(digest_tree, root)
+            digest, size, count = await self._in_thread(_digest, root)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._in_thread(self.layout.discard, [self.layout.image(image_id)])
@@ -203,3 +194,12 @@ class Keeping(ABC):
 
 def _document(layers: Sequence[Layer], *, over_image: bool) -> dict[str, Any]:
     return {"layers": msgspec.to_builtins(layers), "over_image": over_image}
+
+
+def _digest(root: str) -> tuple[str, int, int]:
+    try:
+        return digest_tree(root)
+    except PermissionError as error:
+        closed = os.fsdecode(error.filename).removeprefix(root).lstrip("/")
+        words = f"{closed!r} is closed to its owner, and a user's daemon can make no image of it: chmod it first"
+        raise CallerError("permission_denied", words) from None

@@ -18,8 +18,8 @@ from sandkeep_store.archives import changes
 from sandkeep_store.archives.changes import ChangedTree
 from sandkeep_store.archives.compression import Codec
 from sandkeep_store.archives.members import TOP
-from sandkeep_store.archives.pack import Packed, making
-from sandkeep_store.archives.tree import Overlay, Source, Tree
+from sandkeep_store.archives.pack import Packed, write
+from sandkeep_store.archives.tree import Overlay, Tree
 from sandkeepd.freezing import Pause, frozen
 from sandkeepd.hostprocess import run_tool
 from sandkeepd.providers.base import PackedFiles, PackRequest
@@ -111,7 +111,10 @@ class Packer:
                 failpoints.reach("snapshot.frozen")
                 now = self._look(held, request)
                 found = changes.compare(before, now, partial(self._is_opaque, tree), wanted)
-                packed = write(ChangedTree(tree, found, self._reader(held)), request, held.owner, moved)
+                source = ChangedTree(tree, found, self._reader(held))
+                packed = write(
+                    source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved
+                )
         finally:
             os.close(tree)
         return packed, pause
@@ -131,7 +134,7 @@ class Packer:
                 tree, include=paths(request.include) or (TOP,), exclude=paths(request.exclude),
                 never=[self._state_dir], reader=self._reader(held), overlay=overlay,
             )  # fmt: skip
-            return write(source, request, held.owner, moved)
+            return write(source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved)
         finally:
             os.close(tree)
 
@@ -148,20 +151,17 @@ echo "$n $((s * 512))"; }
 """
 
 
-def write(source: "Source", request: PackRequest, owner: tuple[int, int] | None, moved: Meter) -> Packed:
-    """Write the archive of what a source has."""
-    with making(request.output, CODECS[request.format], owner=owner, moved=moved) as archive:
-        for member in source:
-            archive.put(member, source.data())
-    return archive.made(source.remarks)  # type: ignore[attr-defined]
-
-
 def told(packed: Packed, pause: Pause) -> PackedFiles:
     """What came of it."""
+    remarks: dict[str, int] = {why: count for why, count in packed.remarks.counts.items()}  # noqa: C416 - of plain text
     return PackedFiles(
-        sha256=packed.sha256, size_bytes=packed.size_bytes, member_count=packed.members,
-        content_bytes=packed.content_bytes, pause_ms=pause.ms,
-    )  # fmt: skip
+        sha256=packed.sha256,
+        size_bytes=packed.size_bytes,
+        member_count=packed.members,
+        content_bytes=packed.content_bytes,
+        pause_ms=pause.ms,
+        remarks=remarks,
+    )
 
 
 def paths(given: Sequence[str]) -> list[bytes]:

@@ -123,6 +123,7 @@ def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:
         ("members", snapshot.member_count if stored else None),
         ("digest", snapshot.digest),
         ("stood still", f"{snapshot.pause_ms:.0f} ms" if snapshot.pause_ms is not None else None),
+        *(("not as it was", f"{count} ({why})") for why, count in snapshot.remarks.items()),
         ("include", ", ".join(snapshot.include)),
         ("exclude", ", ".join(snapshot.exclude)),
         ("labels", ", ".join(f"{key}={value}" for key, value in snapshot.labels.items())),

@@ -39,7 +39,7 @@ def _paused(data: dict[str, Any]) -> str:
 def _snapshot(data: dict[str, Any]) -> str:
     over = f" over {shorten(data['parent_id'])}" if data.get("parent_id") else ""
     whole = "imported" if data.get("sandbox_id") is None else str(data["kind"])
-    return "  ".join(filter(None, [data.get("name"), whole + over, f"to {data['place']['uri']}"]))
+    return "  ".join(filter(None, [data.get("name"), whole + over, f"to {data['places'][0]['uri']}"]))
 
 
 def _stored(data: dict[str, Any]) -> str:

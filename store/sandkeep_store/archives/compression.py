@@ -46,8 +46,12 @@ class Compressor(Protocol):
         """Write the rest."""
 
 
+class OutputError(OSError):
+    """What was compressed cannot be written."""
+
+
 class Output:
-    """A descriptor that is written to, counted and digested. Raises OSError."""
+    """A descriptor that is written to, counted and digested. Raises OutputError."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -58,8 +62,11 @@ class Output:
         """Write all of it."""
         self._digest.update(data)
         left = memoryview(data)
-        while left:
-            left = left[os.write(self._descriptor, left) :]
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError as error:
+            raise OutputError(error.errno, error.strerror) from None
         self.size_bytes += len(data)
         return len(data)
 

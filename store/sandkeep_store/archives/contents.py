@@ -10,12 +10,12 @@ from typing import Final
 from sandkeep_store.archives.links import Links
 from sandkeep_store.archives.members import TOP, Kind, Member, corrupt, shown
 
-_DIRECTORY, _FILE, _LINK, _DEVICE, _IMPLIED = 1, 2, 3, 4, 5
+_DIRECTORY, _FILE, _LINK, _DEVICE = 1, 2, 3, 4
 _CODES: Final[dict[Kind, int]] = {
     "directory": _DIRECTORY, "file": _FILE, "fifo": _FILE, "symlink": _LINK, "character device": _DEVICE,
     "block device": _DEVICE,
 }  # fmt: skip
-_WORDS: Final = ("nothing", "a directory", "a file", "a symbolic link", "a device", "a directory")
+_WORDS: Final = ("nothing", "a directory", "a file", "a symbolic link", "a device")
 _HASH: Final = (1 << 64) - 8
 """The bits of an entry that are the hash; the others are the code."""
 
@@ -69,8 +69,8 @@ class Contents:
         self._parent = b""
         self.duplicates = 0
 
-    def add(self, member: Member) -> list[bytes]:
-        """Take one more; answer the directories above it that were not there, nor named, the outermost first.
+    def add(self, member: Member) -> int:
+        """Take one more; answer how many directories above it are there by that only.
 
         Raises `snapshot_corrupt` when it does not fit.
         """
@@ -78,15 +78,15 @@ class Contents:
         if name == TOP:
             if kind != "directory":
                 raise corrupt(f"is not safe to extract: its top is a {kind}")
-            return []
+            return 0
         parent = name.rpartition(b"/")[0]
-        implied = []
+        implied = 0
         if parent != self._parent:
             implied = self._go_into(parent, name)
             self._parent = parent
         code = self._code_of_target(member) if kind == "hard link" else _CODES[kind]
         before = self._names.get(name)
-        if not before or (before == _IMPLIED and code == _DIRECTORY):
+        if not before:
             self._names.set(name, code)
         elif before != code:
             raise corrupt(f"is not safe to extract: {shown(name)} is {_WORDS[before]} and then {_WORDS[code]}", name)
@@ -96,27 +96,23 @@ class Contents:
             self._links.add(name, self._links.target(member.target) if kind == "hard link" else member.target)
         return implied
 
-    def is_only_implied(self, name: bytes) -> bool:
-        """Whether a directory was in the name of others only."""
-        return self._names.get(name) == _IMPLIED
-
     def check_links(self) -> None:
         """When all are in: see that no symbolic link leads out."""
         if self._links is not None:
             self._links.check()
 
-    def _go_into(self, parent: bytes, name: bytes) -> list[bytes]:
-        """See that nothing above a name is other than a directory. What was not named is implied from now on."""
-        implied: list[bytes] = []
-        while parent and (code := self._names.get(parent)) not in (_DIRECTORY, _IMPLIED):
+    def _go_into(self, parent: bytes, name: bytes) -> int:
+        """See that nothing above a name is other than a directory; answer how many of these were not there."""
+        implied = 0
+        while parent and (code := self._names.get(parent)) != _DIRECTORY:
             if code:
                 raise corrupt(
                     f"is not safe to extract: {shown(name)} goes through {shown(parent)}, which is {_WORDS[code]}", name
                 )
-            self._names.set(parent, _IMPLIED)
-            implied.append(parent)
+            self._names.set(parent, _DIRECTORY)
+            implied += 1
             parent = parent.rpartition(b"/")[0]
-        return implied[::-1]
+        return implied
 
     def _code_of_target(self, member: Member) -> int:
         code = self._names.get(member.target)

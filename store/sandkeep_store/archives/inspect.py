@@ -103,12 +103,12 @@ class Examined:
         self._contents = Contents(outward_symlinks=limits.outward_symlinks)
         self._reader = Reader(self._chunks())
         self._codec: Codec = "none"
-        self._has_data = False
 
     def again(self) -> "Examined":
-        """The same archive read once more, to be used. Directories that it only implies are members then, too."""
-        options = {"layer": self._layer, "strip": self._strip, "moved": self._moved}
-        return Examined(self._archive, self._limits, before=self, **options)  # type: ignore[arg-type]
+        """The same archive to be read once more, and refused if it is not the same any more."""
+        return Examined(
+            self._archive, self._limits, layer=self._layer, strip=self._strip, moved=self._moved, before=self
+        )
 
     def __iter__(self) -> Iterator[Member]:
         try:
@@ -116,7 +116,8 @@ class Examined:
             for member in self._reader:
                 self._check(member)
                 if not self._strip or self._stripped(member):
-                    yield from self._completed(member)
+                    self._tally.count_implied(self._contents.add(member), member)
+                    yield member
         except OSError as error:
             raise unreadable(error) from None
         if not self._tally.members:
@@ -127,7 +128,7 @@ class Examined:
 
     def data(self) -> Iterator[memoryview]:
         """The bytes of the present member; of a file with holes, those of its extents."""
-        return self._reader.data() if self._has_data else iter(())
+        return self._reader.data()
 
     @property
     def result(self) -> Inspection:
@@ -137,17 +138,6 @@ class Examined:
             members=self._tally.members, content_bytes=self._tally.content_bytes, data_bytes=self._tally.data_bytes,
             duplicates=self._contents.duplicates,
         )  # fmt: skip
-
-    def _completed(self, member: Member) -> Iterator[Member]:
-        """A member that fits; the second time, after the directories above it that the archive never names."""
-        implied = self._contents.add(member)
-        if self._before is not None and implied:
-            self._has_data = False
-            for name in implied:
-                if self._before._contents.is_only_implied(name):  # noqa: SLF001 - it is one of us
-                    yield Member(name=name, kind="directory", mode=0o755, mtime_ns=member.mtime_ns)
-        self._has_data = True
-        yield member
 
     def _chunks(self) -> Iterator[bytes]:
         self._codec = self._source.codec()

@@ -79,8 +79,10 @@ def _rights(owner: tuple[int, int] | None) -> list[str]:
     """The words that give up root for good; bubblewrap has needed it to build what is seen."""
     if os.geteuid() != 0:
         return []
-    uid, gid = owner or (65534, 65534)
+    uid, gid = owner or (0, 0)
+    # As root, tar relies on it that closed directories are open to it.
+    left = "-all,+dac_override" if uid == 0 else "-all"
     return [
         "setpriv", "--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--no-new-privs", "--inh-caps=-all",
-        "--bounding-set=-all", "--",
+        f"--bounding-set={left}", "--",
     ]  # fmt: skip

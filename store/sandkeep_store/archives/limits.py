@@ -13,9 +13,9 @@ _TOO_SMALL_TO_TELL: Final = 64 << 20
 class Limits(Struct, frozen=True, kw_only=True):
     """How much may be in an archive, for whoever restores it.
 
-    `members` counts what has a name, `content_bytes` is how long all files are together, with their holes, `ratio` how
-    many bytes may become of one. With `outward_symlinks`, symbolic links may lead anywhere: they are only data, and a
-    sandbox that has its own back has them as it made them.
+    `members` counts what has a name, or is a directory in the name of others; `content_bytes` is how long all files are
+    together, with their holes, `ratio` how many bytes may become of one. With `outward_symlinks`, symbolic links may
+    lead anywhere: they are only data, and a sandbox that has its own back has them as it made them.
     """
 
     members: int = 500_000
@@ -30,6 +30,7 @@ class Tally:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.members = 0
+        self.implied = 0
         self.content_bytes = 0
         self.data_bytes = 0
 
@@ -38,13 +39,21 @@ class Tally:
         self.members += 1
         self.content_bytes += member.whole_size
         self.data_bytes += member.size
-        if self.members > self._limits.members:
-            raise corrupt(f"cannot be extracted: it has more than {self._limits.members} members", member.name)
+        self._check_members(member)
         if self.content_bytes > self._limits.content_bytes:
             raise corrupt(
                 f"cannot be extracted: with {shown(member.name)} it has more than {self._limits.content_bytes} bytes",
                 member.name,
             )
+
+    def count_implied(self, directories: int, member: Member) -> None:
+        """Count directories that are only part of a member's name."""
+        self.implied += directories
+        self._check_members(member)
+
+    def _check_members(self, member: Member) -> None:
+        if self.members + self.implied > self._limits.members:
+            raise corrupt(f"cannot be extracted: it has more than {self._limits.members} members", member.name)
 
     def check_ratio(self, compressed: int, expanded: int) -> None:
         """See that what has been read so far has not become too much."""

@@ -45,7 +45,9 @@ def shown(name: bytes) -> str:
     """A name as it is put into a sentence: short, and of printable characters only."""
     text = name.decode("utf-8", "backslashreplace")
     text = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-    return f"'{text[:_SHOWN_CHARACTERS]}{'...' if len(text) > _SHOWN_CHARACTERS else ''}'"
+    if len(text) > _SHOWN_CHARACTERS:
+        text = f"{text[: _SHOWN_CHARACTERS // 2]}...{text[-_SHOWN_CHARACTERS // 2 :]}"
+    return f"'{text}'"
 
 
 def corrupt(sentence: str, member: bytes | None = None) -> SandkeepError:

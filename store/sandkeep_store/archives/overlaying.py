@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep_store.archives import whiteouts
+from sandkeep_store.archives.extraction import extracting
 from sandkeep_store.archives.inspect import Examined, Inspection, Moved
 from sandkeep_store.archives.limits import Limits
 from sandkeep_store.archives.members import TOP
 from sandkeep_store.archives.tree import Overlay
-from sandkeep_store.archives.unpack import check_digest, extracting, staged, take_place
+from sandkeep_store.archives.unpack import check_digest, staged, take_place
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

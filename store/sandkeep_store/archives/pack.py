@@ -12,13 +12,13 @@ from typing import Final
 from msgspec import Struct, structs
 
 from sandkeep.errors import DaemonError
-from sandkeep_store.archives.compression import Codec, Compressor, Output, compressing
+from sandkeep_store.archives.compression import Codec, Compressor, Output, OutputError, compressing
 from sandkeep_store.archives.inspect import Moved
 from sandkeep_store.archives.limits import Limits, Tally
 from sandkeep_store.archives.members import TOP, Member
 from sandkeep_store.archives.reading import Remarks
 from sandkeep_store.archives.tarwriter import Writer
-from sandkeep_store.archives.tree import Tree
+from sandkeep_store.archives.tree import Source, Tree
 
 NO_LIMITS: Final = Limits(members=1 << 62, content_bytes=1 << 62, ratio=1 << 62, outward_symlinks=True)
 _MODE: Final = 0o1777
@@ -66,10 +66,23 @@ def pack(
     `storage_unavailable` when the output cannot be written; what it holds then is nothing. Blocks.
     """
     source = Tree(tree, include=include, exclude=exclude, never=never, reader=reader)
+    return write(source, output, codec, source.remarks, owner=owner, moved=moved)
+
+
+def write(
+    source: Source,
+    output: int,
+    codec: Codec,
+    remarks: Remarks,
+    *,
+    owner: tuple[int, int] | None = None,
+    moved: Moved | None = None,
+) -> Packed:
+    """Write an archive of all that a source has. `remarks` are the source's. See `pack`."""
     with making(output, codec, owner=owner, moved=moved) as archive:
         for member in source:
             archive.put(member, source.data())
-    return archive.made(source.remarks)
+    return archive.made(remarks)
 
 
 class Making:
@@ -131,6 +144,6 @@ def making(
             archive.begin(compressor)
             yield archive
             archive.finish()
-    except OSError as error:
+    except OutputError as error:
         why = error.strerror or os.strerror(5)
         raise DaemonError("storage_unavailable", f"the archive cannot be written: {why}: make room there") from None

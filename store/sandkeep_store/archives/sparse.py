@@ -72,7 +72,11 @@ def decimal(text: bytes) -> int:
     return int(text)
 
 
-def map_text(extents: "array[int]") -> bytes:
-    """The map as the newest format has it, before the data."""
+def map_text(extents: "array[int]", whole_size: int) -> bytes:
+    """The map as the newest format has it, before the data. A piece without a byte at the end tells how long a file is
+    that ends in a hole: GNU tar goes by that alone.
+    """
+    if not extents or extents[-2] + extents[-1] < whole_size:
+        extents = extents + array("q", (whole_size, 0))
     text = b"%d\n" % (len(extents) // 2) + b"".join(b"%d\n" % number for number in extents)
     return text.ljust(header.padded(len(text)), b"\0")

@@ -32,7 +32,7 @@ class Writer:
         """Write the header of a member, after which its data are to be written."""
         text = b""
         if member.extents is not None:
-            text = sparse.map_text(member.extents)
+            text = sparse.map_text(member.extents, member.whole_size)
         self.write(_headers(member, len(text) + member.size))
         if text:
             self.write(text)

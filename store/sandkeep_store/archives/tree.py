@@ -113,7 +113,7 @@ class Tree:
             yield from self._of_device(member)
         else:
             if self._overlay and whiteouts.is_reserved(member.name):
-                raise _reserved(member.name)
+                raise reserved(member.name)
             yield member
             if self._overlay and member.kind == "directory" and self._is_opaque(member.name):
                 yield Member(name=whiteouts.opaque(member.name), kind="file", mtime_ns=member.mtime_ns)
@@ -190,7 +190,8 @@ def _not_there(place: bytes) -> CallerError:
     return CallerError("not_found", f"there is no {shown(place)} in the sandbox's files", field="include")
 
 
-def _reserved(name: bytes) -> CallerError:
+def reserved(name: bytes) -> CallerError:
+    """The error for a file with a name that a layer cannot have for one."""
     words = f"a file is called {shown(name)}, as only a layer may say of what is gone: make a full snapshot"
     return CallerError("invalid", words, member=shown(name)[1:-1])
 

@@ -85,12 +85,13 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
             include=asked.include,
             exclude=asked.exclude,
             imported=asked.sandbox_id is None,
-            places=stored.places if stored is not None and self.has_archive else [],
+            places=asked.places if self.has_archive else [],
             digest=stored.digest if stored is not None else None,
             size_bytes=stored.size_bytes if stored is not None else 0,
             member_count=stored.member_count if stored is not None else 0,
             content_bytes=stored.content_bytes if stored is not None else 0,
             pause_ms=stored.pause_ms if stored is not None else None,
+            remarks=stored.remarks if stored is not None else {},
             error=self.error[1] if self.error else None,
             note="its archive is kept for the incremental snapshots that build on it" if self.kept else None,
         )
@@ -154,7 +155,7 @@ def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> KeptSnapshot
         kind=snapshot.requested.kind,
         parent_id=snapshot.requested.parent_id,
         name=snapshot.requested.name,
-        place=event.places[0],
+        place=snapshot.requested.places[0],
         digest=event.digest,
         size_bytes=event.size_bytes,
     )

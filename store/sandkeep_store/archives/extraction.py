@@ -1,0 +1,163 @@
+"""Making a tree of members, by a program in a jail: see `jail`.
+
+What that program does not do as it is wanted is done here, when it has ended and nothing else touches the tree: the
+properties of the tree's top, and of directories that were there before they were named.
+"""
+
+import errno
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Final
+
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeep.staging import Stage
+from sandkeep_store.archives import jail
+from sandkeep_store.archives.contents import Names
+from sandkeep_store.archives.members import TOP, Member, corrupt, shown
+from sandkeep_store.archives.tarwriter import Writer
+
+_NO_ROOM: Final = (b"No space left", b"Wrote only", b"quota")
+_NOT_BEGUN: Final = (b"bwrap:", b"setpriv:")
+_MAX_SAID_BYTES: Final = 65536
+_PERMISSIONS: Final = 0o777
+_MODE: Final = 0o1777
+_MOST_LATE_BYTES: Final = 64 << 20
+_LATE_BYTES: Final = 500
+"""What one takes in memory, beside its name."""
+_OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MADE, _PART = 1, 2
+
+
+class Extraction:
+    """A tree that is being made of members."""
+
+    def __init__(self, tree: bytes, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin is not None
+        self._tree = tree
+        self._input = process.stdin.fileno()
+        self._writer = Writer(self._pass)
+        self._directories = Names()
+        self._parent = b""
+        self._late: dict[bytes, Member] = {}
+        self._late_bytes = 0
+
+    def put(self, member: Member, data: Iterable[memoryview] = ()) -> None:
+        """Have a member made. Names are checked, so none leads anywhere but into the tree."""
+        name = member.name
+        parent = name.rpartition(b"/")[0]
+        if parent != self._parent:
+            self._take_parts(parent, member.mtime_ns)
+            self._parent = parent
+        if member.kind == "directory" and self._is_late(member):
+            return
+        member.mode &= _PERMISSIONS
+        member.uid = member.gid = 0
+        self._writer.add(member)
+        for piece in data:
+            self._writer.write(piece)
+        self._writer.end_member(member)
+
+    def finish(self) -> None:
+        """Say that no member follows."""
+        self._writer.close()
+
+    def settle(self) -> None:
+        """When all is made: give directories what the program does not. Raises OSError."""
+        top = os.open(self._tree, _OPEN)
+        try:
+            for name in sorted(self._late, reverse=True):  # the innermost first, as one above may be closed then
+                with suppress(PermissionError):  # to a user's own daemon
+                    _settle(top, self._late[name])
+        finally:
+            os.close(top)
+
+    def _is_late(self, member: Member) -> bool:
+        """Whether a directory is not, or not only, to be made by the program: it leaves one that is there as it is, and
+        knows no sticky bits.
+        """
+        known = self._directories.get(member.name)
+        self._directories.set(member.name, _MADE)
+        if member.name != TOP and not known and not member.mode & stat.S_ISVTX:
+            return False
+        self._remember(Member(
+            name=member.name, kind="directory", mode=member.mode & _MODE, mtime_ns=member.mtime_ns, xattrs=member.xattrs
+        ))  # fmt: skip
+        return bool(known) or member.name == TOP
+
+    def _take_parts(self, parent: bytes, mtime_ns: int) -> None:
+        """Directories that are only part of names have to be something, too."""
+        while parent and not self._directories.get(parent):
+            self._directories.set(parent, _PART)
+            self._remember(Member(name=parent, kind="directory", mode=0o755, mtime_ns=mtime_ns))
+            parent = parent.rpartition(b"/")[0]
+
+    def _remember(self, member: Member) -> None:
+        if member.name not in self._late:
+            self._late_bytes += len(member.name) + _LATE_BYTES
+        self._late[member.name] = member
+        if self._late_bytes > _MOST_LATE_BYTES:
+            raise corrupt(f"cannot be extracted: before {shown(member.name)} too many directories were never named")
+
+    def _pass(self, data: memoryview) -> None:
+        while data:
+            data = data[os.write(self._input, data) :]
+
+
+@contextmanager
+def extracting(stage: Stage, owner: tuple[int, int] | None) -> Iterator[Extraction]:
+    """Make a tree in a stage, complete when the block is left well.
+
+    As root, it belongs to the uid and gid `owner`. Raises `storage_unavailable` when there is no room.
+    """
+    if os.geteuid() == 0 and owner is not None:
+        os.chown(stage.tree, *owner)
+    with tempfile.TemporaryFile() as said:
+        process = jail.start_extracting(stage.tree, owner, said, group=stage.group)
+        try:
+            extraction = Extraction(stage.tree, process)
+            with suppress(BrokenPipeError):  # it has ended, and said why
+                yield extraction
+                extraction.finish()
+            process.communicate()
+            if process.returncode:
+                raise _failure(said, process.returncode)
+            extraction.settle()
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _settle(top: int, directory: Member) -> None:
+    """Go there directory by directory, so that no link is followed."""
+    opened = os.dup(top)
+    try:
+        for part in directory.name.split(b"/"):
+            above, opened = opened, os.open(part, _OPEN, dir_fd=opened)
+            os.close(above)
+        path = f"/proc/self/fd/{opened}"
+        for xattr, value in directory.xattrs.items():
+            os.setxattr(path, xattr, value)
+        os.utime(path, ns=(directory.mtime_ns, directory.mtime_ns))
+        os.chmod(path, directory.mode)
+    finally:
+        os.close(opened)
+
+
+def _failure(said: IO[bytes], code: int) -> SandkeepError:
+    said.seek(0)
+    lines = said.read(_MAX_SAID_BYTES).strip().splitlines() or [b"it ended with %d" % code]
+    if any(words in line for line in lines for words in _NO_ROOM):
+        return unwritable(os.strerror(errno.ENOSPC))
+    first = shown(lines[0].removeprefix(b"tar: "))[1:-1]
+    if lines[0].startswith(_NOT_BEGUN) or code < 0:
+        return ProviderError("provider_unavailable", f"the extracting program failed: {first}; nothing was restored")
+    return corrupt(f"cannot be extracted here: {first}; nothing was restored")
+
+
+def unwritable(why: str) -> DaemonError:
+    """The error for a tree that cannot be made for a reason of the disk's."""
+    return DaemonError("storage_unavailable", f"the files cannot be restored: {why}: make room there")

@@ -1,0 +1,129 @@
+"""Layers: archives of what differs from what lies below them, and what becomes of a chain of these.
+
+A layer is an OCI layer (see `whiteouts`). A chain is given from its oldest archive to its newest. Below it lies `base`,
+a tree of which the oldest is a layer; without one, the oldest archive is whole.
+"""
+
+from collections.abc import Sequence
+
+from sandkeep_store.archives import hardlinks
+from sandkeep_store.archives.compression import Codec
+from sandkeep_store.archives.difference import Difference
+from sandkeep_store.archives.extraction import extracting
+from sandkeep_store.archives.hardlinks import HardLinks
+from sandkeep_store.archives.inspect import Examined, Moved
+from sandkeep_store.archives.limits import Limits
+from sandkeep_store.archives.members import TOP, corrupt
+from sandkeep_store.archives.merging import Layer, Merged
+from sandkeep_store.archives.pack import Packed, write
+from sandkeep_store.archives.reading import Remarks
+from sandkeep_store.archives.tree import Overlay, Tree
+from sandkeep_store.archives.unpack import staged, take_place
+
+
+def pack_layer(
+    upper: int,
+    output: int,
+    *,
+    overlay: Overlay,
+    codec: Codec = "gzip",
+    include: Sequence[bytes] = (TOP,),
+    exclude: Sequence[bytes] = (),
+    never: Sequence[str] = (),
+    reader: tuple[int, int] | None = None,
+    owner: tuple[int, int] | None = None,
+    moved: Moved | None = None,
+) -> Packed:
+    """Write a layer of what the open directory `upper`, an overlay's, changes of what is below it. See `pack.pack`.
+
+    `overlay` is by which attributes that overlay says what is opaque: ``trusted``, or ``user`` where a user mounted it.
+    Raises `invalid` when a file is called as only a layer may say of what is gone.
+    """
+    source = Tree(upper, include=include, exclude=exclude, never=never, reader=reader, overlay=overlay)
+    return write(source, output, codec, source.remarks, owner=owner, moved=moved)
+
+
+def pack_difference(
+    base: int,
+    tree: int,
+    output: int,
+    *,
+    codec: Codec = "gzip",
+    owner: tuple[int, int] | None = None,
+    moved: Moved | None = None,
+) -> Packed:
+    """Write a layer of what the open directory `tree` has otherwise than `base`: see `difference`, and `pack_layer`."""
+    source = Difference(base, tree)
+    return write(source, output, codec, source.remarks, owner=owner, moved=moved)
+
+
+def flatten(
+    chain: Sequence[int],
+    output: int,
+    *,
+    base: int | None = None,
+    limits: Limits | None = None,
+    codec: Codec = "gzip",
+    owner: tuple[int, int] | None = None,
+    moved: Moved | None = None,
+) -> Packed:
+    """Write one whole archive of what a chain of archives, open files, makes of the open directory `base`.
+
+    Nothing is extracted. Each archive is read twice; `moved` is told how many bytes of the new one are written. Raises
+    what `inspect` and `pack` do. Blocks.
+    """
+    return write(_merged(chain, base, limits), output, codec, Remarks(), owner=owner, moved=moved)
+
+
+def squash(
+    chain: Sequence[int],
+    output: int,
+    *,
+    limits: Limits | None = None,
+    codec: Codec = "gzip",
+    owner: tuple[int, int] | None = None,
+    moved: Moved | None = None,
+) -> Packed:
+    """Write one layer that does what several do one after another: these are not needed any more. See `flatten`."""
+    merged = Merged(_examined(chain, limits, whole=False), marks=True)
+    return write(merged, output, codec, Remarks(), owner=owner, moved=moved)
+
+
+def compose(
+    chain: Sequence[int],
+    target: str,
+    *,
+    base: int | None = None,
+    limits: Limits | None = None,
+    owner: tuple[int, int] | None = None,
+    durable: bool = True,
+) -> None:
+    """Put at `target` what a chain of archives makes of the open directory `base`. See `flatten` and `unpack`."""
+    merged = _merged(chain, base, limits)
+    with staged(target, 0, 0) as stage:
+        with extracting(stage, owner) as extraction:
+            for member in merged:
+                extraction.put(member, merged.data())
+        take_place(stage, durable=durable)
+
+
+def _merged(chain: Sequence[int], base: int | None, limits: Limits | None) -> Merged:
+    layers = _examined(chain, limits, whole=base is None)
+    if base is not None:
+        layers.append(Layer(source=Tree(base), links=hardlinks.in_tree(base), marks=False))
+    return Merged(layers)
+
+
+def _examined(chain: Sequence[int], limits: Limits | None, *, whole: bool) -> list[Layer]:
+    """Look through all archives of a chain; answer them to be read again, the newest first."""
+    layers = []
+    for number, archive in enumerate(chain):
+        marks = not (whole and number == 0)
+        first = Examined(archive, limits or Limits(), layer=marks)
+        links = HardLinks()
+        for member in first:
+            links.add(member)
+        if links and first.result.duplicates:
+            raise corrupt("cannot be combined with others: it has hard links, and names that come twice")
+        layers.append(Layer(source=first.again(), links=links, marks=marks))
+    return layers[::-1]

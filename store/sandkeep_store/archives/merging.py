@@ -1,0 +1,154 @@
+"""Archives and trees that lie over each other, read as one.
+
+The uppermost comes first and says what of those below still counts, so each is read once, as a stream, and in memory
+are only the names that the layers above the lowest have. A file whose name is gone goes by another that it had.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from sandkeep_store.archives import whiteouts
+from sandkeep_store.archives.hardlinks import HardLinks
+from sandkeep_store.archives.members import TOP, Member
+from sandkeep_store.archives.tree import Source
+
+_NAMED, _DIRECTORY, _CLOSED, _PART = 1, 2, 4, 8
+"""What is known of a name above: it is there; as a directory; nothing below counts in it; it is part of other names."""
+
+_MOST_FOUND: Final = 50_000
+"""Of so many directories it is remembered whether they are closed."""
+
+
+class Layer(Struct, frozen=True, kw_only=True):
+    """One of those that lie over each other. With `marks`, its names may say what is gone."""
+
+    source: Source
+    links: HardLinks
+    marks: bool
+
+
+class Cover:
+    """What the layers above one have, and what they hide of it."""
+
+    def __init__(self) -> None:
+        self._above: dict[bytes, int] = {}
+        self._here: dict[bytes, int] = {}
+        self._found: dict[bytes, bool] = {}
+
+    def above(self, name: bytes) -> int:
+        """What is known of a name."""
+        return self._above.get(name, 0)
+
+    def shows(self, name: bytes, *, directory: bool) -> bool:
+        """Whether something of that name counts."""
+        if not self._above:
+            return True
+        known = self._above.get(name, 0)
+        return not (known & _NAMED or (known & _PART and not directory) or self.is_closed(name))
+
+    def is_closed(self, name: bytes) -> bool:
+        """Whether nothing counts where something of that name is."""
+        passed: list[bytes] = []
+        closed = False
+        while name != TOP and not closed:
+            name = name.rpartition(b"/")[0] or TOP
+            if name in self._found:
+                closed = self._found[name]
+                break
+            passed.append(name)
+            closed = bool(self._above.get(name, 0) & _CLOSED)
+        if len(self._found) > _MOST_FOUND:
+            self._found = {}
+        self._found.update(dict.fromkeys(passed, closed))
+        return closed
+
+    def take(self, name: bytes, known: int) -> None:
+        """Take note of a name for the layers below."""
+        self._here[name] = self._here.get(name, 0) | known
+        while name != TOP:
+            name = name.rpartition(b"/")[0] or TOP
+            if self._here.get(name, 0) & _PART:
+                return
+            self._here[name] = self._here.get(name, 0) | _PART
+
+    def go_down(self) -> None:
+        """Have what was taken note of count, for the next layer."""
+        for name, known in self._here.items():
+            self._above[name] = self._above.get(name, 0) | known
+        self._here, self._found = {}, {}
+
+
+class Merged:
+    """The layers, given uppermost first, as one source. With `marks` what is gone below all of them stays marked."""
+
+    def __init__(self, layers: Sequence[Layer], *, marks: bool = False) -> None:
+        self._layers = layers
+        self._marks = marks
+        self._cover = Cover()
+        self._source: Source | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        for layer in self._layers:
+            is_last = layer is self._layers[-1]
+            chosen: dict[int, bytes] = {}
+            for member in layer.source:
+                self._source = layer.source
+                yield from self._of(member, layer, chosen, is_last=is_last)
+            self._cover.go_down()
+
+    def data(self) -> Iterator[memoryview]:
+        """See `Source`."""
+        return iter(()) if self._source is None else self._source.data()
+
+    def _of(self, member: Member, layer: Layer, chosen: dict[int, bytes], *, is_last: bool) -> Iterator[Member]:
+        name, is_directory = member.name, member.kind == "directory"
+        gone = whiteouts.gone(name) if layer.marks else None
+        if gone is not None:
+            yield from self._gone(gone, member)
+            return
+        shows = self._cover.shows(name, directory=is_directory)
+        if not is_last:
+            self._cover.take(name, _NAMED | (_DIRECTORY if is_directory else _CLOSED))
+        if not shows and not is_directory:
+            yield from self._mark(name, member)
+        if group := layer.links.of(name):
+            shows = self._goes_by_another(member, group, chosen)
+        if shows:
+            yield member
+
+    def _gone(self, gone: bytes, member: Member) -> Iterator[Member]:
+        """What is left of a mark, which counts for the layers below."""
+        if gone.endswith(b"/"):
+            directory = gone[:-1]
+            if not self._cover.above(directory) & (_CLOSED | _NAMED) or self._cover.above(directory) & _DIRECTORY:
+                yield from self._mark(directory, member, opaque=True)
+            self._cover.take(directory, _CLOSED)
+        else:
+            yield from self._mark(gone, member)
+            self._cover.take(gone, _NAMED | _CLOSED)
+
+    def _mark(self, name: bytes, member: Member, *, opaque: bool = False) -> Iterator[Member]:
+        """Say that what lies below all layers is gone: a name, or what is in a directory that a layer above has."""
+        known = self._cover.above(name)
+        if not self._marks or known & _CLOSED or self._cover.is_closed(name):
+            return
+        opaque = opaque or bool(known)
+        mark = whiteouts.opaque(name) if opaque else whiteouts.whiteout(name)
+        yield Member(name=mark, kind="file", mtime_ns=member.mtime_ns)
+
+    def _goes_by_another(self, member: Member, group: list[bytes], chosen: dict[int, bytes]) -> bool:
+        """Give a file with several names one that shows, and have links lead there. Whether it is there at all then."""
+        name = member.name
+        if member.kind != "hard link":
+            shown = [other for other in (name, *group) if self._cover.shows(other, directory=False)]
+            if not shown:
+                return False
+            member.name = chosen[id(group)] = shown[0]
+            return True
+        first = chosen.get(id(group))
+        if first is None or first == name or not self._cover.shows(name, directory=False):
+            return False
+        member.target = first
+        return True
