@@ -1,4 +1,4 @@
-"""One upload to S3: a single request for what fits into one part, else a multipart upload with two parts at once.
+"""One upload to S3: a single request for what fits into one part, else a multipart upload with a few parts at once.
 
 The SDK gives each part a checksum, by which the service knows whether it arrived whole.
 """
@@ -14,14 +14,15 @@ from sandkeep.errors import CallerError, SandkeepError
 from sandkeep_store.archives.base import HEARD_EVERY_S, Stored, Waiting, patiently
 from sandkeep_store.s3_client import speaking_about
 
-PART_BYTES: Final = 8 * 1024**2
-BYTES_AT_ONCE: Final = 2 * PART_BYTES
-"""How much is under way, at least one part: the service thinks about one while the next is on its way."""
+PART_BYTES: Final = 5 * 1024**2
+"""The least that the service takes. Memory that was freed comes back late, so what counts is how large parts are."""
+BYTES_AT_ONCE: Final = 3 * PART_BYTES
+"""How much is under way, at least one part: the service thinks about one while the next are on their way."""
 MOST_PARTS: Final = 10_000
 """What the service allows."""
 PARTS_OF_A_SIZE: Final = 1000
 LARGEST_DOUBLING: Final = 3
-"""Parts are doubled so often, after each thousand: so 500 GB go into ten thousand of at most 64 MiB."""
+"""Parts are doubled so often, after each thousand: so 300 GB go into ten thousand of at most 40 MiB."""
 
 _TYPE: Final = "application/octet-stream"
 _KEPT: Final = ("ETag", "ChecksumCRC32", "ChecksumCRC32C", "ChecksumCRC64NVME")
