@@ -79,6 +79,7 @@ class GcsArchives(ArchiveStore):
                 headers=headers,
                 stream=True,
                 timeout=TIMEOUT_S,
+                allow_redirects=False,
             ) as answer,
         ):
             if answer.status_code == 404:
