@@ -17,9 +17,10 @@ from tests.s3 import S3Server
 
 from sandkeep.errors import CallerError, DataError, StateError
 from sandkeep_store.archives import s3_upload
-from sandkeep_store.archives.base import ArchiveStore, Stored
+from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives
 from sandkeep_store.archives.memory import MemoryArchives
+from sandkeep_store.archives.objects import Stored
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import Root, Storage
 

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkeep.errors import DataError, ProviderError
-from sandkeep_store.archives.base import Patience, Reader, Stored, _Measured, _send
+from sandkeep_store.archives.objects import Stored
+from sandkeep_store.archives.patience import Patience
+from sandkeep_store.archives.transfer import Measured, Reader, send
 
 
 class Recorded:
@@ -58,8 +60,8 @@ def test_parts_are_as_long_as_they_have_to_be_and_all_is_in_them(
     source: Any = Trickle(pieces) if file else iter(pieces)
     upload = Recorded(sizes)
     passed: list[int] = []
-    measured = _Measured(source, "it", len(whole), hashlib.sha256(whole).hexdigest())
-    last = _send(upload, measured, passed.append)
+    measured = Measured(source, "it", len(whole), hashlib.sha256(whole).hexdigest())
+    last = send(upload, measured, passed.append)
     assert len(last) < upload.part_bytes
     assert b"".join([*upload.parts, last]) == whole
     assert passed == list(itertools.accumulate(map(len, upload.parts)))
@@ -68,7 +70,7 @@ def test_parts_are_as_long_as_they_have_to_be_and_all_is_in_them(
 @given(wrong=st.integers(0, 30).filter(lambda size: size != 20))
 def test_a_source_of_another_size_is_told(wrong: int) -> None:
     with pytest.raises(DataError, match=f"20 bytes and not {wrong}"):
-        _send(Recorded([7]), _Measured(iter([bytes(20)]), "it", wrong, None), lambda _: None)
+        send(Recorded([7]), Measured(iter([bytes(20)]), "it", wrong, None), lambda _: None)
 
 
 # -- reading that breaks off ------------------------------------------------------------------------------------------

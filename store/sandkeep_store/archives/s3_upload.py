@@ -11,7 +11,8 @@ from threading import Event
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.base import HEARD_EVERY_S, Stored, Waiting, patiently
+from sandkeep_store.archives.objects import Stored, Waiting
+from sandkeep_store.archives.patience import HEARD_EVERY_S, patiently
 from sandkeep_store.s3_client import speaking_about
 
 PART_BYTES: Final = 5 * 1024**2
@@ -34,7 +35,7 @@ class _EndedError(Exception):
 
 
 class S3Upload:
-    """See `base.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
+    """See `objects.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
 
     def __init__(
         self,
@@ -65,11 +66,11 @@ class S3Upload:
 
     @property
     def part_bytes(self) -> int:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         return PART_BYTES << min(self._begun // PARTS_OF_A_SIZE, LARGEST_DOUBLING)
 
     def send(self, part: bytes) -> None:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         if self._begun == MOST_PARTS:
             raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes.")
         if self._upload_id is None:
@@ -80,7 +81,7 @@ class S3Upload:
         self._settle(max(1, BYTES_AT_ONCE // len(part)) - 1)
 
     def finish(self, part: bytes) -> Stored:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         if self._upload_id is not None and part:
             self.send(part)
         self._settle(0)
@@ -96,7 +97,7 @@ class S3Upload:
             return self._landed(error)
 
     def abort(self) -> None:
-        """See `base.Upload`. A part that arrives later would stay, so those under way are waited for."""
+        """See `objects.Upload`. A part that arrives later would stay, so those under way are waited for."""
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         if self._upload_id is not None:
