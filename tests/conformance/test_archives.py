@@ -16,15 +16,18 @@ import pytest
 from tests.s3 import S3Server
 
 from sandkeep.errors import CallerError, DataError, StateError
-from sandkeep_store.archives.base import ArchiveStore, Stored
+from sandkeep_store.archives import s3_upload
+from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives
 from sandkeep_store.archives.memory import MemoryArchives
+from sandkeep_store.archives.objects import Stored
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import Root, Storage
 
 T = TypeVar("T")
 
 PART = 8 * 1024**2
+S3_PART = 5 * 1024**2
 PATH = "filesystem_snapshots/snp_1/snp_1.tar.gz"
 
 
@@ -138,7 +141,7 @@ def unless_conflict(write: Callable[[], T]) -> T | None:
 # -- writing and reading ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 1, 65537, PART, PART + 1, 2 * PART])
+@pytest.mark.parametrize("size", [0, 1, 65537, S3_PART, PART, PART + 1, 2 * S3_PART])
 def test_what_was_written_is_read(store: ArchiveStore, size: int) -> None:
     data = bytes_of(size)
     digest = hashlib.sha256(data).hexdigest()
@@ -346,6 +349,20 @@ def put_what_is_no_plain_file(base: str, outside: str) -> None:
     os.symlink(f"{outside}/secret", f"{base}/link")
     os.symlink(outside, f"{base}/directory")
     os.mkfifo(f"{base}/fifo")
+
+
+@pytest.mark.needs("s3")
+def test_parts_for_s3_grow_and_have_an_end(s3: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_upload, "PARTS_OF_A_SIZE", 1)
+    monkeypatch.setattr(s3_upload, "MOST_PARTS", 2)
+    store = open_store(Root("s3", s3_bucket), Storage({**s3.environ, "SANDBOX_S3_BUCKET": s3_bucket}))
+    data = bytes_of(3 * S3_PART)
+    tag = store.write(PATH, io.BytesIO(data)).generation
+    assert tag.endswith("-2"), "the service counts parts: one of five, one of ten"
+    assert content(store) == data
+    refused("invalid", store.write, "more", io.BytesIO(data + b"x"))
+    assert [stored.path for stored in store.objects()] == [PATH]
+    assert s3.unfinished(s3_bucket) == []
 
 
 @pytest.mark.needs("s3")

@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.base import (
+from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
-    PATIENCE_S,
     WRITE_ID,
-    ArchiveStore,
     Document,
     Stored,
     Waiting,
     conflict,
 )
+from sandkeep_store.archives.patience import PATIENCE_S
 from sandkeep_store.archives.s3_upload import S3Upload
 from sandkeep_store.config import STORAGE, Root, Storage, is_path
 from sandkeep_store.s3_client import connect, refusal, speaking_about

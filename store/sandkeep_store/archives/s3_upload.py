@@ -1,4 +1,4 @@
-"""One upload to S3: a single request for what fits into one part, else a multipart upload with two parts at once.
+"""One upload to S3: a single request for what fits into one part, else a multipart upload with a few parts at once.
 
 The SDK gives each part a checksum, by which the service knows whether it arrived whole.
 """
@@ -11,17 +11,19 @@ from threading import Event
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.base import HEARD_EVERY_S, Stored, Waiting, patiently
+from sandkeep_store.archives.objects import Stored, Waiting
+from sandkeep_store.archives.patience import HEARD_EVERY_S, patiently
 from sandkeep_store.s3_client import speaking_about
 
-PART_BYTES: Final = 8 * 1024**2
-BYTES_AT_ONCE: Final = 2 * PART_BYTES
-"""How much is under way, at least one part: the service thinks about one while the next is on its way."""
+PART_BYTES: Final = 5 * 1024**2
+"""The least that the service takes. Memory that was freed comes back late, so what counts is how large parts are."""
+BYTES_AT_ONCE: Final = 3 * PART_BYTES
+"""How much is under way, at least one part: the service thinks about one while the next are on their way."""
 MOST_PARTS: Final = 10_000
 """What the service allows."""
 PARTS_OF_A_SIZE: Final = 1000
 LARGEST_DOUBLING: Final = 3
-"""Parts are doubled so often, after each thousand: so 500 GB go into ten thousand of at most 64 MiB."""
+"""Parts are doubled so often, after each thousand: so 300 GB go into ten thousand of at most 40 MiB."""
 
 _TYPE: Final = "application/octet-stream"
 _KEPT: Final = ("ETag", "ChecksumCRC32", "ChecksumCRC32C", "ChecksumCRC64NVME")
@@ -33,7 +35,7 @@ class _EndedError(Exception):
 
 
 class S3Upload:
-    """See `base.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
+    """See `objects.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
 
     def __init__(
         self,
@@ -64,11 +66,11 @@ class S3Upload:
 
     @property
     def part_bytes(self) -> int:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         return PART_BYTES << min(self._begun // PARTS_OF_A_SIZE, LARGEST_DOUBLING)
 
     def send(self, part: bytes) -> None:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         if self._begun == MOST_PARTS:
             raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes.")
         if self._upload_id is None:
@@ -79,7 +81,7 @@ class S3Upload:
         self._settle(max(1, BYTES_AT_ONCE // len(part)) - 1)
 
     def finish(self, part: bytes) -> Stored:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         if self._upload_id is not None and part:
             self.send(part)
         self._settle(0)
@@ -95,7 +97,7 @@ class S3Upload:
             return self._landed(error)
 
     def abort(self) -> None:
-        """See `base.Upload`. A part that arrives later would stay, so those under way are waited for."""
+        """See `objects.Upload`. A part that arrives later would stay, so those under way are waited for."""
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         if self._upload_id is not None:
