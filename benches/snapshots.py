@@ -10,7 +10,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
