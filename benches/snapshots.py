@@ -16,6 +16,8 @@ from typing import Any
 from benches.daemon import daemon, mount_overlay, run_bare, seconds
 from benches.table import Row, show
 
+from sandkeep import transfer
+
 FILES = 10_000
 BYTES = 200 * 10**6
 ROUNDS = 7
@@ -197,10 +199,7 @@ def run() -> list[Row]:
         rows.append(gzip_row(client, root, source, box))
         rows.append(restore_row(client, root, box))
         inside = client.sandbox.create(client.image.create(empty(root)).image_id).sandbox_id
-        subprocess.run(
-            [sys.executable, "-m", "sandkeep.cli", "--socket", f"{root}/sock", "cp", f"{source}/.", f"{inside}:/workspace"],
-            check=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        transfer.copy_in(client, f"{source}/.", inside, "/workspace")
         rows += full_rows(client, root, source, inside, "written inside")
         rows.append(incremental_row(client, root, inside, state_dir, f"{FILES:,} files written inside"))
         rows.append(incremental_row(client, root, box, state_dir, f"{FILES:,} files in the image"))

@@ -206,17 +206,15 @@ def _digest(root: str) -> tuple[str, int, int]:
         raise CallerError("permission_denied", words) from None
 
 
+_WITHOUT_FREEZER: Final = "there is no writable freezer control group: processes are stopped one by one meanwhile"
+
+
 def files_features(found: Abilities, *, freezer: bool) -> dict[str, Capability]:
     """What works of all this, for `Provider.capabilities`."""
     overlay = found.overlay
     return {
-        "snapshots": Capability(
-            works=True, why=None if freezer else f"{_WITHOUT_FREEZER} stopped one by one meanwhile"
-        ),
+        "snapshots": Capability(works=True, why=None if freezer else _WITHOUT_FREEZER),
         "incremental_snapshots": Capability(works=overlay.works, why=overlay.why),
         "forks": Capability(works=True, why=None if overlay.works else f"each gets a copy of all files: {overlay.why}"),
         "restore_over_own_files": Capability(works=True),
     }
-
-
-_WITHOUT_FREEZER: Final = "there is no writable control group that freezes, so processes are"
