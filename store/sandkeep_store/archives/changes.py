@@ -107,8 +107,8 @@ Asked = Callable[[bytes], bool]
 
 
 def compare(before: Catalogue, now: Catalogue, is_opaque: Asked, is_wanted: Asked = lambda _: True) -> Changes:
-    """What is different of what `is_wanted`. `is_opaque` is asked of directories that were not there before, whether
-    they hide what an overlay has below them.
+    """What is different of what `is_wanted`, and the top in any case. `is_opaque` is asked of directories that were not
+    there before, whether they hide what an overlay has below them.
     """
     names: list[bytes] = []
     marks: list[bytes] = []
@@ -119,7 +119,8 @@ def compare(before: Catalogue, now: Catalogue, is_opaque: Asked, is_wanted: Aske
         is_anew = seen.kind == b"d" and (inside or earlier is None or not _same_thing(seen, earlier))
         if is_anew:
             anew.add(name)
-        if not is_wanted(name) or not (inside or earlier is None or _is_changed(seen, earlier)):
+        is_different = inside or earlier is None or _is_changed(seen, earlier)
+        if name != TOP and not (is_wanted(name) and is_different):
             continue
         if seen.kind == WHITEOUT:
             marks.append(whiteouts.whiteout(name))
