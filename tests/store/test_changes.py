@@ -129,6 +129,16 @@ def test_a_time_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
     assert changes.compare(before, looked_at(tmp_path)).names == [TOP, b"a"]
 
 
+def test_what_is_doubted_counts_as_changed_by_all_its_names(tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        (tmp_path / name).write_text("x")
+    os.link(tmp_path / "a", tmp_path / "b")
+    found = looked_at(tmp_path)
+    now = changes.doubted(found, {b"b", b"nothing"})
+    assert changes.compare(found, now).names == [TOP, b"a", b"b"]
+    assert len(changes.compare(found, changes.doubted(found, None)).names) == 4
+
+
 def test_a_catalogue_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "tree" / "line\nbreak").mkdir(parents=True)
     (tmp_path / "tree" / "blank s").write_text("x")

@@ -19,8 +19,9 @@ from sandkeep_store.archives.compression import Codec
 from sandkeep_store.archives.members import TOP
 from sandkeep_store.archives.pack import Packed, write
 from sandkeep_store.archives.tree import Overlay, Tree
-from sandkeepd.freezing import Pause, frozen
+from sandkeepd.freezing import Pause, frozen, processes
 from sandkeepd.hostprocess import run_tool
+from sandkeepd.mapped import mapped_files
 from sandkeepd.providers.base import PackedFiles, PackRequest
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
 from sandkeepd.providers.local_files import HeldFiles
@@ -91,12 +92,14 @@ class Packer:
         return count <= COPIED_FILES and size <= COPIED_BYTES
 
     def _look(self, held: HeldFiles, request: PackRequest) -> dict[bytes, changes.Seen]:
+        """See what there is while it stands still, and write it down."""
         tree = _opened(held.upper)
         try:
             found = changes.look(tree, self._layers.enter, self._overlay)
         finally:
             os.close(tree)
-        changes.save(found, request.catalogue)
+        mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
+        changes.save(changes.doubted(found, mapped), request.catalogue)
         return found
 
     def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:

@@ -47,11 +47,9 @@ Catalogue = Mapping[bytes, Seen]
 """Everything in a tree by its path. The top is called ``.``."""
 
 
-def look(
-    tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None, doubtful: Collection[bytes] = ()
-) -> dict[bytes, Seen]:
-    """Look at an open directory, the upper one of an `overlay` or a plain one. What is `doubtful` may change without
-    being seen to. `enter` are words before the program that looks. Blocks.
+def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
+    """Look at an open directory, the upper one of an `overlay` or a plain one. `enter` are words before the program
+    that looks. Blocks.
     """
     recent = time.time_ns() - _RECENT_NS
     found: dict[bytes, Seen] = {}
@@ -66,12 +64,18 @@ def look(
         raise ProviderError("provider_unavailable", "the sandbox's files cannot be looked through: try again")
     for line in content.split(b"\0")[:-1]:
         kind, inode, changed, path = line.split(b" ", 3)
-        if _ns(changed) >= recent or path in doubtful:
+        if _ns(changed) >= recent:
             changed = b""
         if kind == DIRECTORY and overlay is not None and is_opaque(tree, path, overlay):
             kind = OPAQUE
         found[path or TOP] = Seen(kind, inode, changed)
     return found
+
+
+def doubted(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
+    """A catalogue by which these names, None for all, will count as changed, with all other names of the same files."""
+    doubtful = {catalogue[name].inode for name in (catalogue if names is None else names) if name in catalogue}
+    return {name: seen._replace(changed=b"") if seen.inode in doubtful else seen for name, seen in catalogue.items()}
 
 
 def _ns(seconds: bytes) -> int:
