@@ -49,7 +49,13 @@ def _connect(settings: S3Settings, attempts: int) -> Any:
 def speaking_about(name: str) -> Iterator[None]:
     """Turns the SDK's errors into ours. `name` is an ``s3://`` URI. The codes are those of `gcs_client`'s."""
     import urllib3
-    from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, NoCredentialsError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        FlexibleChecksumError,
+        NoCredentialsError,
+        ParamValidationError,
+    )
 
     try:
         yield
@@ -62,6 +68,8 @@ def speaking_about(name: str) -> Iterator[None]:
             "The daemon has no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment.",
             setting="AWS_ACCESS_KEY_ID",
         ) from None
+    except ParamValidationError:
+        raise  # a defect of ours
     except FlexibleChecksumError:
         raise DataError(
             "snapshot_corrupt",
