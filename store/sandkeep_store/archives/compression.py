@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, Protocol
 
-from sandkeep.errors import SetupError
+from sandkeep.errors import DaemonError, SetupError
 from sandkeep_store.archives.members import corrupt
 from sandkeep_store.archives.stream import Stream
 from sandkeep_store.archives.zstdframes import MAGIC as _ZSTD
@@ -129,7 +129,7 @@ def _missing(name: str | None) -> SetupError:
 
 
 class Input:
-    """A descriptor that is read from where it stands to its end, counted and digested."""
+    """A descriptor that is read from its beginning to its end, counted and digested. Raises `storage_unavailable`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -139,6 +139,8 @@ class Input:
 
     def codec(self) -> Codec:
         """What the first bytes say it is."""
+        with _readable():
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
         self._begun = self._read()
         if self._begun.startswith(_GZIP):
             return "gzip"
@@ -152,7 +154,8 @@ class Input:
             yield chunk
 
     def _read(self) -> bytes:
-        chunk = os.read(self._descriptor, CHUNK)
+        with _readable():
+            chunk = os.read(self._descriptor, CHUNK)
         self._digest.update(chunk)
         self.size_bytes += len(chunk)
         return chunk
@@ -163,8 +166,17 @@ class Input:
         return self._digest.hexdigest()
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        words = f"the archive cannot be read: {error.strerror}: see to the disk it lies on"
+        raise DaemonError("storage_unavailable", words) from None
+
+
 def decompressed(source: Input, codec: Codec) -> Iterator[bytes]:
-    """The bytes of a tar archive, in chunks of bounded size. Raises `snapshot_corrupt`, and OSError."""
+    """The bytes of a tar archive, in chunks of bounded size. Raises `snapshot_corrupt`."""
     if codec == "none":
         return source.chunks()
     return _gunzipped(source) if codec == "gzip" else _unzstd(source)

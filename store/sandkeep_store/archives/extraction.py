@@ -125,7 +125,10 @@ def extracting(stage: Stage, owner: tuple[int, int] | None) -> Iterator[Extracti
             process.communicate()
             if process.returncode:
                 raise _failure(said, process.returncode)
-            extraction.settle()
+            try:
+                extraction.settle()
+            except OSError as error:
+                raise unwritable(error.strerror) from None
         finally:
             process.kill()
             process.communicate()
@@ -158,6 +161,6 @@ def _failure(said: IO[bytes], code: int) -> SandkeepError:
     return corrupt(f"cannot be extracted here: {first}; nothing was restored")
 
 
-def unwritable(why: str) -> DaemonError:
+def unwritable(why: str | None) -> DaemonError:
     """The error for a tree that cannot be made for a reason of the disk's."""
     return DaemonError("storage_unavailable", f"the files cannot be restored: {why}: make room there")

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from sandkeep import confined
 from sandkeep.errors import SetupError
@@ -45,19 +45,22 @@ def start_extracting(
 
     It ends with the process group `group`, and with this thread. `said` takes its stderr. Raises `not_supported`.
     """
-    settings = {
-        "stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": said, "env": _ENVIRONMENT, "umask": 0,
+    nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    settings: dict[str, Any] = {
+        "stdin": subprocess.PIPE, "stdout": nothing, "stderr": said, "env": _ENVIRONMENT, "umask": 0,
         "process_group": group,
     }  # fmt: skip
     program = bubblewrap()
     try:
         if program is not None:
-            return subprocess.Popen([program, *_view(tree), *_rights(owner), *_TAR], **settings)  # type: ignore[call-overload, no-any-return]
+            return subprocess.Popen([program, *_view(tree), *_rights(owner), *_TAR], **settings)
         if owner is not None and os.geteuid() == 0:
             settings |= {"user": owner[0], "group": owner[1], "extra_groups": []}
         return confined.start(_TAR, tree, cwd=tree, **settings)
     except FileNotFoundError:
         raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
+    finally:
+        os.close(nothing)
 
 
 def _view(tree: bytes) -> Iterator[str | bytes]:

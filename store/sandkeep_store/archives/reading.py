@@ -29,12 +29,16 @@ _CHUNK: Final = 1 << 18
 """How much is read at once: in between, the interpreter is for others."""
 _PIPE_BYTES: Final = 1 << 20
 _F_SETPIPE_SZ: Final = 1031
+_CHANGED, _FAILED = 1, 2
+"""What tar ends with when not all was as it should be: what that was, it has said."""
 
 _TAR: Final = (
     "tar", "--create", "--file=-", "--format=posix", "--pax-option=delete=atime,delete=ctime", "--sparse",
     "--sort=name", "--numeric-owner", "--xattrs", "--xattrs-include=user.*", "--xattrs-exclude=user.overlay.*",
-    "--one-file-system", "--blocking-factor=512", "--quoting-style=escape", "--anchored", "--no-wildcards",
+    "--one-file-system", "--verbose", "--index-file=/dev/null", "--blocking-factor=512", "--quoting-style=escape",
+    "--anchored", "--no-wildcards",
 )  # fmt: skip
+"""What lies on another filesystem it only tells when it is to tell much."""
 _SAID: Final = re.compile(
     rb"tar: (?P<name>.*): (?:"
     rb"(?P<socket>socket ignored)|(?P<unknown>door ignored|Unknown file type; file ignored)|"
@@ -86,8 +90,8 @@ class Program:
         """Wait for its end, and take note of what it said; names get `prefix`. Raises what it failed with."""
         code = self._process.wait()
         failures = [line for line in self._lines() if not _noted(line, prefix, remarks)]
-        if failures or code < 0:
-            raise _unreadable(failures[0] if failures else b"it was killed")
+        if failures or code not in (0, _CHANGED, _FAILED):
+            raise unreadable(failures[0] if failures else b"it ended with %d" % code)
 
     def _lines(self) -> Iterator[bytes]:
         self._said.seek(0)
@@ -152,6 +156,7 @@ def _rights(owner: tuple[int, int] | None) -> list[str]:
     ]  # fmt: skip
 
 
-def _unreadable(said: bytes) -> SandkeepError:
+def unreadable(said: bytes) -> SandkeepError:
+    """The error for a tree of which no archive can be made."""
     why = shown(said.strip().removeprefix(b"tar: "))[1:-1]
     return ProviderError("provider_unavailable", f"the files cannot be read: {why}; no snapshot was made")
