@@ -98,10 +98,10 @@ def number(text: bytes) -> int:
     """A number in octal, or in the binary form for large ones. Raises ValueError."""
     if text[0] & 0x80:
         return _binary(text)
-    digits = text.partition(b"\0")[0].strip(b" ")
+    digits = text.strip(b" \0")
     if not digits:
         return 0
-    if not digits.isdigit():
+    if not digits.isdigit() or not text[0]:  # what begins with a NUL some programs take for nothing, others not
         raise ValueError(digits)
     return int(digits, 8)
 
