@@ -82,18 +82,50 @@ class Output:
 @contextmanager
 def compressing(output: Output, codec: Codec) -> Iterator[Compressor]:
     """What compresses into `output`, for the length of a block; it is complete when the block is left well."""
-    compressor = _compressor(output, codec)
+    compressor: Compressor = _Plain(output) if codec == "none" else _Large(output, codec)
     try:
         yield compressor
     except BaseException:
-        _abandon(compressor)
+        with suppress(Exception):  # what went wrong first is what matters
+            compressor.close()
         raise
     compressor.close()
 
 
-def _compressor(output: Output, codec: Codec) -> Compressor:
-    if codec == "none":
-        return _Plain(output)
+class _Plain:
+    def __init__(self, output: Output) -> None:
+        self.write = output.write
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class _Large:
+    """Has several threads compress, once there is more than one chunk: to start and end them takes a millisecond."""
+
+    def __init__(self, output: Output, codec: Codec) -> None:
+        self._output = output
+        self._codec = codec
+        self._first: bytes | None = None
+        self._threads: Compressor | None = None
+
+    def write(self, data: memoryview, /) -> None:
+        if self._first is None:
+            self._first = bytes(data)
+            return
+        if self._threads is None:
+            self._threads = _threaded(self._output, self._codec)
+            self._threads.write(memoryview(self._first))
+        self._threads.write(data)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+        else:
+            self._output.write(_at_once(self._first or b"", self._codec))
+
+
+def _threaded(output: Output, codec: Codec) -> Compressor:
     try:
         if codec == "gzip":
             from isal import igzip_threaded
@@ -107,18 +139,16 @@ def _compressor(output: Output, codec: Codec) -> Compressor:
     return maker.stream_writer(output, write_size=CHUNK, closefd=False)  # type: ignore[arg-type]
 
 
-class _Plain:
-    def __init__(self, output: Output) -> None:
-        self.write = output.write
+def _at_once(data: bytes, codec: Codec) -> bytes:
+    try:
+        if codec == "gzip":
+            from isal import igzip_lib
 
-    def close(self) -> None:
-        """Nothing is held back."""
-
-
-def _abandon(compressor: Compressor) -> None:
-    """Let its threads end. What it still writes is part of nothing."""
-    with suppress(Exception):
-        compressor.close()
+            return igzip_lib.compress(data, _GZIP_LEVEL, igzip_lib.COMP_GZIP)
+        import zstandard
+    except ImportError as error:
+        raise _missing(error.name) from None
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
 
 
 def _missing(name: str | None) -> SetupError:
