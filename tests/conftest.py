@@ -4,6 +4,7 @@ Rules for tests: temporary directories only; an engine that is absent skips with
 SANDKEEP_REQUIRE names it; no sleeps for order; whatever was started is gone at the end of the session.
 """
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -11,13 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sandkeep.demo import traces
 from sandkeep.demo.house import remove_tree
+
+if TYPE_CHECKING:
+    from tests.gcs import GcsEmulator
+    from tests.s3 import S3Server
 
 START_S = 30.0
 
@@ -29,6 +35,19 @@ def _program(*names: str) -> Callable[[], str | None]:
     path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
     missing = f"{' or '.join(names)} is not installed"
     return lambda: None if any(shutil.which(name, path=path) for name in names) else missing
+
+
+def _modules(*names: str) -> Callable[[], str | None]:
+    def look() -> str | None:
+        for name in names:
+            try:
+                if importlib.util.find_spec(name) is None:
+                    return f"{name} is not installed"
+            except ModuleNotFoundError:
+                return f"{name} is not installed"
+        return None
+
+    return look
 
 
 def _root_alone(what: str) -> str | None:
@@ -46,6 +65,8 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "node": _program("node"),
     "socat": _program("socat", "nc", "curl"),
     "root": lambda: _root_alone("become other users"),
+    "gcs": _modules("google.cloud.storage", "gcp_storage_emulator"),
+    "s3": _modules("boto3", "moto.server", "flask"),
 }
 """Why an engine cannot be had here, or None when it can."""
 
@@ -67,6 +88,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     deep = [item for item in items if item.get_closest_marker("soak")]
     config.hook.pytest_deselected(items=deep)
     items[:] = [item for item in items if item not in deep]
+
+
+# -- buckets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def gcs() -> "Iterator[GcsEmulator]":
+    """A GCS service for all tests. Ask for `gcs_bucket` too: every test has one of its own."""
+    from tests.gcs import GcsEmulator
+
+    with GcsEmulator() as service:
+        yield service
+
+
+@pytest.fixture
+def gcs_bucket(gcs: "GcsEmulator", monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket, at the service that this process and daemons of the test find by their settings."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+    return gcs.create_bucket(f"test-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(scope="session")
+def s3() -> "Iterator[S3Server]":
+    """An S3 service for all tests. Ask for `s3_bucket` too: every test has one of its own."""
+    from tests.s3 import S3Server
+
+    with S3Server() as service:
+        yield service
+
+
+@pytest.fixture
+def s3_bucket(s3: "S3Server", monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket, at the service that this process and daemons of the test find by their settings."""
+    for name, value in s3.environ.items():
+        monkeypatch.setenv(name, value)
+    return s3.create_bucket(f"test-{uuid.uuid4().hex}")
 
 
 # -- a place for daemons ----------------------------------------------------------------------------------------------

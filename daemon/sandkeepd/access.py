@@ -125,8 +125,8 @@ def _check(state: State, method: Method, params: Params, owner: str) -> None:
             )
     if method.access is Access.OWNER and method.subject is not None:
         subject: str = getattr(params, method.subject)
-        is_image = method.subject == "image_id"
-        if state.owner_of(subject if is_image else "", None if is_image else subject) != owner:
+        of_sandbox = method.subject == "sandbox_id"
+        if state.owner_of("" if of_sandbox else subject, subject if of_sandbox else None) != owner:
             noun = method.subject.removesuffix("_id")
             message = f"there is no {noun} {subject!r}{state.log.hint}"
             raise CallerError("not_found", message, **{method.subject: subject})

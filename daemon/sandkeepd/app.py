@@ -8,6 +8,7 @@ The nursery tree, with what ends each task::
         ├── files.run                 writes metadata.json, debounced
         ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
+        ├── Collection.run            deletes the snapshots that retention lets go
         ├── Output.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
@@ -54,6 +55,7 @@ from sandkeepd.api.server import serve
 from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
 from sandkeepd.images import Images
+from sandkeepd.keeping import Kept
 from sandkeepd.listeners import Listeners, opened
 from sandkeepd.output import Output
 from sandkeepd.passed import address_of
@@ -133,7 +135,8 @@ async def _run_parts(
         images = Images(core)
         sandboxes = Sandboxes(core, images)
         processes = Processes(core, sandboxes)
-        reconciler = Reconciler(core, images, sandboxes, processes)
+        kept = Kept(core, images, sandboxes, config.state_dir)
+        reconciler = Reconciler(core, images, sandboxes, processes, kept)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)
@@ -141,7 +144,7 @@ async def _run_parts(
         software.stream = [address_of(listener) for listener in listeners.stream]
         stream_access = Access(software.stream, tokens)
         retention = Retention(core, sandboxes)
-        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention)
+        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention, kept)
         holdings = Holdings(settings.CLIENT_MEMORY())
         served = endpoints(core, sandboxes, processes)
         stream = StreamServer(served, tokens, settings.STREAM_ORIGINS(), holdings=holdings)
@@ -154,6 +157,7 @@ async def _run_parts(
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)
+            carriers.start_soon(kept.collection.run)
             carriers.start_soon(Output(core).run)
             carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)

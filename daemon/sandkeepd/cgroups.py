@@ -28,9 +28,10 @@ PERIOD_US: Final = 100_000
 REMOVE_DEADLINE_S: Final = 10.0
 
 
-COUNTING: Final = frozenset({"pids", "memory", "cpuacct", "blkio", "io"})
-"""What every sandbox has a group of, so that it is known what it uses. Not so ``cpu``, in which all sandboxes together
-would get no more of a busy machine than one process outside; version 2 counts the time of every group anyway.
+COUNTING: Final = frozenset({"pids", "memory", "cpuacct", "blkio", "io", "freezer"})
+"""What every sandbox has a group of, so that it is known what it uses, and can stand still. Not so ``cpu``, in which
+all sandboxes together would get no more of a busy machine than one process outside; version 2 counts the time of every
+group anyway.
 """
 
 
@@ -81,6 +82,10 @@ class Hierarchies:
     def has(self, controller: str) -> bool:
         """Whether ``pids``, ``memory``, … can be limited or counted."""
         return controller in self._base
+
+    def can_freeze(self) -> bool:
+        """Whether a group of processes can be had stand still: version 2 needs no controller for that."""
+        return "freezer" in self._base or 2 in self._version.values()
 
     def uncounted(self) -> list[str]:
         """What of that which sandboxes use is not counted here, in words."""

@@ -90,9 +90,9 @@ class Core:
         meta: Meta | None = None,
         essential: bool = False,
         awaited: bool = True,
-    ) -> None:
+    ) -> Sequence[Recorded]:
         """Append an outcome, trying again for as long as the disk refuses it: what happened has happened. It was
-        caused by the event `cause`, or as `meta` says.
+        caused by the event `cause`, or as `meta` says. Answers what was recorded.
 
         Meanwhile whoever waits for something to happen to the same is told `storage_unavailable`, if it is `awaited`.
         """
@@ -100,8 +100,7 @@ class Core:
         try:
             while True:
                 try:
-                    await self.log.append(new, meta, essential=essential)
-                    return
+                    return await self.log.append(new, meta, essential=essential)
                 except DaemonError as error:
                     if error.code != "storage_unavailable":
                         raise

@@ -8,14 +8,17 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
-from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec
-from sandkeep.model import Network, SandboxSpec
+from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec, SnapshotCreate, SnapshotImport
+from sandkeep.model import Network, Place, SandboxSpec
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.image_sources import Source
 
@@ -32,9 +35,12 @@ SANDBOX_MAY: Final[dict[str, frozenset[str]]] = {
     "sandbox.resume_requested": frozenset({"suspended", "failed", "lost"}),
     "sandbox.resumed": frozenset({"resuming", "suspended"}),
     "sandbox.resume_failed": frozenset({"resuming"}),
+    "sandbox.restore_requested": frozenset({"running", "suspended", "failed", "lost"}),
+    "sandbox.restored": frozenset({"restoring"}),
+    "sandbox.restore_failed": frozenset({"restoring"}),
     "sandbox.failed": frozenset(STANDING),
     "sandbox.lost": frozenset({*STANDING, "stopping"}),
-    "sandbox.terminate_requested": frozenset({*STANDING, "creating", "failed", "lost"}),
+    "sandbox.terminate_requested": frozenset({*STANDING, "creating", "restoring", "failed", "lost"}),
     "sandbox.terminated": frozenset({"stopping"}),
     "process.launch_requested": frozenset({"running"}),
 }
@@ -44,12 +50,17 @@ MAX_COMMAND_BYTES: Final = 1024 * 1024
 """Words and variables together; Linux would not start a program with much more."""
 
 MAX_SPEC_BYTES: Final = 48 * 1024
+MAX_PATHS_BYTES: Final = 4 * 1024
+
+READABLE: Final = ("running", "suspended", "failed", "lost")
+"""The states of a sandbox, once it was made, in which its files are there and nobody replaces them."""
 
 WHY_NOT_READY: Final[dict[str, str]] = {
     "creating": "is still being made: wait until it runs",
     "suspending": "is being suspended: resume it",
     "suspended": "is suspended: resume it",
     "resuming": "is being resumed: wait until it runs",
+    "restoring": "is being restored: wait until it runs",
     "stopping": "is being ended",
     "stopped": "has ended: create a new one",
     "failed": "failed: look at its `error`, then resume it, if its provider can start it anew, or terminate it",
@@ -76,6 +87,77 @@ def sandbox(state: State, sandbox_id: str) -> SandboxState:
     return found
 
 
+def snapshot(state: State, snapshot_id: str) -> SnapshotState:
+    """The snapshot of that id. Raises `not_found`."""
+    found = state.snapshots.get(snapshot_id)
+    if found is None:
+        message = f"there is no snapshot {snapshot_id!r}{state.log.hint}"
+        raise CallerError("not_found", message, snapshot_id=snapshot_id)
+    return found
+
+
+def snapshot_not_ready(snapshot: SnapshotState) -> StateError:
+    """The error of a snapshot that is not there yet, or not any more."""
+    why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
+    words = f"snapshot {snapshot.snapshot_id} {why.get(snapshot.status, 'was deleted: choose another')}"
+    return StateError("snapshot_not_ready", words, snapshot_id=snapshot.snapshot_id, status=snapshot.status)
+
+
+def ready_snapshot(state: State, snapshot_id: str) -> SnapshotState:
+    """The same, of one that can be restored. Raises `snapshot_not_ready`."""
+    found = snapshot(state, snapshot_id)
+    if found.status != "ready":
+        raise snapshot_not_ready(found)
+    return found
+
+
+def create_snapshot(
+    sandbox: SandboxState, command: SnapshotCreate, places: list[Place], *, parent_id: str | None, root: str
+) -> events.SnapshotCreateRequested:
+    """The intent to keep the files of a sandbox."""
+    if _size(command.labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
+    for field, paths in (("include", command.include), ("exclude", command.exclude)):
+        if sum(map(len, paths)) > MAX_PATHS_BYTES:
+            words = f"{field}: the paths are longer than {MAX_PATHS_BYTES} bytes together: name directories above them"
+            raise CallerError("invalid", words, field=field)
+    return events.SnapshotCreateRequested(
+        owner=sandbox.owner,
+        kind="incremental" if command.incremental or command.parent_id else "full",
+        format=command.format,
+        places=places,
+        sandbox_id=sandbox.sandbox_id,
+        image_id=sandbox.requested.image_id,
+        provider=sandbox.requested.provider,
+        parent_id=parent_id,
+        name=command.name,
+        labels=command.labels,
+        root=root,
+        include=command.include,
+        exclude=command.exclude,
+    )
+
+
+def import_snapshot(command: SnapshotImport, owner: str, places: list[Place]) -> events.SnapshotCreateRequested:
+    """The intent to keep an archive from elsewhere."""
+    if _size(command.labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
+    return events.SnapshotCreateRequested(
+        owner=owner, kind="full", format=command.format, places=places, name=command.name, labels=command.labels
+    )
+
+
+def promote(
+    snapshot: SnapshotState, owner: str, provider: str, labels: Mapping[str, str]
+) -> events.ImageCreateRequested:
+    """The intent to make an image of a snapshot."""
+    if _size(labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
+    return events.ImageCreateRequested(
+        owner=owner, provider=provider, kind="snapshot", source=snapshot.snapshot_id, labels=dict(labels)
+    )
+
+
 def may(sandbox: SandboxState, event_type: str) -> bool:
     """Whether that event may follow in the sandbox's present state."""
     return sandbox.status in SANDBOX_MAY[event_type]
@@ -98,6 +180,22 @@ def not_ready(sandbox: SandboxState, why: str = "") -> StateError:
     )
 
 
+def require_files(sandbox: SandboxState) -> None:
+    """Raise `not_ready` unless the sandbox has files that can be read."""
+    if sandbox.status not in READABLE:
+        raise not_ready(sandbox)
+    if not sandbox.made:
+        raise not_ready(sandbox, "was never made: create another")
+
+
+def require_secrets(sandbox: SandboxState, secrets: Container[str]) -> None:
+    """Raise `secret_missing` unless all secrets that the sandbox had are there again."""
+    missing = [name for name in sandbox.requested.secrets if name not in secrets]
+    if missing:
+        message = f"sandbox {sandbox.sandbox_id} had secrets, which are not kept: give {_some(missing)} again"
+        raise StateError("secret_missing", message, sandbox_id=sandbox.sandbox_id, secrets=missing)
+
+
 def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) -> None:
     """Raise `not_ready` unless the sandbox can be started anew on its files, `secret_missing` without all it had."""
     if not may(sandbox, "sandbox.resume_requested"):
@@ -107,10 +205,7 @@ def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) 
     if not can_revive:
         cannot = f"the {sandbox.requested.provider} provider cannot start it anew: terminate it and create a new one"
         raise not_ready(sandbox, f"{'was lost' if sandbox.status == 'lost' else 'failed'}, and {cannot}")
-    missing = [name for name in sandbox.requested.secrets if name not in secrets]
-    if missing:
-        message = f"sandbox {sandbox.sandbox_id} had secrets, which are not kept: give {_some(missing)} again"
-        raise StateError("secret_missing", message, sandbox_id=sandbox.sandbox_id, secrets=missing)
+    require_secrets(sandbox, secrets)
 
 
 def create_image(
@@ -154,6 +249,10 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
         return None
     if found.status == "creating":
         raise StateError("not_ready", f"image {image_id} is still being made: wait, then remove it", image_id=image_id)
+    above = [s.snapshot_id for s in state.snapshots.values() if s.alive and s.needs_image(image_id)]
+    if above:
+        words = f"image {image_id} is what the incremental snapshot {_some(above)} is above: delete that, or promote it"
+        raise StateError("in_use", words, image_id=image_id, snapshot_ids=above[:20])
     users = [user.sandbox_id for user in state.image_users(image_id)] or list(pending)
     if users:
         raise StateError(
@@ -187,7 +286,7 @@ def create_sandbox(
     """
     ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
     if sandbox_id in taken or state.sandboxes.get(sandbox_id) is not interrupted:
-        raise StateError("conflict", f"the id {sandbox_id!r} is taken: choose another", sandbox_id=sandbox_id)
+        raise id_taken(sandbox_id)
     source = image(state, command.image_id)
     if source.status != "ready":
         raise StateError(
@@ -223,6 +322,19 @@ def create_sandbox(
         field = max("env", "labels", key=lambda name: _size(getattr(spec, name)))
         raise _too_large(field, "variables and labels together are")
     return source, spec
+
+
+def id_taken(sandbox_id: str) -> StateError:
+    """The error of who chose an id for a sandbox that another has."""
+    return StateError("conflict", f"the id {sandbox_id!r} is taken: choose another", sandbox_id=sandbox_id)
+
+
+def like(spec: SandboxSpec, labels: Mapping[str, str], env: Mapping[str, str] | None = None) -> SandboxSpec:
+    """The same as another sandbox was asked to be, with labels and variables besides."""
+    made = replace(spec, labels={**spec.labels, **labels}, env={**spec.env, **(env or {})})
+    if _size(made.env) + _size(made.labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels" if labels else "env", "variables and labels together are")
+    return made
 
 
 def _too_large(field: str, what: str) -> CallerError:
@@ -269,6 +381,25 @@ def launch(
         durable=command.durable,
         tty=isinstance(command, ProcessLaunch) and command.tty,
     )
+
+
+def restore(sandbox: SandboxState, snapshot: SnapshotState, secrets: Container[str], *, end_processes: bool) -> None:
+    """Raise unless the sandbox's files can be replaced by those of the snapshot: `not_ready`, `secret_missing`,
+    `in_use` while processes run in it that are not to be ended, `invalid` for another provider's.
+    """
+    if not may(sandbox, "sandbox.restore_requested"):
+        raise not_ready(sandbox)
+    if not sandbox.made:
+        raise not_ready(sandbox, "was never made: create another")
+    require_secrets(sandbox, secrets)
+    provider = sandbox.requested.provider
+    if snapshot.requested.provider not in (None, provider):
+        words = f"snapshot_id: {snapshot.snapshot_id} is of the {snapshot.requested.provider} provider, not {provider}"
+        raise CallerError("invalid", words, field="snapshot_id")
+    if sandbox.active and not end_processes:
+        names = [process.name for process in sandbox.active.values()]
+        words = f"in sandbox {sandbox.sandbox_id} run {_some(names)}: kill them first, or give end_processes"
+        raise StateError("in_use", words, sandbox_id=sandbox.sandbox_id, processes=names[:20])
 
 
 def failure_of(process: ProcessState) -> SandkeepError:

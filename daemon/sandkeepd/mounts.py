@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from sandkeepd.hostprocess import reap, spawn
@@ -146,6 +147,12 @@ def _user_namespace(outside: int, inside: int) -> int:
                 os.close(fd)
         if child >= 0:
             reap(child)
+
+
+def overlay_read_only(lowers: Sequence[str], target: str) -> None:
+    """Mount what directories show, each hiding parts of the next, at `target`."""
+    options = f"lowerdir={':'.join(lowers)},redirect_dir=nofollow,metacopy=off,index=off"
+    mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV | MS_RDONLY, options)
 
 
 def overlay(lower: str, upper: str, work: str, target: str) -> None:

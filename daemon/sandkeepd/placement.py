@@ -25,9 +25,9 @@ from typing import Final, TypeVarTuple
 Ts = TypeVarTuple("Ts")
 
 ROOT: Final = "/sys/fs/cgroup"
-CONTROLLERS: Final = ("pids", "memory", "cpu", "cpuacct", "blkio", "io")
-"""Those that limit what sandboxes use, and those that count it: version 2 has no ``cpuacct``, and ``io`` for
-``blkio``.
+CONTROLLERS: Final = ("pids", "memory", "cpu", "cpuacct", "blkio", "io", "freezer")
+"""Those that limit what sandboxes use, those that count it, and the one that has them stand still. Version 2 has no
+``cpuacct``, has ``io`` for ``blkio``, and freezes every group without a controller.
 """
 
 LEAF: Final = "daemon"

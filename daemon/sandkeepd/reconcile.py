@@ -25,9 +25,12 @@ from sandkeepd import decide
 from sandkeepd.core import Core
 from sandkeepd.images import Images
 from sandkeepd.insisting import insist
+from sandkeepd.keeping import Kept
+from sandkeepd.layers import KeptLayers
 from sandkeepd.processes import Processes
-from sandkeepd.providers.base import Instance, Pausing, Provider, Reviving
+from sandkeepd.providers.base import Instance, Pausing, Provider, Replacing, Reviving
 from sandkeepd.sandboxes import Pending, Sandboxes, start_in
+from sandkeepd.settling import Settling
 from sandkeepd.suspending import failure_of
 
 T = TypeVar("T")
@@ -36,6 +39,8 @@ logger = logging.getLogger("sandkeepd")
 
 ANSWER_DEADLINE_S: Final = 20.0
 """How long a provider may take for one answer before it is asked again."""
+
+UNSETTLED: Final = ("creating", *decide.STANDING, "restoring", "stopping")
 
 INTERRUPTED = "the daemon stopped while it was being made: create it again"
 
@@ -67,8 +72,9 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
 class Owned:
     """The `Ledger` of one provider: what the log says at the moment of asking."""
 
-    def __init__(self, core: Core, provider: str) -> None:
+    def __init__(self, core: Core, layers: KeptLayers, provider: str) -> None:
         self._state = core.state
+        self._layers = layers
         self._provider = provider
 
     def owns_sandbox(self, sandbox_id: str) -> bool:
@@ -85,6 +91,10 @@ class Owned:
         image = self._state.images.get(image_id)
         return image is not None and not image.ended
 
+    def owns_layer(self, name: str) -> bool:
+        """See `Ledger.owns_layer`."""
+        return self._layers.is_needed(name)
+
     def plans(self) -> Sequence[dict[str, Any]]:
         """See `Ledger.plans`."""
         ours = (s for s in self._state.sandboxes.values() if s.requested.provider == self._provider and not s.hidden)
@@ -94,8 +104,10 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes) -> None:
+    def __init__(self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, kept: Kept) -> None:
         self._core = core
+        self._kept = kept
+        self._settling = Settling(core, sandboxes, kept)
         self._images = images
         self._sandboxes = sandboxes
         self._processes = processes
@@ -107,7 +119,7 @@ class Reconciler:
                 self._sandboxes.making[sandbox.sandbox_id] = Pending()
             elif is_reviving(sandbox):
                 self._sandboxes.changing[sandbox.sandbox_id] = Pending()
-            elif sandbox.status in decide.STANDING:
+            elif sandbox.status in (*decide.STANDING, "restoring"):
                 self._sandboxes.adopting[sandbox.sandbox_id] = Pending()
 
     async def run(self, begin: trio.Event | None = None) -> None:
@@ -118,6 +130,7 @@ class Reconciler:
         asked = [image.requested.provider for image in core.state.images.values() if not image.ended]
         asked += [s.requested.provider for s in core.state.sandboxes.values() if not s.hidden]
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(core.guarded, self._settling.run, "settling snapshots and forks")
             for name in sorted({*core.providers, *asked}):
                 nursery.start_soon(core.guarded, partial(self._settle_provider, name), f"reconciling {name}")
 
@@ -129,7 +142,7 @@ class Reconciler:
                 if image.requested.provider == name and image.status in ("creating", "removing"):
                     nursery.start_soon(core.guarded, partial(self._settle_image, image_id), f"settling {image_id}")
             for sandbox in list(core.state.sandboxes.values()):
-                if sandbox.requested.provider == name and sandbox.status in ("creating", *decide.STANDING, "stopping"):
+                if sandbox.requested.provider == name and sandbox.status in UNSETTLED:
                     tried.append(trio.Event())
                     settle = partial(self._settle, sandbox, tried[-1])
                     nursery.start_soon(core.guarded, settle, f"settling {sandbox.sandbox_id}")
@@ -213,6 +226,8 @@ class Reconciler:
             await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id, revision)], None)
         except StateError:
             logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
+        else:
+            await self._sandboxes.told_ended(sandbox)
 
     async def _undo_revival(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
         sandbox_id, asked, revision = sandbox.sandbox_id, sandbox.requested, sandbox.revision
@@ -232,6 +247,8 @@ class Reconciler:
 
     async def _adopt(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
         """Take over a sandbox, or tell that it is lost; neither when its end is ordered meanwhile."""
+        if sandbox.status == "restoring":
+            await self._undo_restore(sandbox, tried, pending)
         if sandbox.status not in decide.STANDING:
             return
         sandbox_id, revision = sandbox.sandbox_id, sandbox.revision
@@ -250,6 +267,19 @@ class Reconciler:
             return
         if instance is not None:
             await self._adopt_processes(sandbox, instance)
+            await self._drop_replaced(sandbox)
+
+    async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
+        put_back = partial(self._settling.put_back, sandbox)
+        what = f"undoing the restore of {sandbox.sandbox_id}"
+        ended = await self._insist(sandbox.requested.provider, put_back, what, pending, tried)
+        await self._settling.record_undone(sandbox, ended=ended)
+
+    async def _drop_replaced(self, sandbox: SandboxState) -> None:
+        """A daemon may have died before it removed the files that a restore had replaced."""
+        provider = self._core.provider(sandbox.requested.provider)
+        if sandbox.restored_from is not None and isinstance(provider, Replacing):
+            await provider.drop_replaced(sandbox.sandbox_id)
 
     async def _take_over(self, sandbox: SandboxState, provider: Provider) -> Instance | None:
         asked = sandbox.requested
@@ -287,7 +317,7 @@ class Reconciler:
 
     async def _clean_up(self, provider: Provider) -> None:
         """Remove what the provider holds and nobody owns, and note what is another log's."""
-        swept = await provider.clean_up(Owned(self._core, provider.name))
+        swept = await provider.clean_up(Owned(self._core, self._kept.layers, provider.name))
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})
         if swept.foreign:

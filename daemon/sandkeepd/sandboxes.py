@@ -6,8 +6,8 @@ task first. A stopping daemon cancels it, and the sandbox goes on.
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ import trio
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, DaemonError, ProviderError, StateError, error_from
 from sandkeep.methods import SandboxCreate, SandboxQuery, SandboxRef, SandboxTerminate
-from sandkeep.model import Sandbox, SandboxList
+from sandkeep.model import Sandbox, SandboxList, SandboxSpec
 from sandkeep.settings import DISK_LIMIT
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
@@ -28,7 +28,7 @@ from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.insisting import insist
 from sandkeepd.kills import KILLED, Kills
-from sandkeepd.providers.base import Ending, Exit, Instance, Pausing
+from sandkeepd.providers.base import Caller, Ending, Exit, Instance, Pausing, Provider
 from sandkeepd.query import page
 
 logger = logging.getLogger("sandkeepd")
@@ -90,6 +90,9 @@ class Sandboxes:
         self.adopting: dict[str, Pending] = {}
         self.making: dict[str, Pending] = {}
         self.changing: dict[str, Pending] = {}
+        self.on_ended: list[Callable[[SandboxState], Awaitable[None]]] = []
+        """What is told of each sandbox that is no more."""
+        self._reading: dict[str, set[Pending]] = {}
         self._planned: dict[str, tuple[str, dict[str, Any]]] = {}
         self.unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
 
@@ -129,9 +132,40 @@ class Sandboxes:
             self._images.release(image.image_id)
             del self._planned[sandbox_id]
         failpoints.reach("create.planned")
-        self.making[sandbox_id] = Pending()
-        core.carry(partial(self._make, sandbox_id, dict(command.secrets), intent), f"creation of {sandbox_id}")
+        self.begin(intent, command.secrets)
         return await self.answer_create(sandbox_id)
+
+    def begin(
+        self, intent: Recorded, secrets: Mapping[str, str], prepare: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Make the sandbox that is on record as about to be made. What it begins with is prepared first."""
+        sandbox_id = intent.stream
+        self.making[sandbox_id] = Pending()
+        self._core.carry(partial(self._make, sandbox_id, dict(secrets), intent, prepare), f"creation of {sandbox_id}")
+
+    def plan(
+        self, provider: Provider, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, owner: str
+    ) -> dict[str, Any]:
+        """What the provider decides of a sandbox to be made, besides all others. No effect."""
+        image = self._core.state.images.get(image_id)
+        return provider.plan(
+            sandbox_id, image_id, spec, caller, self._plans(provider.name),
+            details=image.details if image is not None else {}, owner=owner,
+        )  # fmt: skip
+
+    def reserve(self, sandbox_id: str, provider: str, plan: dict[str, Any]) -> None:
+        """Say that a sandbox of that plan is about to go on record: its id is taken, and what it was given. Undo it by
+        `unreserve`.
+        """
+        self._planned[sandbox_id] = (provider, plan)
+
+    def unreserve(self, sandbox_id: str) -> None:
+        """It is on record, or will not be."""
+        self._planned.pop(sandbox_id, None)
+
+    def is_taken(self, sandbox_id: str) -> bool:
+        """Whether that id cannot be used."""
+        return sandbox_id in self._planned or sandbox_id in self._core.state.sandboxes
 
     async def created_before(self, request: Request[SandboxCreate], first: Recorded) -> Any:  # noqa: ARG002
         """The answer to a command that was given before."""
@@ -149,10 +183,15 @@ class Sandboxes:
         ]
         return kept + [plan for name, plan in self._planned.values() if name == provider]
 
-    async def answer_create(self, sandbox_id: str) -> Sandbox:
-        """Wait until the sandbox runs or failed, and answer it."""
+    async def settled(self, sandbox_id: str) -> None:
+        """Wait until the sandbox was made, or was not."""
         sandbox = self._core.state.sandboxes[sandbox_id]
         await self._core.settled(sandbox_id, lambda: sandbox.status != "creating")
+
+    async def answer_create(self, sandbox_id: str) -> Sandbox:
+        """Wait until the sandbox runs or failed, and answer it."""
+        await self.settled(sandbox_id)
+        sandbox = self._core.state.sandboxes[sandbox_id]
         if not sandbox.made:
             if sandbox.error is not None:
                 raise error_from(*sandbox.error, {"sandbox_id": sandbox_id})
@@ -161,7 +200,13 @@ class Sandboxes:
             )
         return sandbox.view()
 
-    async def _make(self, sandbox_id: str, secrets: dict[str, str], intent: Recorded) -> None:
+    async def _make(
+        self,
+        sandbox_id: str,
+        secrets: dict[str, str],
+        intent: Recorded,
+        prepare: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         core = self._core
         sandbox = core.state.sandboxes[sandbox_id]
         asked = sandbox.requested
@@ -170,6 +215,8 @@ class Sandboxes:
         outcome: events.Event | None = None
         try:
             with pending.scope:
+                if prepare is not None:
+                    await prepare()
                 instance = await core.provider(asked.provider).create(
                     sandbox_id, asked.image_id, asked.spec, secrets, asked.plan
                 )
@@ -190,6 +237,8 @@ class Sandboxes:
             return  # the same, ordered while this was on its way to the disk
         if instance is not None:
             self.keep(instance)
+        else:
+            await self.told_ended(sandbox)
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
@@ -321,6 +370,25 @@ class Sandboxes:
             with trio.move_on_after(ADOPTION_PATIENCE_S):
                 await self.adopting[sandbox_id].finished.wait()
 
+    @contextmanager
+    def reading(self, sandbox_id: str) -> Iterator[None]:
+        """For the length of a block somebody reads the sandbox's files, which its end interrupts.
+
+        Raises `not_ready` then.
+        """
+        pending = Pending()
+        self._reading.setdefault(sandbox_id, set()).add(pending)
+        try:
+            with pending.scope:
+                yield
+            if pending.scope.cancelled_caught:
+                raise decide.not_ready(self._core.state.sandboxes[sandbox_id], "ended while its files were read")
+        finally:
+            pending.finished.set()
+            self._reading[sandbox_id].discard(pending)
+            if not self._reading[sandbox_id]:
+                del self._reading[sandbox_id]
+
     # -- ending -------------------------------------------------------------------------------------------------------
 
     async def terminate(self, request: Request[SandboxTerminate]) -> Sandbox:
@@ -365,12 +433,34 @@ class Sandboxes:
         if runtime is not None:
             self.runtimes.pop(sandbox_id, None)
             await runtime.instance.aclose()
+        await self.told_ended(sandbox)
+
+    async def stop_keeping(self, sandbox_id: str) -> Runtime | None:
+        """Look after a sandbox no more that is about to be ended and started anew; answer what held it."""
+        runtime = self.runtimes.pop(sandbox_id, None)
+        if runtime is not None:
+            await runtime.stop()
+        return runtime
+
+    async def words_of_killed(self, sandbox: SandboxState, runtime: Runtime | None) -> list[NewEvent]:
+        """How the processes ended of a sandbox that was ended, and that `runtime` held."""
+        last_words = self.last_words(sandbox, await self._exits(sandbox, runtime), KILLED)
+        if runtime is not None:
+            await runtime.instance.aclose()
+        return last_words
+
+    async def told_ended(self, sandbox: SandboxState) -> None:
+        """Have others let go of what a sandbox needed that is no more."""
+        for on_ended in self.on_ended:
+            await on_ended(sandbox)
 
     async def _stop(self, sandbox_id: str) -> Runtime | None:
         """End the tasks that look after it."""
         for under_way in (self.making, self.adopting, self.changing):
             if sandbox_id in under_way:
                 await under_way[sandbox_id].interrupt()
+        for reading in list(self._reading.get(sandbox_id, ())):
+            await reading.interrupt()
         runtime = self.runtimes.get(sandbox_id)
         if runtime is not None:
             await runtime.stop()

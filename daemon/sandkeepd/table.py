@@ -11,6 +11,7 @@ from sandkeepd.files import Files
 from sandkeepd.history import History
 from sandkeepd.images import Images
 from sandkeepd.journals import Journals
+from sandkeepd.keeping import Kept
 from sandkeepd.processes import Processes
 from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
@@ -32,6 +33,7 @@ def dispatch(
     software: Software,
     access: Access,
     retention: Retention,
+    kept: Kept,
 ) -> Dispatch:
     """The daemon's handler of calls."""
     history, upkeep, terminals, files, suspensions = (
@@ -54,6 +56,8 @@ def dispatch(
         "sandbox.terminate": sandboxes.terminate,
         "sandbox.suspend": suspensions.suspend,
         "sandbox.resume": suspensions.resume,
+        "sandbox.fork": kept.forks.fork,
+        "sandbox.restore": kept.restores.restore_own,
         "sandbox.read_file": files.read_file,
         "sandbox.write_file": files.write_file,
         "sandbox.list_dir": files.list_dir,
@@ -71,6 +75,13 @@ def dispatch(
         "process.attach": terminals.attach,
         "process.resize": terminals.resize,
         "process.open_output": Journals(core, processes).open_output,
+        "snapshot.create": kept.snapshots.create,
+        "snapshot.delete": kept.snapshots.delete,
+        "snapshot.restore": kept.restores.restore,
+        "snapshot.export": kept.moves.export,
+        "snapshot.import": kept.moves.bring_in,
+        "snapshot.promote": kept.moves.promote,
+        "snapshot.gc": kept.collection.gc,
         "event.list": history.list,
         "stream.access": access.access,
         "store.compact": retention.compact,
@@ -86,9 +97,15 @@ def dispatch(
         "image.list": images.list_now,
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
+        "snapshot.get": kept.snapshots.get_now,
+        "snapshot.list": kept.snapshots.list_now,
     }
-    again = {"provider.choose": choosing.chosen_before, **_again(images, sandboxes, processes, files, suspensions)}
-    return Dispatch(core, handlers, at_once, again, _done(processes, access))
+    again = {
+        "provider.choose": choosing.chosen_before,
+        **_again(images, sandboxes, processes, files, suspensions),
+        **_kept_again(images, sandboxes, kept),
+    }
+    return Dispatch(core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.gc})
 
 
 def _again(
@@ -107,6 +124,19 @@ def _again(
         "sandbox.copy_commit": files.committed_before,
         "process.launch": processes.launched_before,
         "process.signal": processes.signalled_before,
+    }
+
+
+def _kept_again(images: Images, sandboxes: Sandboxes, kept: Kept) -> dict[str, Again]:
+    """The same of what is done with the files of sandboxes."""
+    return {
+        "sandbox.fork": kept.forks.forked_before,
+        "sandbox.restore": kept.restores.restored_before,
+        "snapshot.create": kept.snapshots.created_before,
+        "snapshot.delete": lambda request, first: kept.snapshots.answer_delete(first.stream),
+        "snapshot.restore": sandboxes.created_before,
+        "snapshot.import": kept.moves.brought_in_before,
+        "snapshot.promote": images.created_before,
     }
 
 

@@ -29,7 +29,7 @@ ANCILLARY_BYTES: Final = CMSG_SPACE(253 * 4)
 
 RECEIVE_FLAGS: Final = MSG_CMSG_CLOEXEC
 _REQUEST_ID: Final = 1
-_STREAMS: Final = frozenset({"sandbox.copy_in", "sandbox.copy_out"})
+_STREAMS: Final = frozenset({"sandbox.copy_in", "sandbox.copy_out", "snapshot.import"})
 """What is handed over here ends with the call; elsewhere it stays good without it."""
 
 

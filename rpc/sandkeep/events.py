@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from msgspec import Struct, field
 
-from sandkeep.model import ImageKind, Isolation, SandboxSpec, SkippedFile
+from sandkeep.model import ArchiveFormat, ImageKind, Isolation, Place, SandboxSpec, SkippedFile, SnapshotKind
 
 MAX_EVENT_BYTES: Final = 64 * 1024
 DAEMON_STREAM: Final = "daemon"
@@ -90,6 +90,7 @@ class LogCompactRequested(Event, frozen=True, kw_only=True):
     before_us: int
     sandboxes: list[str] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
+    snapshots: list[str] = field(default_factory=list)
 
 
 class LogCompacted(Event, frozen=True, kw_only=True):
@@ -134,7 +135,7 @@ class LogEventLost(Event, frozen=True, kw_only=True):
 
 class ImageCreateRequested(Event, frozen=True, kw_only=True):
     """An image is about to be made from `source`: the absolute path of a directory, which is copied, put onto the image
-    `base`, or built by its `dockerfile`; or the reference of a container image.
+    `base`, or built by its `dockerfile`; the reference of a container image; or the id of a snapshot.
     """
 
     type = "image.create_requested"
@@ -198,7 +199,11 @@ class ImageRemoved(Event, frozen=True, kw_only=True):
 
 
 class SandboxCreateRequested(Event, frozen=True, kw_only=True):
-    """A sandbox is about to be made. `plan` is what its provider decided beforehand, such as the uid it will run as."""
+    """A sandbox is about to be made. `plan` is what its provider decided beforehand, such as the uid it will run as.
+
+    It gets the files of the sandbox `forked_from` or of the snapshot `restored_from`; without either the image's.
+    `needs_image` says whether any of them are the image's. The files that a fork shares are called `fork_id`.
+    """
 
     type = "sandbox.create_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("sandbox.created", "sandbox.create_failed")
@@ -208,6 +213,10 @@ class SandboxCreateRequested(Event, frozen=True, kw_only=True):
     spec: SandboxSpec
     secrets: list[str] = field(default_factory=list)
     plan: dict[str, Any] = field(default_factory=dict)
+    forked_from: str | None = None
+    fork_id: str | None = None
+    restored_from: str | None = None
+    needs_image: bool = True
 
 
 class SandboxCreated(Event, frozen=True, kw_only=True):
@@ -296,6 +305,69 @@ class SandboxResumeFailed(Event, frozen=True, kw_only=True):
     """The sandbox was not resumed, and is what it was before. `interrupted`: as in `image.create_failed`."""
 
     type = "sandbox.resume_failed"
+    code: str
+    message: str
+    interrupted: bool = False
+
+
+class SandboxRestoreRequested(Event, frozen=True, kw_only=True):
+    """The sandbox's own files are about to be replaced by those of a snapshot, and what runs in it to be ended; `plan`
+    is what it will be by then.
+    """
+
+    type = "sandbox.restore_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("sandbox.restored", "sandbox.restore_failed")
+    snapshot_id: str
+    plan: dict[str, Any]
+    needs_image: bool = True
+
+
+class SandboxRestored(Event, frozen=True, kw_only=True):
+    """The sandbox has the files of the snapshot and runs, with nothing in it."""
+
+    type = "sandbox.restored"
+    snapshot_id: str
+    isolation: Isolation
+    handle: dict[str, Any] = field(default_factory=dict)
+
+
+class SandboxRestoreFailed(Event, frozen=True, kw_only=True):
+    """The sandbox has the files that it had. With `ended` nothing runs in it any more, and it has failed; else it is
+    what it was before. `interrupted`: as in `image.create_failed`.
+    """
+
+    type = "sandbox.restore_failed"
+    code: str
+    message: str
+    ended: bool = False
+    interrupted: bool = False
+
+
+class SandboxForkRequested(Event, frozen=True, kw_only=True):
+    """Sandboxes of these ids are about to be made with the files that this one has at a moment to come.
+
+    Its stream is called by an id of its own, as are the files that the forks will share.
+    """
+
+    type = "sandbox.fork_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("sandbox.forked", "sandbox.fork_failed")
+    sandbox_ids: list[str]
+
+
+class SandboxForked(Event, frozen=True, kw_only=True):
+    """The files are kept that the forks start from, each of which goes on by itself from here on. The sandbox stood
+    still for `pause_ms`.
+    """
+
+    type = "sandbox.forked"
+    pause_ms: float
+    size_bytes: int = 0
+
+
+class SandboxForkFailed(Event, frozen=True, kw_only=True):
+    """No fork was made. `interrupted`: as in `image.create_failed`."""
+
+    type = "sandbox.fork_failed"
     code: str
     message: str
     interrupted: bool = False
@@ -405,6 +477,74 @@ class ProcessLost(Event, frozen=True, kw_only=True):
 
     type = "process.lost"
     message: str
+
+
+# -- snapshots --------------------------------------------------------------------------------------------------------
+
+
+class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
+    """The files of a sandbox are about to be kept as an archive at each of `places`; or, without a sandbox, an archive
+    from elsewhere is. See `model.Snapshot` for the rest.
+    """
+
+    type = "snapshot.create_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("snapshot.stored", "snapshot.failed")
+    owner: str
+    kind: SnapshotKind
+    format: ArchiveFormat
+    places: list[Place]
+    sandbox_id: str | None = None
+    image_id: str | None = None
+    provider: str | None = None
+    parent_id: str | None = None
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    root: str = "/workspace"
+    include: list[str] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list)
+
+
+class SnapshotStored(Event, frozen=True, kw_only=True):
+    """The archive is complete, verified and durable where it was to be. `digest` is ``sha256:…`` of its bytes.
+    `remarks` counts what is not in it as it was, by why.
+    """
+
+    type = "snapshot.stored"
+    digest: str
+    size_bytes: int
+    member_count: int
+    content_bytes: int
+    format: ArchiveFormat
+    pause_ms: float | None = None
+    remarks: dict[str, int] = field(default_factory=dict)
+
+
+class SnapshotFailed(Event, frozen=True, kw_only=True):
+    """No snapshot was made, and nothing is left of it. `interrupted`: as in `image.create_failed`."""
+
+    type = "snapshot.failed"
+    code: str
+    message: str
+    interrupted: bool = False
+
+
+class SnapshotDeleteRequested(Event, frozen=True, kw_only=True):
+    """The snapshot is about to be deleted, for `reason`: ``requested``, ``count`` or ``age``. Nobody may restore it any
+    more.
+    """
+
+    type = "snapshot.delete_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("snapshot.deleted",)
+    reason: str = "requested"
+
+
+class SnapshotDeleted(Event, frozen=True, kw_only=True):
+    """The snapshot is no more. Its archive is gone, unless it is `kept` for the incremental snapshots that build on it;
+    when the last of those is deleted another event of this kind says that it has gone too.
+    """
+
+    type = "snapshot.deleted"
+    kept: bool = False
 
 
 def _all_events() -> dict[str, type[Event]]:

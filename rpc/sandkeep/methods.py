@@ -14,6 +14,9 @@ from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Sec
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
 MAX_AGE_S: Final = 100 * 366 * 86_400
+MAX_FORKS: Final = 256
+"""How many sandboxes one `sandbox.fork` makes."""
+
 MAX_WRITE_BYTES: Final = 8 * 1024 * 1024
 """How much one `sandbox.write_file` takes. More goes by `sandbox.copy_in`, or the stream server."""
 
@@ -188,6 +191,116 @@ class SandboxResume(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     sandbox_id: Name
     secrets: Secrets = field(default_factory=dict)
+
+
+class SandboxRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox whose own files are to be replaced by those of a snapshot.
+
+    It is started anew for that. While processes run in it that is refused with `in_use`, unless `end_processes` says to
+    end them. It needs its `secrets` again, as they are stored nowhere.
+    """
+
+    sandbox_id: Name
+    snapshot_id: Name
+    end_processes: bool = False
+    secrets: Secrets = field(default_factory=dict)
+
+
+class SandboxFork(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox to fork, and how many sandboxes shall begin with the files that it has now. They are as it was asked
+    to be, with `labels` besides its own; no process of it goes on in them. `sandbox_ids` are ids of the caller's own,
+    as many as the `count`. Secrets that it had have to be given again.
+    """
+
+    sandbox_id: Name
+    count: Annotated[int, Meta(ge=1, le=MAX_FORKS)] = 1
+    sandbox_ids: Annotated[list[Name], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
+    labels: Labels = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=dict)
+
+
+class SnapshotCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox whose files are to be kept. Of them, only what is at or below the paths of `include` is taken, and
+    nothing at or below those of `exclude`; paths begin at the sandbox's workspace unless they are absolute.
+
+    `incremental` keeps what differs from the snapshot `parent_id`, or from the last of the sandbox that can be built
+    on, else from its image. With `archive` ``bucket`` it has to be where other machines find it.
+    """
+
+    sandbox_id: Name
+    name: Name | None = None
+    labels: Labels = field(default_factory=dict)
+    include: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
+    exclude: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
+    format: Literal["tar.gz", "tar.zst"] = "tar.gz"
+    incremental: bool = False
+    parent_id: Name | None = None
+    archive: Literal["bucket"] | None = None
+
+
+class SnapshotRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A snapshot."""
+
+    snapshot_id: Name
+
+
+class SnapshotQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Only those of a sandbox, with a name, with all these labels, if that is given. `all` adds those that failed or
+    were deleted.
+    """
+
+    sandbox_id: Name | None = None
+    name: Name | None = None
+    labels: Labels = field(default_factory=dict)
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class SnapshotDelete(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The snapshot to delete. Incremental ones that build on it stay whole."""
+
+    snapshot_id: Name
+
+
+class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The snapshot that a new sandbox begins with. It is as the snapshot's sandbox was asked to be, with `labels` and
+    `env` besides; secrets that that one had have to be given again.
+    """
+
+    snapshot_id: Name
+    sandbox_id: Name | None = None
+    labels: Labels = field(default_factory=dict)
+    env: Environment = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=dict)
+
+
+class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An archive to be brought in: a tar of the files of a workspace, plain or compressed by gzip or zstd.
+
+    The descriptor is the writing end of a pipe. The archive is `size_bytes` long, so that one that was cut off is seen
+    to be, and has the digest, ``sha256:…``, if one is given.
+    """
+
+    size_bytes: Annotated[int, Meta(ge=0, le=2**62)]
+    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)")] | None = None
+    format: model.ArchiveFormat = "tar.gz"
+    name: Name | None = None
+    labels: Labels = field(default_factory=dict)
+    archive: Literal["bucket"] | None = None
+
+
+class SnapshotPromote(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The snapshot that an image is to be made of. The image does not need it any more then."""
+
+    snapshot_id: Name
+    labels: Labels = field(default_factory=dict)
+
+
+class SnapshotGc(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With `dry_run` it is only told what would be removed."""
+
+    dry_run: bool = False
 
 
 class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -432,7 +545,7 @@ class Method(Struct, frozen=True, kw_only=True):
     result: Any
     params: type[Params] = NoParams
     access: Access = Access.ANYONE
-    subject: Literal["sandbox_id", "image_id"] | None = None
+    subject: Literal["sandbox_id", "image_id", "snapshot_id"] | None = None
     mutates: bool = False
     descriptors: int = 0
     intent: str | None = None
@@ -449,6 +562,7 @@ def _method(name: str, summary: str, result: Any, params: type[Params] = NoParam
 _M = _method
 _OWNER_OF_SANDBOX: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "sandbox_id"}
 _OWNER_OF_IMAGE: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "image_id"}
+_OWNER_OF_SNAPSHOT: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "snapshot_id"}
 _ADMIN: Final[dict[str, Any]] = {"access": Access.ADMIN}
 
 METHODS: Final[dict[str, Method]] = {
@@ -545,6 +659,24 @@ METHODS: Final[dict[str, Method]] = {
             **_OWNER_OF_SANDBOX,
             intent="sandbox.resume_requested",
             deadline_s=120.0,
+        ),
+        _M(
+            "sandbox.fork",
+            "Make sandboxes that begin with the files of one.",
+            model.ForkResult,
+            SandboxFork,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.fork_requested",
+            deadline_s=3600.0,
+        ),
+        _M(
+            "sandbox.restore",
+            "Replace a sandbox's own files by those of a snapshot.",
+            model.Sandbox,
+            SandboxRestore,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.restore_requested",
+            deadline_s=3600.0,
         ),
         _M(
             "sandbox.read_file",
@@ -663,6 +795,69 @@ METHODS: Final[dict[str, Method]] = {
             ProcessResize,
             **_OWNER_OF_SANDBOX,
             deadline_s=30.0,
+        ),
+        _M(
+            "snapshot.create",
+            "Keep the files of a sandbox as an archive.",
+            model.Snapshot,
+            SnapshotCreate,
+            **_OWNER_OF_SANDBOX,
+            intent="snapshot.create_requested",
+            deadline_s=6 * 3600.0,
+        ),
+        _M("snapshot.list", "List snapshots.", model.SnapshotList, SnapshotQuery),
+        _M("snapshot.get", "Show a snapshot.", model.Snapshot, SnapshotRef, **_OWNER_OF_SNAPSHOT),
+        _M(
+            "snapshot.delete",
+            "Delete a snapshot.",
+            model.Snapshot,
+            SnapshotDelete,
+            **_OWNER_OF_SNAPSHOT,
+            intent="snapshot.delete_requested",
+            deadline_s=600.0,
+        ),
+        _M(
+            "snapshot.restore",
+            "Make a sandbox with the files of a snapshot and start it.",
+            model.Sandbox,
+            SnapshotRestore,
+            **_OWNER_OF_SNAPSHOT,
+            intent="sandbox.create_requested",
+            deadline_s=6 * 3600.0,
+        ),
+        _M(
+            "snapshot.export",
+            "Hand over the files of a snapshot as one whole archive, an open file.",
+            model.SnapshotExport,
+            SnapshotRef,
+            **_OWNER_OF_SNAPSHOT,
+            descriptors=1,
+            deadline_s=6 * 3600.0,
+        ),
+        _M(
+            "snapshot.import",
+            "Hand over a pipe to which an archive from elsewhere is written, to be kept as a snapshot.",
+            model.Snapshot,
+            SnapshotImport,
+            intent="snapshot.create_requested",
+            descriptors=1,
+        ),
+        _M(
+            "snapshot.promote",
+            "Make an image of a snapshot.",
+            model.Image,
+            SnapshotPromote,
+            **_OWNER_OF_SNAPSHOT,
+            intent="image.create_requested",
+            deadline_s=6 * 3600.0,
+        ),
+        _M(
+            "snapshot.gc",
+            "Delete snapshots that retention lets go, and archives that no event owns.",
+            model.SnapshotGcReport,
+            SnapshotGc,
+            **_ADMIN,
+            deadline_s=3600.0,
         ),
         _M(
             "stream.access",

@@ -42,11 +42,23 @@ Secrets: TypeAlias = Annotated[
 ]
 Command: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=4096)] | Annotated[Text, Meta(min_length=1)]
 
-ImageKind: TypeAlias = Literal["directory", "dockerfile", "reference"]
+ImageKind: TypeAlias = Literal["directory", "dockerfile", "reference", "snapshot"]
 ImageStatus: TypeAlias = Literal["creating", "ready", "failed", "removing", "removed"]
 SandboxStatus: TypeAlias = Literal[
-    "creating", "running", "suspending", "suspended", "resuming", "stopping", "stopped", "failed", "lost"
+    "creating",
+    "running",
+    "suspending",
+    "suspended",
+    "resuming",
+    "restoring",
+    "stopping",
+    "stopped",
+    "failed",
+    "lost",
 ]
+SnapshotStatus: TypeAlias = Literal["creating", "ready", "failed", "deleting", "deleted"]
+SnapshotKind: TypeAlias = Literal["full", "incremental"]
+ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.zst"]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
 Network: TypeAlias = Literal["none", "host", "bridge"]
 IsolationMode: TypeAlias = Literal["default", "none"]
@@ -62,9 +74,9 @@ class SkippedFile(Struct, frozen=True, kw_only=True):
 class Image(Struct, frozen=True, kw_only=True):
     """An immutable template that sandboxes start from.
 
-    `source` is a directory's path, or the reference of a container image. `base` is the reference that a plain
-    directory was put onto, and `dockerfile` the path, below `source`, that it was built by. For Docker's,
-    `docker_image_id` names the content and `docker_image_tag` is what the engine calls it.
+    `source` is a directory's path, the reference of a container image, or the id of the snapshot that was promoted.
+    `base` is the reference that a plain directory was put onto, and `dockerfile` the path, below `source`, that it was
+    built by. For Docker's, `docker_image_id` names the content and `docker_image_tag` is what the engine calls it.
     """
 
     image_id: str
@@ -140,7 +152,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     """A running environment made from an image by a provider.
 
     `note` says when the daemon, just started, has not heard from it yet: the rest is its last known state then. One
-    that is lost had `last_status` before.
+    that is lost had `last_status` before. `forked_from` is the sandbox that it was forked from, `restored_from` the
+    snapshot that its files came from last, and `latest_snapshot_id` the last one that was made of them. One that was
+    restored from a snapshot of elsewhere has that for its `image_id`.
     """
 
     sandbox_id: str
@@ -160,6 +174,93 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     position: int = 0
     last_status: str | None = None
     note: str | None = None
+    forked_from: str | None = None
+    restored_from: str | None = None
+    latest_snapshot_id: str | None = None
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where an archive lies: `path` below `base`, which is a directory or a bucket, as `where` says: ``mount``,
+    ``directory``, ``state``, ``gcs`` or ``s3``. `uri` is the whole.
+    """
+
+    where: str
+    base: str
+    path: str
+    uri: str
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """The files of a sandbox at one moment, kept as an archive in `places`, the first of them preferred.
+
+    Names in the archive begin at the directory `root` of the sandbox. One that is ``incremental`` holds what differs
+    from the snapshot `parent_id`, or from the image `image_id`. `pause_ms` is how long the sandbox stood still for it.
+    `imported` is one that was brought in from elsewhere. `digest`, `size_bytes` and `member_count` are those of the
+    archive, `content_bytes` those of the files in it. `remarks` counts what is not in it as it was, by why, such as
+    ``socket``.
+    """
+
+    snapshot_id: str
+    status: SnapshotStatus
+    kind: SnapshotKind
+    format: ArchiveFormat
+    owner: str
+    created_at: Timestamp
+    sandbox_id: str | None = None
+    image_id: str | None = None
+    provider: str | None = None
+    parent_id: str | None = None
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    root: str = "/workspace"
+    include: list[str] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list)
+    imported: bool = False
+    places: list[Place] = field(default_factory=list)
+    digest: str | None = None
+    size_bytes: int = 0
+    member_count: int = 0
+    content_bytes: int = 0
+    pause_ms: float | None = None
+    remarks: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+    note: str | None = None
+
+
+class SnapshotList(Struct, frozen=True, kw_only=True):
+    """Snapshots, oldest first; `next` is what to give as `after` for more."""
+
+    snapshots: list[Snapshot]
+    next: str | None = None
+
+
+class SnapshotExport(Struct, frozen=True, kw_only=True):
+    """A whole archive that was handed over, as an open file to read from its beginning."""
+
+    snapshot_id: str
+    digest: str
+    size_bytes: int
+    format: ArchiveFormat
+
+
+class SnapshotGcReport(Struct, frozen=True, kw_only=True):
+    """What a collection removed, or would have: snapshots that retention let go, and archives that no event owns, by
+    where they lay. `left` are archives that could not be told to be ours, or not be removed, each with why.
+    """
+
+    snapshots: list[str] = field(default_factory=list)
+    archives: list[str] = field(default_factory=list)
+    freed_bytes: int = 0
+    left: list[str] = field(default_factory=list)
+    dry_run: bool = False
+
+
+class ForkResult(Struct, frozen=True, kw_only=True):
+    """The sandboxes that a fork made, and how long their source stood still for it."""
+
+    sandbox_id: str
+    sandboxes: list[Sandbox]
+    pause_ms: float
 
 
 class Process(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from sandkeep import (
     events,
     methods,
     model,
+    storage_settings,  # noqa: F401  # and so does this
     stubs,
 )
 from sandkeep.cli.manual import man_page

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sandkeep.errors import SetupError
 
@@ -91,6 +91,42 @@ def parse_output_limit(text: str) -> int | None:
     if size < 1024**2:
         raise ValueError("give at least 1M, or unlimited")
     return size
+
+
+class SnapshotRule(NamedTuple):
+    """How many snapshots of a sandbox are kept that have a label, and how old they may be; None is no bound. `label`
+    is a key, or a key and a value; without one the rule fits all.
+    """
+
+    label: tuple[str, str | None] | None
+    most: int | None
+    age_s: float | None
+
+    def fits(self, labels: Mapping[str, str]) -> bool:
+        """Whether the rule is for a snapshot with these labels."""
+        if self.label is None:
+            return True
+        key, value = self.label
+        return key in labels and value in (None, labels[key])
+
+
+def parse_snapshot_rules(text: str) -> tuple[SnapshotRule, ...]:
+    """Rules such as ``kind=nightly:7,30d; 20``. Raises ValueError."""
+    return () if text.strip() == "all" else tuple(_snapshot_rule(rule) for rule in text.split(";") if rule.strip())
+
+
+def _snapshot_rule(text: str) -> SnapshotRule:
+    label, colon, bounds = text.strip().rpartition(":")
+    key, equals, value = label.partition("=")
+    count = age = None
+    for bound in bounds.split(","):
+        if bound.strip().isdigit():
+            count = int(bound)
+        else:
+            age = parse_age(bound)
+    if count is not None and count < 1:
+        raise ValueError("keep at least 1 snapshot of each sandbox")
+    return SnapshotRule((key, value if equals else None) if colon else None, count, age)
 
 
 LEAST_RETAINED_S: Final = 86_400.0
@@ -258,6 +294,15 @@ RETAIN_OUTPUT = Setting(
     "1G",
     "How many bytes of output are kept of each sandbox, running or not. Beyond it the output of processes that ended "
     "goes, oldest first, then the beginning of what others have written. A size of at least 1M, or `unlimited`.",
+)
+SNAPSHOT_RETAIN = Setting(
+    "SANDKEEP_SNAPSHOT_RETAIN",
+    parse_snapshot_rules,
+    lambda: (),
+    "all",
+    "Which snapshots of a sandbox are kept: how many, how long, or both, such as `10,30d`. Before a colon stands the "
+    "label of those it is for, several rules have semicolons between, and the first that fits decides: "
+    "`kind=nightly:7; auto:3,2d; 20`. The last one of a sandbox always stays.",
 )
 DOCKER_BASE = Setting(
     "SANDKEEP_DOCKER_BASE",

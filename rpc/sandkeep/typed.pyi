@@ -190,6 +190,29 @@ class TrioSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
         """Have a suspended sandbox go on, or start one that was lost or failed anew on its files."""
+    async def fork(
+        self,
+        sandbox_id: str,
+        *,
+        count: int = ...,
+        sandbox_ids: Sequence[str] = ...,
+        labels: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ForkResult:
+        """Make sandboxes that begin with the files of one."""
+    async def restore(
+        self,
+        sandbox_id: str,
+        snapshot_id: str,
+        *,
+        end_processes: bool = ...,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Replace a sandbox's own files by those of a snapshot."""
     async def read_file(
         self,
         sandbox_id: str,
@@ -336,6 +359,80 @@ class TrioProcess:
     ) -> model.Process:
         """Resize the terminal of a process that nobody is attached to."""
 
+class TrioSnapshot:
+    async def create(
+        self,
+        sandbox_id: str,
+        *,
+        name: str | None = ...,
+        labels: dict[str, str] = ...,
+        include: Sequence[str] = ...,
+        exclude: Sequence[str] = ...,
+        format: Literal["tar.gz", "tar.zst"] = ...,
+        incremental: bool = ...,
+        parent_id: str | None = ...,
+        archive: Literal["bucket"] | None = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Snapshot:
+        """Keep the files of a sandbox as an archive."""
+    async def list(
+        self,
+        *,
+        sandbox_id: str | None = ...,
+        name: str | None = ...,
+        labels: dict[str, str] = ...,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SnapshotList:
+        """List snapshots."""
+    async def get(
+        self,
+        snapshot_id: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Snapshot:
+        """Show a snapshot."""
+    async def delete(
+        self,
+        snapshot_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Snapshot:
+        """Delete a snapshot."""
+    async def restore(
+        self,
+        snapshot_id: str,
+        *,
+        sandbox_id: str | None = ...,
+        labels: dict[str, str] = ...,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Make a sandbox with the files of a snapshot and start it."""
+    async def promote(
+        self,
+        snapshot_id: str,
+        *,
+        labels: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Image:
+        """Make an image of a snapshot."""
+    async def gc(
+        self,
+        *,
+        dry_run: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SnapshotGcReport:
+        """Delete snapshots that retention lets go, and archives that no event owns."""
+
 class TrioStream:
     async def access(
         self,
@@ -394,6 +491,7 @@ class TrioMethods:
     provider: TrioProvider
     sandbox: TrioSandbox
     process: TrioProcess
+    snapshot: TrioSnapshot
     stream: TrioStream
     event: TrioEvent
     store: TrioStore
@@ -581,6 +679,29 @@ class BlockingSandbox:
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
         """Have a suspended sandbox go on, or start one that was lost or failed anew on its files."""
+    def fork(
+        self,
+        sandbox_id: str,
+        *,
+        count: int = ...,
+        sandbox_ids: Sequence[str] = ...,
+        labels: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.ForkResult:
+        """Make sandboxes that begin with the files of one."""
+    def restore(
+        self,
+        sandbox_id: str,
+        snapshot_id: str,
+        *,
+        end_processes: bool = ...,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Replace a sandbox's own files by those of a snapshot."""
     def read_file(
         self,
         sandbox_id: str,
@@ -727,6 +848,80 @@ class BlockingProcess:
     ) -> model.Process:
         """Resize the terminal of a process that nobody is attached to."""
 
+class BlockingSnapshot:
+    def create(
+        self,
+        sandbox_id: str,
+        *,
+        name: str | None = ...,
+        labels: dict[str, str] = ...,
+        include: Sequence[str] = ...,
+        exclude: Sequence[str] = ...,
+        format: Literal["tar.gz", "tar.zst"] = ...,
+        incremental: bool = ...,
+        parent_id: str | None = ...,
+        archive: Literal["bucket"] | None = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Snapshot:
+        """Keep the files of a sandbox as an archive."""
+    def list(
+        self,
+        *,
+        sandbox_id: str | None = ...,
+        name: str | None = ...,
+        labels: dict[str, str] = ...,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SnapshotList:
+        """List snapshots."""
+    def get(
+        self,
+        snapshot_id: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Snapshot:
+        """Show a snapshot."""
+    def delete(
+        self,
+        snapshot_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Snapshot:
+        """Delete a snapshot."""
+    def restore(
+        self,
+        snapshot_id: str,
+        *,
+        sandbox_id: str | None = ...,
+        labels: dict[str, str] = ...,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Sandbox:
+        """Make a sandbox with the files of a snapshot and start it."""
+    def promote(
+        self,
+        snapshot_id: str,
+        *,
+        labels: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Image:
+        """Make an image of a snapshot."""
+    def gc(
+        self,
+        *,
+        dry_run: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SnapshotGcReport:
+        """Delete snapshots that retention lets go, and archives that no event owns."""
+
 class BlockingStream:
     def access(
         self,
@@ -785,6 +980,7 @@ class BlockingMethods:
     provider: BlockingProvider
     sandbox: BlockingSandbox
     process: BlockingProcess
+    snapshot: BlockingSnapshot
     stream: BlockingStream
     event: BlockingEvent
     store: BlockingStore

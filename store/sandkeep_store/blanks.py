@@ -14,7 +14,8 @@ MARK: Final = "redacted"
 _KEPT: Final = frozenset(
     {
         "owner", "provider", "kind", "image_id", "sandbox_id", "name", "code", "reason", "digest", "last_status",
-        "signal", "plan", "handle", "details", "isolation", "network", "user", MARK,
+        "signal", "plan", "handle", "details", "isolation", "network", "user", "snapshot_id", "parent_id", "fork_id",
+        "forked_from", "restored_from", "sandbox_ids", "places", "format", "root", MARK,
     }
 )  # fmt: skip
 

@@ -84,16 +84,20 @@ class Compaction:
         interrupted = list(state.log.leaving)
         sandboxes = list(islice(_ended_sandboxes(state, before_us), ROUND_NAMES - len(interrupted)))
         images = list(islice(_ended_images(state, before_us), ROUND_NAMES))
+        snapshots = list(islice(_ended_snapshots(state, before_us), ROUND_NAMES))
         kept = Kept(
             frozenset(state.sandboxes).difference(sandboxes),
             frozenset(state.processes),
             frozenset(state.images).difference(images),
+            frozenset((*state.snapshots, *state.forks)).difference(snapshots),
         )
         positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
         if len(positions) < least and not state.log.compacting:
             return CompactReport(first_position=log.first_position)
         await trio.to_thread.run_sync(segments.tidy, log.directory)
-        intent = LogCompactRequested(before_us=before_us, sandboxes=[*interrupted, *sandboxes], images=images)
+        intent = LogCompactRequested(
+            before_us=before_us, sandboxes=[*interrupted, *sandboxes], images=images, snapshots=snapshots
+        )
         await self._record(intent, meta)
         await self._forget(intent.sandboxes)
         failpoints.reach("compact.forgotten")
@@ -153,7 +157,8 @@ def write_segment(
 
 
 def _ended_sandboxes(state: State, before_us: int) -> Iterator[str]:
-    return (s.sandbox_id for s in state.sandboxes.values() if _has_ended(s, before_us))
+    kept = {snapshot.sandbox_id for snapshot in state.snapshots.values() if snapshot.alive}
+    return (s.sandbox_id for s in state.sandboxes.values() if _has_ended(s, before_us) and s.sandbox_id not in kept)
 
 
 def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
@@ -162,6 +167,16 @@ def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
 
 def _ended_images(state: State, before_us: int) -> Iterator[str]:
     return (image.image_id for image in state.images.values() if _is_gone(state, image, before_us))
+
+
+def _ended_snapshots(state: State, before_us: int) -> Iterator[str]:
+    """Those that are no more, and forks that were made or not."""
+    for snapshot in state.snapshots.values():
+        if not snapshot.alive and snapshot.ended_us is not None and snapshot.ended_us < before_us:
+            yield snapshot.snapshot_id
+    for fork in state.forks.values():
+        if fork.ended_us is not None and fork.ended_us < before_us:
+            yield fork.fork_id
 
 
 def _is_gone(state: State, image: ImageState, before_us: int) -> bool:

@@ -31,6 +31,7 @@ from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.state import State
 
 logger = logging.getLogger("sandkeepd")
@@ -54,6 +55,8 @@ class Header(Struct, array_like=True):
     sandboxes: int
     log: LogState
     images: list[ImageState]
+    snapshots: list[SnapshotState]
+    forks: list[ForkState]
 
 
 _OWN: Final = [f for f in msgspec.structs.fields(SandboxState) if f.name not in (*_REFERENCES, *_NOT_KEPT)]
@@ -94,8 +97,18 @@ def fingerprint() -> str:
 def records(state: State, log: EventLog) -> Iterator[bytes]:
     """The state as records; equal states have equal ones."""
     crc = log.row_checksum(state.position) or 0
-    images = list(state.images.values())
-    yield _encode(Header(fingerprint(), log.log_id, state.position, crc, len(state.sandboxes), state.log, images))
+    header = Header(
+        fingerprint=fingerprint(),
+        log_id=log.log_id,
+        position=state.position,
+        crc=crc,
+        sandboxes=len(state.sandboxes),
+        log=state.log,
+        images=list(state.images.values()),
+        snapshots=list(state.snapshots.values()),
+        forks=list(state.forks.values()),
+    )
+    yield _encode(header)
     of: dict[str, list[tuple[int, ProcessState]]] = {name: [] for name in state.sandboxes}
     for place, process in enumerate(state.processes.values()):
         of.get(process.sandbox_id, []).append((place, process))
@@ -198,6 +211,8 @@ def _restored(content: bytes, log: EventLog) -> State:
     state.position = state.cached_upto = header.position
     state.log = header.log
     state.images = {image.image_id: image for image in header.images}
+    state.snapshots = {snapshot.snapshot_id: snapshot for snapshot in header.snapshots}
+    state.forks = {fork.fork_id: fork for fork in header.forks}
     placed: list[tuple[int, ProcessState]] = []
     for part in parts:
         placed += _add(state, _sandbox(part))

@@ -82,6 +82,8 @@ class Kept(NamedTuple):
     sandboxes: AbstractSet[str]
     processes: AbstractSet[str]
     images: AbstractSet[str]
+    snapshots: AbstractSet[str] = frozenset()
+    """And forks."""
 
 
 class Leaving(Struct, frozen=True, gc=False):
@@ -92,6 +94,15 @@ class Leaving(Struct, frozen=True, gc=False):
     position: int
     streams: tuple[tuple[int, str], ...]
     counted: int | None
+
+
+def _is_gone(type: str, stream: str, kept: Kept) -> bool:
+    """Whether an event is of something that views held and hold no more."""
+    noun, _, verb = type.partition(".")
+    if noun == "sandbox" and verb.startswith("fork"):
+        return stream not in kept.snapshots
+    held = {"image": kept.images, "process": kept.processes, "snapshot": kept.snapshots}.get(noun)
+    return held is not None and stream not in held
 
 
 class LogReader:
@@ -212,10 +223,9 @@ class LogReader:
                 if name in (DAEMON_STREAM, LOG_STREAM):
                     goes = last[stream] > position
                 elif sandbox is None:
-                    goes = type.startswith("image.") and name not in kept.images and last[stream] < until
+                    goes = _is_gone(type, name, kept) and last[stream] < until
                 elif names[sandbox] in kept.sandboxes:
-                    ours = type.startswith("process.") and name not in kept.processes
-                    goes = ours and last[stream] < until
+                    goes = _is_gone(type, name, kept) and last[stream] < until
                     goes = goes or (type == SandboxFileWritten.type and last[stream] > position)
                 else:
                     goes = last[stream] < until

@@ -345,6 +345,9 @@ async def test_what_is_half_made_is_swept(world: World) -> None:
 
         knows_sandbox = owns_sandbox
 
+        def owns_layer(self, name: str) -> bool:
+            return False
+
         def owns_image(self, image_id: str) -> bool:
             return True
 

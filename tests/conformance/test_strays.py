@@ -37,6 +37,9 @@ class Nothing:
     def knows_sandbox(self, sandbox_id: str) -> bool:
         return sandbox_id in self.sandboxes
 
+    def owns_layer(self, name: str) -> bool:
+        return False
+
     def owns_image(self, image_id: str) -> bool:
         return image_id in self.images
 

@@ -172,17 +172,25 @@ def check(story: Story) -> None:
     assert [fact.position for fact in facts] == list(range(1, len(facts) + 1))
     check_commands(facts, story.acknowledged)
     check_intents(facts)
-    assert leftovers(story) == []
+    left = leftovers(story)
+    assert left == [], left
 
 
 def check_commands(facts: list[Recorded], acknowledged: dict[str, str]) -> None:
     """Each command that was answered is on record, and none is there twice, but for those that were begun anew."""
     undone = {(fact.stream, fact.revision - 1) for fact in facts if getattr(fact.event, "interrupted", False)}
+    undone |= {(fact.stream, fact.revision) for fact in facts if _has_no_fork(fact, undone)}
     given = Counter(meta_of(fact).get("command_id") for fact in facts if (fact.stream, fact.revision) not in undone)
     del given[None]
     assert [command for command in given if given[command] > 1] == []
     silent = {"process.write_stdin"}  # it leaves no event
     assert [(c, m) for c, m in acknowledged.items() if m not in silent and c not in given] == []
+
+
+def _has_no_fork(fact: Recorded, undone: set[tuple[str, int]]) -> bool:
+    """Whether none of the sandboxes was made that a fork was to make."""
+    forks = getattr(fact.event, "sandbox_ids", None)
+    return forks is not None and all((fork, 1) in undone for fork in forks)
 
 
 def meta_of(fact: Recorded) -> dict[str, Any]:
@@ -219,8 +227,9 @@ def leftovers(story: Story) -> list[str]:
         found += [f"{directory}/{name}" for name in names if any(box in name for box in boxes)]
     for box in boxes:
         found += [f"{box}/{name}" for name in os.listdir(f"{state_dir}/sandboxes/{box}") if name not in KEPT]
-    for place in ("trash", "images"):
-        found += [f"{place}/{name}" for name in os.listdir(f"{state_dir}/{place}")]
+    for place in ("trash", "images", "layers", "catalogues"):
+        if os.path.isdir(f"{state_dir}/{place}"):
+            found += [f"{place}/{name}" for name in os.listdir(f"{state_dir}/{place}")]
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.growing import GROWTH
+from tests.crash.keeping import KEEPING
 from tests.crash.story import Story, check
 
 from sandkeep import failpoints
@@ -34,9 +35,10 @@ NOT_IN_THE_STORY = {
 NOT_LOCAL = ("sandbox.suspend", "sandbox.resume")
 """What the local provider cannot do; see `test_suspending`."""
 
-TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith((*GROWTH, *NOT_LOCAL)))
+APART = (*GROWTH, *KEEPING, *NOT_LOCAL)
+TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))
 COMMITS = [f"{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]
-POINTS = [point for point in failpoints.POINTS if not point.startswith((*GROWTH, "docker."))]
+POINTS = [point for point in failpoints.POINTS if not point.startswith((*GROWTH, *KEEPING, "docker."))]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 
 

@@ -14,6 +14,7 @@ from sandkeepd.api.call import Call
 from sandkeepd.api.peer import Peer
 from sandkeepd.core import Core
 from sandkeepd.images import Images
+from sandkeepd.keeping import Kept
 from sandkeepd.processes import Processes
 from sandkeepd.providers.fake import FakeProvider, open_fake
 from sandkeepd.reconcile import Reconciler
@@ -30,12 +31,13 @@ class Inside:
     retention: Retention
 
     def __init__(
-        self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], dispatch: Any
+        self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], kept: Kept, dispatch: Any
     ) -> None:
         self.core = core
         self.fake = fake
         self.images, self.sandboxes, self.processes = parts
-        self.reconciler = Reconciler(core, *parts)
+        self.reconciler = Reconciler(core, *parts, kept)
+        self.kept = kept
         self._dispatch = dispatch
 
     async def call(self, method: str, uid: int = 0, **params: Any) -> Any:
@@ -72,8 +74,9 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
             software = Software(core, state_dir, "", trio.Event())
             software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
-            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention)
-            made = Inside(core, fake, parts, dispatch)
+            kept = Kept(core, images, sandboxes, state_dir)
+            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept)
+            made = Inside(core, fake, parts, kept, dispatch)
             made.retention = retention
             made.reconciler.announce()
             yield made

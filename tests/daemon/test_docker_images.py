@@ -610,6 +610,9 @@ class Nothing:
     def knows_sandbox(self, sandbox_id: str) -> bool:
         return False
 
+    def owns_layer(self, name: str) -> bool:
+        return False
+
     def owns_image(self, image_id: str) -> bool:
         return image_id in self._images
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 from msgspec import Struct, field
 
 from sandkeep.model import (
+    ArchiveFormat,
     FileContent,
     FileEntry,
     ImageKind,
@@ -161,6 +162,10 @@ class Ledger(Protocol):
 
     def owns_image(self, image_id: str) -> bool:
         """Whether there is such an image, and it was not removed."""
+        ...
+
+    def owns_layer(self, name: str) -> bool:
+        """Whether a sandbox that has not ended, or that is about to be made, begins with kept files of that name."""
         ...
 
     def plans(self) -> Sequence[dict[str, Any]]:
@@ -573,4 +578,168 @@ class Recovering(Protocol):
 
     async def recovered(self) -> None:
         """Wait until the engine answers again, of which an error has told that it did not."""
+        ...
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A sandbox whose files are to be read, whether it runs or not: what is on record of it."""
+
+    sandbox_id: str
+    image_id: str
+    plan: dict[str, Any]
+    handle: dict[str, Any]
+
+
+class Frozen(Struct, frozen=True, kw_only=True):
+    """What came of a copy of what a sandbox changed: the `files` that others can begin with, and whether some of them
+    are the image's. The sandbox stood still for `pause_ms`; None where it could not.
+    """
+
+    files: dict[str, Any]
+    needs_image: bool
+    pause_ms: float | None
+    size_bytes: int
+
+
+class PackRequest(Struct, frozen=True, kw_only=True):
+    """How a sandbox's files are to be packed, into the empty file that the descriptor `output` is of.
+
+    With `over` only what differs is packed: from what the sandbox began with, or from what it was when
+    `parent_catalogue` was written. What the archive holds is written to the file `catalogue`, for archives that will be
+    over this one. No kept files are called `name`, as those may be that it takes meanwhile.
+    """
+
+    name: str
+    output: int
+    catalogue: str
+    format: ArchiveFormat
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    over: Literal["nothing", "start", "parent"] = "nothing"
+    parent_catalogue: str | None = None
+
+
+class PackedFiles(Struct, frozen=True, kw_only=True):
+    """What an archive that was packed holds. `pause_ms` is as in `Frozen`. `remarks` counts what is not in it as it
+    was, by why.
+    """
+
+    sha256: str
+    size_bytes: int
+    member_count: int
+    content_bytes: int
+    pause_ms: float | None
+    remarks: dict[str, int] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Snapshotting(Protocol):
+    """What a provider can do beyond `Provider` when the files of a sandbox can be kept as an archive."""
+
+    def files_root(self, plan: Mapping[str, Any]) -> str:
+        """The directory in the sandbox at which the names in its archives begin."""
+        ...
+
+    def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
+        """Why no archive can be made of what differs from what the sandbox began with; None when one can."""
+        ...
+
+    async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
+        """Pack the files as they are at one moment. On any error, cancellation included, nothing is left of it, and
+        the sandbox goes on. Raises `not_ready` when the files are gone, `storage_unavailable`.
+        """
+        ...
+
+
+class Filling(Struct, frozen=True, kw_only=True):
+    """Where the files of an archive are to be put: a directory that is not there yet, to belong to `owner`, which is a
+    uid and gid, None for the daemon's own user. What a layer says of what is gone becomes what an `overlay` has for it.
+    """
+
+    target: str
+    owner: tuple[int, int] | None
+    overlay: Literal["trusted", "user"]
+
+
+Fill = Callable[[Filling, Callable[[int], None]], None]
+"""Puts the files there. It tells how many bytes of the archive are through. Blocks."""
+
+
+@runtime_checkable
+class Layering(Protocol):
+    """What a provider can do beyond `Provider` when sandboxes can begin with other files than an image's.
+
+    Such files are kept under a name of their own as long as a sandbox needs them, and shared by all that do. What it
+    takes to find them is a small JSON document, `files`, which goes on record as a part of a sandbox's plan.
+    """
+
+    async def freeze(self, name: str, source: Source) -> Frozen:
+        """Keep a copy of what a sandbox changed, as it is at one moment. The sandbox goes on. On any error nothing is
+        left of it.
+        """
+        ...
+
+    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+        """The `files` that consist of what was kept under these names, each hiding parts of the next, and of an image
+        beneath them or of nothing. No effect. Raises `not_supported` where that cannot be.
+        """
+        ...
+
+    async def is_filled(self, name: str) -> bool:
+        """Whether files of that name are there, and complete."""
+        ...
+
+    async def fill(self, name: str, put: Fill, progress: Progress) -> None:
+        """Keep the files that `put` puts somewhere. On any error nothing is left of them."""
+        ...
+
+    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan of a sandbox that begins with these files."""
+        ...
+
+    def needs_image(self, files: Mapping[str, Any]) -> bool:
+        """Whether some of these files are the image's."""
+        ...
+
+    def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
+        """The names of the kept files that a plan needs, each hiding parts of the next."""
+        ...
+
+    def open_image(self, image_id: str) -> int:
+        """The files of an image as an open directory, for reading. Blocks for a moment. Raises `not_found`."""
+        ...
+
+    async def promote(
+        self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
+    ) -> ImportedImage:
+        """Make an image of such files, as a whole. On any error nothing is left of it."""
+        ...
+
+    async def discard_layers(self, names: Collection[str]) -> None:
+        """Remove kept files that no sandbox needs. Safe to repeat."""
+        ...
+
+
+@runtime_checkable
+class Replacing(Protocol):
+    """What a provider can do beyond `Provider` when the files of a sandbox can be replaced by others, as a whole."""
+
+    async def replace_files(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
+        plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
+    ) -> Instance:  # fmt: skip
+        """End what runs in a sandbox, put its files aside and start it by the second of its `plans`.
+
+        The files of before stay aside until `drop_replaced`. On any error they are put back, and nothing of it runs.
+        """
+        ...
+
+    async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
+        """End what runs of a sandbox whose files were about to be replaced, if they were, and have it be what it was;
+        answer whether anything was ended. Safe to repeat.
+        """
+        ...
+
+    async def drop_replaced(self, sandbox_id: str) -> None:
+        """Remove what was put aside. Safe to repeat."""
         ...

@@ -15,9 +15,10 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, ProviderError, SandkeepError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
-from sandkeepd import cgroups
+from sandkeepd import cgroups, freezing
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostpath import import_tree
 from sandkeepd.hostprocess import (
@@ -33,10 +34,12 @@ from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local_end import Clearing
+from sandkeepd.providers.local_keeping import Keeping, files_features
+from sandkeepd.providers.local_layers import Layers
 from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, write_mark
 from sandkeepd.providers.local_plan import Plan, Planner
 from sandkeepd.providers.local_probe import Abilities, probe
-from sandkeepd.providers.local_start import Handle, Job, Started, start, translate
+from sandkeepd.providers.local_start import Handle, Job, Lower, Started, start, translate
 from sandkeepd.providers.local_strays import Strays
 
 T = TypeVar("T")
@@ -59,7 +62,7 @@ class LocalInstance(KeptInstance):
         return self.plan.cgroups
 
 
-class LocalProvider(KeptProvider[LocalInstance]):
+class LocalProvider(Keeping, KeptProvider[LocalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
 
     name = "local"
@@ -71,6 +74,7 @@ class LocalProvider(KeptProvider[LocalInstance]):
         self.layout = Layout(state_dir)
         self.log_id = log_id
         self.root = os.geteuid() == 0
+        self.layers = Layers(self.layout, log_id, uid_base if self.root else None)
         self._uid_base = uid_base
         self._disk_limit = disk_limit
         self._being_cleared: dict[str, trio.Event] = {}
@@ -131,6 +135,7 @@ class LocalProvider(KeptProvider[LocalInstance]):
             "no_nested_user_namespaces": found.no_nested_userns,
             "stats": _stats(self._hierarchies.uncounted()),
             "terminals": _terminals(),
+            **files_features(found, freezer=self._hierarchies.can_freeze()),
             "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip
@@ -195,30 +200,58 @@ class LocalProvider(KeptProvider[LocalInstance]):
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
         found = await self.abilities()
-        image_root = f"{self.layout.image(image_id)}/root"
-        if not await trio.Path(image_root).is_dir():
-            raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id)
-        files = found.files
-        if decided.mechanism == "none" and not self.root and files == "overlay":
-            files = "reflink" if found.reflink.works else "copy"
-        job = Job(
-            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), image_root=image_root,
-            image_uid=self._uid_base, plan=decided, files=files, host_network=spec.network == "host",
-            read_only=spec.read_only, hierarchies=self._hierarchies, log_id=self.log_id,
-            close_userns=found.no_nested_userns.works,
-        )  # fmt: skip
+        lowers = await self._lowers(image_id, decided)
+        files = self._files_for(decided, found)
+        job = self._job(sandbox_id, spec, decided, lowers, files, found)
         try:
-            with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-                started = await trio.to_thread.run_sync(
-                    in_fresh_thread, functools.partial(start, job), limiter=self._starts
-                )
-            instance = self._instance(sandbox_id, spec, decided, started, files, found, list(secrets))
-            await instance.share_secrets(secrets)
-            failpoints.reach("create.secrets")
+            return await self._start(job, spec, secrets, found)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.terminate(sandbox_id, plan, {})
             raise
+
+    def _files_for(self, plan: Plan, found: Abilities) -> str:
+        """How what a sandbox of that plan begins with becomes its own. Raises `not_supported`."""
+        files = found.files
+        if plan.mechanism == "none" and not self.root and files == "overlay":
+            files = "reflink" if found.reflink.works else "copy"
+        if files != "overlay" and len(plan.layers) + plan.over_image > 1:
+            why = found.overlay.why or "without isolation a user's daemon has none"
+            raise SetupError("not_supported", f"files in layers need overlays: {why}")
+        return files
+
+    async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:
+        """What a sandbox of that plan begins with. Raises `not_found` when some of it is not there."""
+        lowers = [
+            Lower(self.layers.root(layer.name), self._uid_base if layer.uid is None else layer.uid)
+            for layer in plan.layers
+        ]
+        if plan.over_image:
+            lowers.append(Lower(f"{self.layout.image(image_id)}/root", self._uid_base))
+        for lower in lowers:
+            if not await trio.Path(lower.root).is_dir():
+                what = os.path.basename(os.path.dirname(lower.root))
+                raise CallerError("not_found", f"there is no image {what}", image_id=what)
+        return lowers
+
+    def _job(
+        self, sandbox_id: str, spec: SandboxSpec, plan: Plan, lowers: list[Lower], files: str, found: Abilities
+    ) -> Job:
+        return Job(
+            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), lowers=lowers,
+            plan=plan, files=files, host_network=spec.network == "host",
+            read_only=spec.read_only, hierarchies=self._hierarchies, log_id=self.log_id,
+            close_userns=found.no_nested_userns.works,
+        )  # fmt: skip
+
+    async def _start(self, job: Job, spec: SandboxSpec, secrets: Mapping[str, str], found: Abilities) -> LocalInstance:
+        with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
+            started = await trio.to_thread.run_sync(
+                in_fresh_thread, functools.partial(start, job), limiter=self._starts
+            )
+        instance = self._instance(job.sandbox_id, spec, job.plan, started, job.files, found, list(secrets))
+        await instance.share_secrets(secrets)
+        failpoints.reach("create.secrets")
         return instance
 
     def _instance(
@@ -282,6 +315,7 @@ class LocalProvider(KeptProvider[LocalInstance]):
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
+        freezing.thaw(decided.cgroups)  # a daemon may have died while its files were read, and its guard, too
         try:
             instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
         except OSError as error:  # nothing of that tells whether the sandbox is gone
@@ -296,6 +330,80 @@ class LocalProvider(KeptProvider[LocalInstance]):
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
             await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
         return None
+
+    # Starting anew
+
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> LocalInstance:
+        """See `Reviving.revive`."""
+        await self.halt(sandbox_id, plan, handle)
+        if not await trio.Path(f"{self._sandbox(sandbox_id)}/upper").is_dir():
+            raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
+        files = msgspec.convert(handle, Handle).files
+        return await self._start_anew(sandbox_id, image_id, spec, secrets, plan, files)
+
+    async def _start_anew(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any],
+        files: str,
+    ) -> LocalInstance:  # fmt: skip
+        decided, found = msgspec.convert(plan, Plan), await self.abilities()
+        job = self._job(sandbox_id, spec, decided, await self._lowers(image_id, decided), files, found)
+        job = msgspec.structs.replace(job, anew=True)
+        await self._in_thread(self.layout.discard, [f"{job.directory}/{name}" for name in ("in", "work", "mount")])
+        try:
+            instance = await self._start(job, spec, secrets, found)
+            await instance.remember_earlier()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.halt(sandbox_id, plan, {})
+            raise
+        return instance
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Reviving.halt`."""
+        with trio.CancelScope(shield=True):
+            await self._in_thread(self._clearing.end, sandbox_id, msgspec.convert(plan, Plan), handle)
+            instance = self._instances.get(sandbox_id)
+            if instance is not None:
+                await self._see_end(instance)
+
+    async def replace_files(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
+        plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
+    ) -> LocalInstance:  # fmt: skip
+        """See `Replacing.replace_files`."""
+        before, after = plans
+        await self.halt(sandbox_id, before, handle)
+        try:
+            files = self._files_for(msgspec.convert(after, Plan), await self.abilities())
+            await self._in_thread(self.layout.put_aside, sandbox_id)
+            failpoints.reach("replace.aside")
+            return await self._start_anew(sandbox_id, image_id, spec, secrets, after, files)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.put_back(sandbox_id, before, handle)
+            raise
+
+    async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
+        """See `Replacing.put_back`."""
+        first = msgspec.convert(handle, Handle).first
+        if await self._in_thread(self.layout.has_aside, sandbox_id):
+            await self.halt(sandbox_id, plan, {})
+            await self._in_thread(self.layout.put_back, sandbox_id)
+        return identify(first.pid) != first
+
+    async def drop_replaced(self, sandbox_id: str) -> None:
+        """See `Replacing.drop_replaced`."""
+        await self._in_thread(self.layout.drop_aside, sandbox_id)
+
+    # Ending
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
@@ -347,6 +455,13 @@ class LocalProvider(KeptProvider[LocalInstance]):
                 await self._in_thread(strays.unmount, self.layout.image(image_id))
                 await self.remove_image(image_id)
                 removed.append(f"image {image_id}")
+        for name in filter(is_name, self.layout.layer_names()):
+            log_id = self.layout.log_of_layer(name)
+            if log_id not in (None, self.log_id):
+                strays.foreign.append(f"directory {self.layout.layer(name)} of log {log_id}")
+            elif not ledger.owns_layer(name):
+                await self.discard_layers([name])
+                removed.append(f"files {name}")
         if failures:
             raise failures[0]
         return Swept(removed=removed, foreign=strays.foreign)

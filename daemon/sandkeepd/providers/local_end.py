@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sandkeepd import cgroups
+from sandkeepd import cgroups, freezing
 from sandkeepd.hostprocess import kill_all, kill_and_wait, marked, open_process, owned_by, pids_where
 from sandkeepd.providers.local_bubblewrap import marks
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
@@ -25,6 +25,7 @@ class Clearing:
 
     def end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
         """Kill what there is: the first process of the namespace takes all the others with it."""
+        freezing.thaw(plan.cgroups)  # what stands still does not end
         known = plan.mechanism == "bubblewrap" and bool(handle)
         if handle:
             pidfd = open_process(msgspec.convert(handle, Handle).first)

@@ -2,7 +2,10 @@
 
 images/IMAGE/root               the image
             /log                the id of the log that owns it
+layers/NAME/root                files that sandboxes begin with besides an image's, or instead of them
+           /log                 the id of the log that owns it
 sandboxes/SANDBOX/upper         what the sandbox changed (or, without overlay, its copy of the image)
+                 /aside         an earlier `upper`, until what shall take its place surely has
                  /work          the overlay's own
                  /mount         where a user's daemon mounts the overlay
                  /in  /out      shared with the keeper; `out` stays when the sandbox has ended
@@ -29,11 +32,12 @@ MANY: Final = 1000
 
 _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
-TEMPORARY: Final = ("upper", "work", "mount", "in")
+TEMPORARY: Final = ("upper", "work", "mount", "in", "aside")
 """What is removed with a sandbox. Its journals, in `out`, stay."""
 
 
 IMAGE_MARK: Final = "log"
+LAYER_MARK: Final = "log"
 SANDBOX_MARK: Final = "in/.log"
 """The files, in a directory of ours, that say of which log it is."""
 
@@ -44,6 +48,7 @@ class Layout:
     def __init__(self, state_dir: str) -> None:
         self.state_dir = os.path.abspath(state_dir)
         self.images = f"{self.state_dir}/images"
+        self.layers = f"{self.state_dir}/layers"
         self.sandboxes = f"{self.state_dir}/sandboxes"
         self.trash = f"{self.state_dir}/trash"
         self._builds = f"{self.state_dir}/builds"
@@ -51,7 +56,7 @@ class Layout:
     def prepare(self) -> None:
         """Make the directories, private to the daemon's user. Raises `storage_unavailable`."""
         try:
-            for path in (self.state_dir, self.images, self.sandboxes, self.trash):
+            for path in (self.state_dir, self.images, self.layers, self.sandboxes, self.trash):
                 os.makedirs(path, mode=0o700, exist_ok=True)
         except OSError as error:
             message = f"the state directory {self.state_dir} cannot be used: {error.strerror}: set SANDKEEP_STATE_DIR"
@@ -60,6 +65,18 @@ class Layout:
     def image(self, image_id: str) -> str:
         """The directory of an image."""
         return f"{self.images}/{check_name(image_id, 'image_id')}"
+
+    def layer(self, name: str) -> str:
+        """The directory of files that sandboxes begin with."""
+        return f"{self.layers}/{check_name(name, 'name')}"
+
+    def layer_names(self) -> list[str]:
+        """All that there are, complete or half made."""
+        return sorted(_list(self.layers))
+
+    def log_of_layer(self, name: str) -> str | None:
+        """The id of the log that they say they belong to; None when they do not say."""
+        return _read_mark(f"{self.layer(name)}/{LAYER_MARK}")
 
     def build(self, image_id: str) -> str:
         """The directory of what an image is being built from."""
@@ -85,6 +102,28 @@ class Layout:
     def log_of_sandbox(self, sandbox_id: str) -> str | None:
         """The same of a sandbox."""
         return _read_mark(f"{self.sandbox(sandbox_id)}/{SANDBOX_MARK}")
+
+    def has_aside(self, sandbox_id: str) -> bool:
+        """Whether files of a sandbox were put aside."""
+        return os.path.isdir(f"{self.sandbox(sandbox_id)}/aside")
+
+    def put_aside(self, sandbox_id: str) -> None:
+        """Have a sandbox, which has ended, hold no files, and keep those that it has. Blocks."""
+        directory = self.sandbox(sandbox_id)
+        self.discard([f"{directory}/aside"])
+        os.rename(f"{directory}/upper", f"{directory}/aside")
+
+    def put_back(self, sandbox_id: str) -> None:
+        """Undo `put_aside`. Blocks. Safe to repeat."""
+        directory = self.sandbox(sandbox_id)
+        if self.has_aside(sandbox_id):
+            self.discard([f"{directory}/upper"])
+            os.rename(f"{directory}/aside", f"{directory}/upper")
+
+    def drop_aside(self, sandbox_id: str) -> None:
+        """Remove what was put aside. Blocks. Safe to repeat."""
+        if self.has_aside(sandbox_id):
+            self.discard([f"{self.sandbox(sandbox_id)}/aside"])
 
     def discard(self, paths: Iterable[str]) -> None:
         """Remove trees for good, whatever is in them: at once out of the way, then gone. Blocks. Safe to repeat."""

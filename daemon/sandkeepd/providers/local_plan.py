@@ -18,8 +18,19 @@ DEFAULT_SCRATCH_BYTES: Final = 1024**3
 """The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
 
 
+class Layer(Struct, frozen=True, kw_only=True):
+    """Files that a sandbox begins with, by the name under which they are kept. They belong to `uid`, None for the
+    daemon's own user's.
+    """
+
+    name: str
+    uid: int | None
+
+
 class Plan(Struct, frozen=True, kw_only=True):
-    """What was decided. `uid` is the host's, None when it is the daemon's own user's."""
+    """What was decided. `uid` is the host's, None when it is the daemon's own user's. The sandbox begins with `layers`,
+    each of which hides parts of the next, and, with `over_image`, with the image beneath them.
+    """
 
     mechanism: str
     uid: int | None
@@ -30,6 +41,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     limits: Limits
     disk_bytes: int
     scratch_bytes: int
+    layers: list[Layer] = field(default_factory=list)
+    over_image: bool = True
     cgroups: dict[str, str] = field(default_factory=dict)
     held_by: dict[str, str] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ thread, since only a program of one thread may enter a user namespace; there ``u
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct, field
@@ -45,13 +45,21 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
 
 
+class Lower(NamedTuple):
+    """A directory that holds files which the sandbox begins with, and the uid that they belong to."""
+
+    root: str
+    uid: int
+
+
 class Job(Struct, frozen=True, kw_only=True):
-    """One start. `files` is how the image becomes the sandbox's own: ``overlay``, ``reflink`` or ``copy``."""
+    """One start. `lowers` are what the sandbox begins with, each hiding parts of the next; `files` is how they become
+    its own: ``overlay``, ``reflink`` or ``copy``. One that is started `anew` has journals, and may have files.
+    """
 
     sandbox_id: str
     directory: str
-    image_root: str
-    image_uid: int
+    lowers: list[Lower]
     plan: Plan
     files: str
     host_network: bool
@@ -59,6 +67,7 @@ class Job(Struct, frozen=True, kw_only=True):
     hierarchies: Hierarchies
     log_id: str = ""
     close_userns: bool = False
+    anew: bool = False
 
     @property
     def marks(self) -> dict[str, str]:
@@ -111,30 +120,33 @@ def _make_directories(job: Job) -> None:
     """`out` is the daemon's, so that nobody inside can replace what is in it; `exits` and `p` are the code's."""
     directory = job.directory
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    if os.path.lexists(f"{directory}/out"):  # an earlier daemon was killed while it made this sandbox
+    if os.path.lexists(f"{directory}/out") and not job.anew:  # a daemon was killed while it made this sandbox
         shutil.rmtree(f"{directory}/out")
+    has_files = os.path.isdir(f"{directory}/upper")
     for name in ("in", "upper", "work", "mount", "out", "out/p"):
-        os.mkdir(f"{directory}/{name}", 0o755)
+        os.makedirs(f"{directory}/{name}", 0o755, exist_ok=job.anew)
     write_mark(f"{directory}/{SANDBOX_MARK}", job.log_id)
     os.mkfifo(f"{directory}/in/.control", 0o600)
     shutil.copyfile(KEEPER_SOURCE, f"{directory}/in/.keeper")
     leader.install(f"{directory}/in")
-    with open(f"{directory}/out/exits", "xb"):
+    with open(f"{directory}/out/exits", "ab" if job.anew else "xb"):
         pass
     write_etc(
         f"{directory}/in/.etc", job.sandbox_id, job.plan.inner_uid, job.plan.inner_gid, host_network=job.host_network
     )
     if job.plan.uid is not None and job.plan.gid is not None:
-        shutil.copymode(job.image_root, f"{directory}/upper")
+        if not has_files:
+            shutil.copymode(job.lowers[0].root, f"{directory}/upper")
         for name in ("upper", "out/p", "out/exits"):
             os.chown(f"{directory}/{name}", job.plan.uid, job.plan.gid)
-    if job.files != "overlay":
-        _copy_image(job)
+    if job.files != "overlay" and not has_files:
+        _copy_files(job)
 
 
-def _copy_image(job: Job) -> None:
+def _copy_files(job: Job) -> None:
+    """Copy what it begins with: without overlays there is only one directory of that, which holds all."""
     way = "auto" if job.files == "reflink" else "never"
-    _tool("cp", "-a", f"--reflink={way}", "-T", "--", job.image_root, f"{job.directory}/upper")
+    _tool("cp", "-a", f"--reflink={way}", "-T", "--", job.lowers[0].root, f"{job.directory}/upper")
     if job.plan.uid is not None:
         _tool("chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"{job.directory}/upper")
 
@@ -155,31 +167,35 @@ def _as_root(job: Job) -> tuple[list[str], str]:
     """
     place = mounts.enter_private_namespace()
     opened = {name: mounts.open_place(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
-    image = mounts.open_place(job.image_root)
+    lowers = [mounts.open_place(lower.root) for lower in job.lowers]
     try:
         mounts.mount_scratch(place)
-        for name in ("image", "workspace", "in", "out"):
+        for name in ("workspace", "in", "out"):
             os.mkdir(f"{place}/{name}", 0o755)
-        _mount_workspace(job, place, image, opened)
+        _mount_workspace(job, place, lowers, opened)
         quiet = mounts.MS_NOSUID | mounts.MS_NODEV
         mounts.bind(mounts.at(opened["in"]), f"{place}/in", quiet | mounts.MS_RDONLY)
         mounts.bind(mounts.at(opened["out"]), f"{place}/out", quiet | mounts.MS_NOEXEC)
     finally:
-        for fd in (*opened.values(), image):
+        for fd in (*opened.values(), *lowers):
             os.close(fd)
     view = _view(job, f"{place}/workspace", f"{place}/in", f"{place}/out")
     return [*_take_uid(job.plan), *_program(job, view)], view.workspace
 
 
-def _mount_workspace(job: Job, place: str, image: int, opened: Mapping[str, int]) -> None:
+def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mapping[str, int]) -> None:
     target = f"{place}/workspace"
     upper = mounts.at(opened["upper"])
     if job.files != "overlay":
         mounts.bind(upper, target, mounts.MS_NOSUID | mounts.MS_NODEV)
         return
     assert job.plan.uid is not None
-    mounts.bind_mapped(mounts.at(image), f"{place}/image", job.image_uid, job.plan.uid)
-    mounts.overlay(f"{place}/image", upper, mounts.at(opened["work"]), target)
+    seen = []
+    for number, (lower, opened_lower) in enumerate(zip(job.lowers, lowers, strict=True)):
+        seen.append(f"{place}/{number}")
+        os.mkdir(seen[-1], 0o755)
+        mounts.bind_mapped(mounts.at(opened_lower), seen[-1], lower.uid, job.plan.uid)
+    mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
 
 
 def _take_uid(plan: Plan) -> list[str]:
@@ -198,7 +214,8 @@ def _as_user(job: Job) -> tuple[list[str], str]:
     if job.plan.mechanism == "none":
         return _program(job, view), workspace
     options = "upperdir=upper,workdir=work,userxattr,redirect_dir=nofollow,metacopy=off"
-    lower = os.path.relpath(job.image_root, directory)  # ids only, so nothing that an option could trip over
+    # Names of ours only, so nothing that an option could trip over.
+    lower = ":".join(os.path.relpath(lower.root, directory) for lower in job.lowers)
     overlay = f"lowerdir={lower},{options}" if job.files == "overlay" else ""
     enter = [
         "unshare",

@@ -122,6 +122,16 @@ def _images(ctx: click.Context, incomplete: str) -> list[Item]:
     return _beginning(incomplete, _ask(ctx, question))
 
 
+def _snapshots(ctx: click.Context, incomplete: str) -> list[Item]:
+    from sandkeep.cli.output import age
+
+    def question(client: Client) -> list[Item]:
+        found = client.snapshot.list().snapshots
+        return [CompletionItem(s.snapshot_id, help=f"{s.name or s.kind}, {age(s.created_at)}") for s in found]
+
+    return _beginning(incomplete, _ask(ctx, question))
+
+
 def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) -> list[Item]:
     """The processes of the sandbox that was given before, by their names."""
     sandbox = ctx.params.get("sandbox")
@@ -250,6 +260,7 @@ def _left_to_the_shell(kind: str) -> Callable[[click.Context, str], list[Item]]:
 LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Item]]]] = {
     "sandbox": _sandboxes,
     "image": _images,
+    "snapshot": _snapshots,
     "image source": _sources,
     "reference": _references,
     "process": _processes,

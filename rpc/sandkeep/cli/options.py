@@ -24,6 +24,7 @@ from sandkeep.cli.words import (
     RUNNING,
     SANDBOX,
     SIGNAL,
+    SNAPSHOT,
     SOURCE,
     VARIABLE,
 )
@@ -34,8 +35,8 @@ from sandkeep.settings import parse_size
 
 __all__ = [
     "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "METHOD", "PLACE", "PROCESS", "PROVIDER", "REFERENCE",
-    "RUNNING", "SANDBOX", "SIGNAL", "SOURCE", "VARIABLE", "Command", "Frontend", "Mount", "Pair", "Refusal", "Size",
-    "command", "common", "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
+    "RUNNING", "SANDBOX", "SIGNAL", "SNAPSHOT", "SOURCE", "VARIABLE", "Command", "Frontend", "Mount", "Pair", "Refusal",
+    "Size", "command", "common", "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "suspend": ("sandboxes:suspend", "Have everything in sandboxes stand still."),
     "resume": ("sandboxes:resume", "Have sandboxes go on, or start lost ones anew on their files."),
     "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
+    "fork": ("snapshots:fork", "Make sandboxes that begin with the files of one."),
     "stats": ("stats:stats", "What running sandboxes use, as it changes."),
     "sandbox": ("root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
     "exec": ("exec:exec_", "Run a command in a sandbox to its end."),
@@ -34,6 +35,7 @@ COMMANDS: Final = {
     "kill": ("processes:kill", "Send a signal to a process and its group."),
     "wait": ("processes:wait", "Wait until a process has ended."),
     "cp": ("cp:cp", "Copy files and trees into sandboxes and out of them."),
+    "snapshot": ("root:snapshot", "Keep the files of sandboxes, restore them and move them."),
     "events": ("events:events", "What happened, in the order it was committed."),
     "history": ("events:history", "The life of one sandbox."),
     "store": ("root:store", "Check the event log, and what is computed from it."),
@@ -45,9 +47,9 @@ COMMANDS: Final = {
 
 SUBJECTS: Final = {
     "Images": ("image",),
-    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "stats", "sandbox"),
+    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "fork", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
-    "Files": ("cp",),
+    "Files": ("cp", "snapshot"),
     "What happened": ("events", "history"),
     "The daemon": ("daemon", "status", "capabilities", "store", "rpc"),
 }
@@ -62,7 +64,19 @@ IMAGE_COMMANDS: Final = {
 
 SANDBOX_COMMANDS: Final = {
     name: COMMANDS[name]
-    for name in ("create", "ls", "get", "suspend", "resume", "rm", "stats", "exec", "run", "history")
+    for name in ("create", "ls", "get", "suspend", "resume", "rm", "fork", "stats", "exec", "run", "history")
+}
+
+SNAPSHOT_COMMANDS: Final = {
+    "create": ("snapshots:create", "Keep the files of a sandbox."),
+    "ls": ("snapshots:ls", "List snapshots."),
+    "get": ("snapshots:get", "Show a snapshot."),
+    "rm": ("snapshots:rm", "Delete snapshots."),
+    "restore": ("snapshots:restore", "Make a sandbox with the files of a snapshot."),
+    "export": ("snapshots:export", "Write a snapshot to a file, as one whole archive."),
+    "import": ("snapshots:import_", "Keep an archive from elsewhere as a snapshot."),
+    "promote": ("snapshots:promote", "Make an image of a snapshot."),
+    "gc": ("snapshots:gc", "Delete what retention lets go, and archives that nobody owns."),
 }
 
 STORE_COMMANDS: Final = {
@@ -190,6 +204,9 @@ sandkeep.subjects = SUBJECTS
 image = LazyGroup(name="image", table=IMAGE_COMMANDS, help="Images, from which sandboxes start.", context_settings=HELP)
 sandbox = LazyGroup(
     name="sandbox", table=SANDBOX_COMMANDS, help="The commands on sandboxes, under their noun.", context_settings=HELP
+)
+snapshot = LazyGroup(
+    name="snapshot", table=SNAPSHOT_COMMANDS, help="The files of sandboxes, kept as archives.", context_settings=HELP
 )
 store = LazyGroup(
     name="store", table=STORE_COMMANDS, help="The event log and what is computed from it.", context_settings=HELP

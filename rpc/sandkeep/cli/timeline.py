@@ -27,7 +27,24 @@ def _isolation(data: dict[str, Any]) -> str:
 
 def _requested(data: dict[str, Any]) -> str:
     secrets = data.get("secrets")
-    return f"from {shorten(data['image_id'])}" + (f", secrets {', '.join(secrets)}" if secrets else "")
+    source = data.get("forked_from") or data.get("restored_from") or data["image_id"]
+    how = "forked from" if data.get("forked_from") else "restored from" if data.get("restored_from") else "from"
+    return f"{how} {shorten(source)}" + (f", secrets {', '.join(secrets)}" if secrets else "")
+
+
+def _paused(data: dict[str, Any]) -> str:
+    return "" if data.get("pause_ms") is None else f"stood still for {data['pause_ms']:.0f} ms"
+
+
+def _snapshot(data: dict[str, Any]) -> str:
+    over = f" over {shorten(data['parent_id'])}" if data.get("parent_id") else ""
+    whole = "imported" if data.get("sandbox_id") is None else str(data["kind"])
+    return "  ".join(filter(None, [data.get("name"), whole + over, f"to {data['places'][0]['uri']}"]))
+
+
+def _stored(data: dict[str, Any]) -> str:
+    what = f"{data['member_count']} files, {size(data['size_bytes'])}"
+    return "  ".join(filter(None, [what, _paused(data)]))
 
 
 def _launch(data: dict[str, Any]) -> str:
@@ -89,11 +106,22 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.resume_requested": lambda data: "anew, on its files" if data.get("anew") else "",
     "sandbox.resumed": lambda data: _by_whom(data) or (_isolation(data) if data.get("isolation") else ""),
     "sandbox.resume_failed": _failure,
+    "sandbox.restore_requested": lambda data: f"from {shorten(data['snapshot_id'])}",
+    "sandbox.restored": lambda data: f"from {shorten(data['snapshot_id'])}",
+    "sandbox.restore_failed": _failure,
+    "sandbox.fork_requested": lambda data: f"into {', '.join(map(shorten, data['sandbox_ids']))}",
+    "sandbox.forked": _paused,
+    "sandbox.fork_failed": _failure,
     "sandbox.failed": lambda data: str(data["message"]),
     "sandbox.lost": lambda data: str(data["message"]),
     "sandbox.terminate_requested": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.terminated": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.file_written": _written,
+    "snapshot.create_requested": _snapshot,
+    "snapshot.stored": _stored,
+    "snapshot.failed": _failure,
+    "snapshot.delete_requested": lambda data: str(data["reason"]),
+    "snapshot.deleted": lambda data: "its archive is kept for others" if data.get("kept") else "",
     "process.launch_requested": _launch,
     "process.started": lambda data: f"pid {data['pid']}",
     "process.launch_failed": _failure,
@@ -106,7 +134,9 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
 COLOURS: Final = {
     "created": "green", "started": "green", "adopted": "green", "create_failed": "red", "launch_failed": "red",
     "failed": "red", "lost": "red", "suspend_failed": "red", "resume_failed": "red", "resumed": "green",
-    "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim", "removed": "dim",
+    "restored": "green", "forked": "green", "stored": "green", "restore_failed": "red", "fork_failed": "red",
+    "deleted": "dim", "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim",
+    "removed": "dim",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 

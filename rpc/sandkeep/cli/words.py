@@ -20,6 +20,7 @@ class Word(click.ParamType[str]):
 
 SANDBOX: Final = Word("sandbox")
 IMAGE: Final = Word("image")
+SNAPSHOT: Final = Word("snapshot")
 SOURCE: Final = Word("image source")
 REFERENCE: Final = Word("reference")
 PROCESS: Final = Word("process")

@@ -10,8 +10,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, Final, Literal
 
 from msgspec import Struct, field
@@ -115,21 +115,41 @@ def _unescaped(text: bytes) -> bytes:
     return _ESCAPED.sub(letter, text)
 
 
-@contextmanager
 def reading(
     directory: int, name: bytes, exclude: Sequence[bytes] = (), owner: tuple[int, int] | None = None
-) -> Iterator[Program]:
+) -> AbstractContextManager["Program"]:
     """Read `name` in an open directory, for the length of a block: as the user and group `owner`, or as ourselves.
 
     The paths in `exclude` begin there, too.
     """
-    words: list[str | bytes] = [*_rights(owner), *_TAR]
-    words += [b"--exclude=./" + path for path in exclude]
-    words += ["--", b"." if name == b"." else b"./" + name]
+    words = [b"--exclude=./" + path for path in exclude]
+    return _reading(directory, [*words, b"--", _below(name)], subprocess.DEVNULL, owner)
+
+
+@contextmanager
+def reading_only(directory: int, names: Iterable[bytes], owner: tuple[int, int] | None = None) -> Iterator["Program"]:
+    """The same of these names alone, in their order, and not of what is in directories."""
+    with tempfile.TemporaryFile() as listed:
+        listed.write(b"".join(_below(name) + b"\0" for name in names))
+        listed.seek(0)
+        words = ["--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
+        with _reading(directory, words, listed.fileno(), owner) as program:
+            yield program
+
+
+def _below(name: bytes) -> bytes:
+    return b"." if name == b"." else b"./" + name
+
+
+@contextmanager
+def _reading(
+    directory: int, arguments: Sequence[str | bytes], stdin: int, owner: tuple[int, int] | None
+) -> Iterator["Program"]:
+    words: list[str | bytes] = [*_rights(owner), *_TAR, *arguments]
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
-                words, cwd=f"/proc/self/fd/{directory}", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said,
+                words, cwd=f"/proc/self/fd/{directory}", stdin=stdin, stdout=subprocess.PIPE, stderr=said,
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             )  # fmt: skip
         except FileNotFoundError:

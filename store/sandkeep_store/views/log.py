@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sandkeep_store.views.images import ImageState
     from sandkeep_store.views.processes import ProcessState
     from sandkeep_store.views.sandboxes import SandboxState
+    from sandkeep_store.views.snapshots import SnapshotState
     from sandkeep_store.views.state import State
 
 
@@ -44,6 +45,7 @@ def _compact_requested(state: "State", event: events.LogCompactRequested, fact: 
     log.compacting, log.leaving = True, event.sandboxes
     for image_id in event.images:
         state.images.pop(image_id, None)
+    _forget_snapshots(state, set(event.snapshots), set(event.sandboxes))
     without_sandbox = set()
     for sandbox_id in event.sandboxes:
         sandbox = state.sandboxes.pop(sandbox_id, None)
@@ -58,6 +60,14 @@ def _compact_requested(state: "State", event: events.LogCompactRequested, fact: 
             del state.processes[process_id]
 
 
+def _forget_snapshots(state: "State", ended: set[str], sandboxes: set[str]) -> None:
+    """Those that are named, and all of sandboxes that are."""
+    for held in (state.snapshots, state.forks):
+        gone = [name for name, of in held.items() if name in ended or of.sandbox_id in sandboxes]
+        for name in gone:
+            del held[name]
+
+
 @folds(events.LogRedactRequested)
 def _redact_requested(state: "State", event: events.LogRedactRequested, fact: Fact) -> None:
     state.log.redacting = [*state.log.redacting, event.position]
@@ -68,6 +78,7 @@ def _redacted(state: "State", event: events.LogRedacted, fact: Fact) -> None:
     """Forget in the views what is no longer in the log."""
     state.log.redacting = [position for position in state.log.redacting if position != event.position]
     image, sandbox, process = state.images.get(event.of), state.sandboxes.get(event.of), state.processes.get(event.of)
+    snapshot = state.snapshots.get(event.of)
     if image is not None:
         _blank(image, event)
         if event.what == events.ImageCreated.type and image.created is not None:
@@ -77,9 +88,11 @@ def _redacted(state: "State", event: events.LogRedacted, fact: Fact) -> None:
         sandbox.seen = None
     if process is not None:
         _blank(process, event)
+    if snapshot is not None:
+        _blank(snapshot, event)
 
 
-def _blank(entity: "ImageState | SandboxState | ProcessState", redacted: events.LogRedacted) -> None:
+def _blank(entity: "ImageState | SandboxState | ProcessState | SnapshotState", redacted: events.LogRedacted) -> None:
     """Blank what the event told of; one of an earlier bearer of the same id told of something else."""
     if redacted.what == entity.requested.type:
         if redacted.time_us == entity.requested_us:

@@ -11,7 +11,7 @@ import msgspec
 
 from sandkeep.clock import rfc3339
 from sandkeep_store.views.processes import ProcessState
-from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.sandboxes import KeptSnapshot, SandboxState
 
 SCHEMA: Final = 1
 FILE_NAME: Final = "metadata.json"
@@ -34,7 +34,7 @@ def document(sandbox: SandboxState, log_id: str) -> bytes | None:
         "created_timestamp": rfc3339(sandbox.requested_us),
         "idle_timeout": asked.spec.idle_timeout_s,
         "latest_checkpoint": None,
-        "latest_snapshot": None,
+        "latest_snapshot": _latest_snapshot(sandbox),
         "schema": SCHEMA,
         "log_id": log_id,
         "position": sandbox.position,
@@ -47,13 +47,36 @@ def document(sandbox: SandboxState, log_id: str) -> bytes | None:
         "error": sandbox.error[1] if sandbox.error else None,
         "spec": asked.spec,
         "secrets": asked.secrets,
+        "forked_from": asked.forked_from,
+        "restored_from": sandbox.restored_from,
         "isolation": sandbox.isolation,
         "exec_count": sandbox.exec_count,
         "processes": [_process(process) for process in _shown(sandbox)],
-        "snapshots": [],
+        "snapshots": [_snapshot(kept) for kept in sandbox.snapshots],
         "checkpoints": [],
     }
     return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
+
+
+def _latest_snapshot(sandbox: SandboxState) -> dict[str, Any] | None:
+    """Where the last snapshot lies: in a bucket, or below a directory of this machine's."""
+    if not sandbox.snapshots:
+        return None
+    place = sandbox.snapshots[-1].place
+    return {"bucket": place.base if place.where in ("gcs", "s3") else None, "path": place.path}
+
+
+def _snapshot(kept: KeptSnapshot) -> dict[str, Any]:
+    return {
+        "snapshot_id": kept.snapshot_id,
+        "created_at": rfc3339(kept.created_us),
+        "kind": kept.kind,
+        "parent_id": kept.parent_id,
+        "name": kept.name,
+        "uri": kept.place.uri,
+        "digest": kept.digest,
+        "size_bytes": kept.size_bytes,
+    }
 
 
 def _shown(sandbox: SandboxState) -> list[ProcessState]:

@@ -4,6 +4,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sandkeep import events, model
 from sandkeep.clock import optional_rfc3339, rfc3339
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Change(Struct, kw_only=True):
-    """The last order to suspend or resume a sandbox: its position, what the sandbox was before, and whether it was
-    carried out, or with what it failed.
+    """The last order to suspend, resume or restore a sandbox: its position, what the sandbox was before, and whether it
+    was carried out, or with what it failed.
     """
 
     position: int
@@ -26,9 +27,22 @@ class Change(Struct, kw_only=True):
     interrupted: bool = False
 
 
+class KeptSnapshot(Struct, kw_only=True, frozen=True, array_like=True):
+    """What a sandbox's own document tells of a snapshot of it that is there."""
+
+    snapshot_id: str
+    created_us: int
+    kind: model.SnapshotKind
+    parent_id: str | None
+    name: str | None
+    place: model.Place
+    digest: str
+    size_bytes: int
+
+
 class SandboxState(Struct, kw_only=True):
     """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing. `interrupted`: only
-    the end of an earlier daemon kept it from being made.
+    the end of an earlier daemon kept it from being made. While it is `restoring`, it will be what `restore` says.
     """
 
     sandbox_id: str
@@ -47,6 +61,10 @@ class SandboxState(Struct, kw_only=True):
     last_status: str | None = None
     interrupted: bool = False
     change: Change | None = None
+    restored_from: str | None = None
+    restored_us: int = 0
+    restore: events.SandboxRestoreRequested | None = None
+    snapshots: list[KeptSnapshot] = field(default_factory=list)
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
     named: dict[str, ProcessState] = field(default_factory=dict)
@@ -72,7 +90,13 @@ class SandboxState(Struct, kw_only=True):
     @property
     def needs_image(self) -> bool:
         """Whether its image has to stay."""
-        return not self.hidden
+        later = self.restore is not None and self.restore.needs_image
+        return not self.hidden and (self.requested.needs_image or later)
+
+    @property
+    def plans(self) -> list[dict[str, Any]]:
+        """What its provider goes by: its plan, and the one that it is to have, while it is being restored."""
+        return [self.requested.plan] + ([self.restore.plan] if self.restore is not None else [])
 
     def touch(self, fact: Fact) -> None:
         """Something happened in it; of several facts, in whatever order, the last in the log counts."""
@@ -104,6 +128,9 @@ class SandboxState(Struct, kw_only=True):
             error=self.error[1] if self.error else None,
             position=self.position,
             last_status=self.last_status,
+            forked_from=asked.forked_from,
+            restored_from=self.restored_from,
+            latest_snapshot_id=self.snapshots[-1].snapshot_id if self.snapshots else None,
         )
 
 
@@ -116,6 +143,7 @@ def _create_requested(state: "State", event: events.SandboxCreateRequested, fact
         revision=fact.revision,
         position=fact.position,
         last_activity_us=fact.time_us,
+        restored_from=event.restored_from,
     )
 
 
@@ -186,6 +214,38 @@ def _resume_failed(state: "State", event: events.SandboxResumeFailed, fact: Fact
     _undo_change(state, event, fact)
 
 
+@folds(events.SandboxRestoreRequested)
+def _restore_requested(state: "State", event: events.SandboxRestoreRequested, fact: Fact) -> None:
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None:
+        sandbox.restore = event
+    _begin_change(state, fact, "restoring")
+
+
+@folds(events.SandboxRestored)
+def _restored(state: "State", event: events.SandboxRestored, fact: Fact) -> None:
+    _finish_change(state, fact)
+    sandbox = _advance(state, fact, "running")
+    if sandbox is None:
+        return
+    asked, sandbox.restore = sandbox.restore, None
+    if asked is not None:
+        sandbox.requested = replace(sandbox.requested, plan=asked.plan, needs_image=asked.needs_image)
+    sandbox.restored_from, sandbox.ended_us, sandbox.error = event.snapshot_id, None, None
+    sandbox.restored_us = fact.time_us
+    sandbox.isolation, sandbox.handle = event.isolation, event.handle
+
+
+@folds(events.SandboxRestoreFailed)
+def _restore_failed(state: "State", event: events.SandboxRestoreFailed, fact: Fact) -> None:
+    _undo_change(state, event, fact)
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None:
+        sandbox.restore = None
+    if event.ended:
+        _end(state, fact, "failed", (event.code, event.message))
+
+
 @folds(events.SandboxFileWritten)
 def _file_written(state: "State", event: events.SandboxFileWritten, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
@@ -216,11 +276,15 @@ def _begin_change(state: "State", fact: Fact, status: model.SandboxStatus) -> No
 
 def _finish_change(state: "State", fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.stream)
-    if sandbox is not None and sandbox.change is not None and sandbox.status in ("suspending", "resuming"):
+    if sandbox is not None and sandbox.change is not None and sandbox.status in ("suspending", "resuming", "restoring"):
         sandbox.change.done = True
 
 
-def _undo_change(state: "State", event: events.SandboxSuspendFailed | events.SandboxResumeFailed, fact: Fact) -> None:
+def _undo_change(
+    state: "State",
+    event: events.SandboxSuspendFailed | events.SandboxResumeFailed | events.SandboxRestoreFailed,
+    fact: Fact,
+) -> None:
     sandbox = state.sandboxes.get(fact.stream)
     change = sandbox.change if sandbox is not None else None
     if change is not None:

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.events import DAEMON_STREAM, Event
-from sandkeep_store.views import daemon, images, log, processes, sandboxes
+from sandkeep_store.views import daemon, images, log, processes, sandboxes, snapshots
 from sandkeep_store.views.base import HANDLERS, Fact
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import ForkState, SnapshotState
 
 # Importing a noun's module registers its handlers; naming them here says that all of them are needed.
-_NOUNS: Final = (daemon, images, log, processes, sandboxes)
+_NOUNS: Final = (daemon, images, log, processes, sandboxes, snapshots)
 
 
 class State:
@@ -26,6 +27,8 @@ class State:
         self.images: dict[str, ImageState] = {}
         self.sandboxes: dict[str, SandboxState] = {}
         self.processes: dict[str, ProcessState] = {}
+        self.snapshots: dict[str, SnapshotState] = {}
+        self.forks: dict[str, ForkState] = {}
 
     def apply(self, event: Event, fact: Fact) -> None:
         """Move on by one event."""
@@ -39,8 +42,8 @@ class State:
             return sandbox.owner if sandbox else None
         if stream == DAEMON_STREAM:
             return None
-        image = self.images.get(stream)
-        return image.owner if image else None
+        found = self.images.get(stream) or self.snapshots.get(stream)
+        return found.owner if found else None
 
     def image_users(self, image_id: str) -> Iterator[SandboxState]:
         """The sandboxes that still need an image."""

@@ -1,0 +1,143 @@
+"""Archives to a bucket and back, beside the client library's own upload and download, and the memory that it takes.
+
+`python -m benches archives`. Figures are of whole transfers between a file and a service on this machine, in turns.
+The memory is that of a fresh process which imported nothing but the stores' interface, so the library counts too.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from benches.buckets import bucket
+from benches.daemon import seconds
+from benches.table import Row, show
+
+from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.opening import open_store
+from sandkeep_store.config import Root
+
+PAIRS = int(os.environ.get("PAIRS", "7"))
+SIZE = 200_000_000
+MOST = 1.3
+BIG_MIB = 2048
+MOST_MIB = 64.0
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def library(where: str) -> tuple[Callable[[str, str], None], Callable[[str, str], None]]:
+    """How the library itself sends a file, and has one."""
+    if where == "gcs":
+        from sandkeep_store.gcs_client import connect
+
+        gcs = connect().client.bucket("bench")
+        return (
+            lambda path, file: gcs.blob(path).upload_from_filename(file, if_generation_match=0),
+            lambda path, file: gcs.blob(path).download_to_filename(file),
+        )
+    from sandkeep_store.s3_client import connect as connect_s3
+
+    s3 = connect_s3()
+    return (
+        lambda path, file: s3.upload_file(file, "bench", path),
+        lambda path, file: s3.download_file("bench", path, file),
+    )
+
+
+def send(store: ArchiveStore, path: str, name: str) -> None:
+    with open(name, "rb", buffering=0) as file:
+        store.write(path, file)
+
+
+def have(store: ArchiveStore, path: str, name: str) -> None:
+    with store.read(path) as archive, open(name, "wb", buffering=0) as file:
+        file.writelines(archive)
+
+
+def pairs(where: str, root: str, store: ArchiveStore) -> Iterator[tuple[str, float, float]]:
+    """What was done, how long it took us, and the library. Each is as often first as the other."""
+    upload, download = library(where)
+    source = f"{root}/source"
+    for turn in range(PAIRS + 1):
+        ours = [partial(send, store, f"ours/{turn}", source), partial(have, store, f"ours/{turn}", f"{root}/had")]
+        theirs = [partial(upload, f"bare/{turn}", source), partial(download, f"bare/{turn}", f"{root}/had")]
+        for what, mine, bare in zip(("up", "down"), ours, theirs, strict=True):
+            if turn % 2:
+                took, floor = seconds(mine), seconds(bare)
+            else:
+                floor, took = seconds(bare), seconds(mine)
+            if turn:  # the first is for warmth alone
+                yield what, took, floor
+        store.delete(f"ours/{turn}")
+        store.delete(f"bare/{turn}")
+
+
+def timed(where: Any) -> Iterator[Row]:
+    with bucket(where) as environment, tempfile.TemporaryDirectory(prefix="bench-") as root:
+        os.environ.update(environment)
+        with open(f"{root}/source", "wb") as file:
+            file.write(os.urandom(SIZE))
+        store = open_store(Root(where, "bench"))
+        found = list(pairs(where, root, store))
+        for what in ("up", "down"):
+            mine, bare = ([pair[n] for pair in found if pair[0] == what] for n in (1, 2))
+            ratio = statistics.median(a / b for a, b in zip(mine, bare, strict=True))
+            figure, floor = (f"{SIZE / 1e6 / statistics.median(times):.0f} MB/s" for times in (mine, bare))
+            case = f"an archive of {SIZE / 1e6:.0f} MB {what} {'to' if what == 'up' else 'from'} {where.upper()}"
+            yield Row(case, figure, f"the library's own {floor}", ratio, f"<= {MOST}", ratio <= MOST)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+MEASURE = """
+import sys
+from sandkeep_store.archives.opening import open_store
+from sandkeep_store.config import Root
+
+MIB = 1 << 20
+
+def kilobytes(line):
+    with open("/proc/self/status") as status:
+        return next(int(words.split()[1]) for words in status if words.startswith(line))
+
+def source():
+    chunk = bytes(range(256)) * 4096
+    for _ in range(int(sys.argv[2])):
+        yield chunk
+
+idle = kilobytes("VmRSS")
+store = open_store(Root(sys.argv[1], "bench"))
+store.write("big", source())
+up = kilobytes("VmHWM")
+with open("/proc/self/clear_refs", "w") as peaks:
+    peaks.write("5")
+with store.read("big") as archive:
+    assert sum(map(len, archive)) == int(sys.argv[2]) * MIB
+store.delete("big")
+print((up - idle) / 1024, (kilobytes("VmHWM") - idle) / 1024)
+"""
+
+
+def memory(where: str) -> Iterator[Row]:
+    with bucket(where) as environment:
+        command = [sys.executable, "-c", MEASURE, where, str(BIG_MIB)]
+        told = subprocess.run(
+            command, env={**os.environ, **environment}, check=True, capture_output=True, text=True
+        ).stdout.split()
+        for what, mib in zip(("up", "down"), map(float, told), strict=True):
+            case = f"memory for {BIG_MIB >> 10} GB {what} {'to' if what == 'up' else 'from'} {where.upper()}, over idle"
+            yield Row(case, f"{mib:.0f} MiB", "-", mib / MOST_MIB, f"<= {MOST_MIB:.0f} MiB", mib <= MOST_MIB)
+
+
+def run() -> list[Row]:
+    return [row for where in os.environ.get("W", "gcs s3").split() for row in (*timed(where), *memory(where))]
+
+
+if __name__ == "__main__":
+    show(run())

@@ -1,0 +1,166 @@
+"""Retention of snapshots, and what is left in stores that no event owns.
+
+Rules say how many snapshots of each sandbox are kept, and how old they may be; the first rule that fits a snapshot's
+labels decides. The last good one of a sandbox stays whatever the rules say, as it may be all that is left of it.
+
+An archive in a store is ours to remove when it lies where this daemon puts archives, is called by a snapshot's id and
+is not of another log. In a bucket its metadata tell of which log it is; a mount tells nothing, and is only reported.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import trio
+
+from sandkeep import model
+from sandkeep.clock import now_us
+from sandkeep.errors import SandkeepError
+from sandkeep.events import Meta
+from sandkeep.ids import SNAPSHOT, is_name
+from sandkeep.methods import SnapshotGc
+from sandkeep.model import SnapshotGcReport
+from sandkeep.settings import SNAPSHOT_RETAIN, SnapshotRule
+from sandkeep_store.archives.base import ArchiveStore, Stored
+from sandkeep_store.archives.opening import open_store
+from sandkeep_store.config import STORAGE
+from sandkeep_store.views.snapshots import SnapshotState
+from sandkeepd.access import Request
+from sandkeepd.core import Core
+from sandkeepd.snapshot_archives import LOG_KEY, SnapshotArchives, place_of
+from sandkeepd.snapshots import Snapshots
+
+logger = logging.getLogger("sandkeepd")
+
+EVERY_S: Final = 600.0
+ABANDONED_AFTER_S: Final = 86_400.0
+"""How old what a writer left must be to count as left: others may write to the same place."""
+
+MOST_TOLD: Final = 1000
+
+
+def due(
+    snapshots: Sequence[SnapshotState], rules: Sequence[SnapshotRule], moment_us: int
+) -> Iterator[tuple[SnapshotState, str]]:
+    """Those that retention lets go, each with why: ``count`` or ``age``. Pure."""
+    groups: dict[tuple[str | None, str], list[SnapshotState]] = {}
+    for snapshot in snapshots:
+        if snapshot.status == "ready":
+            key = (snapshot.sandbox_id, "" if snapshot.sandbox_id else snapshot.owner)
+            groups.setdefault(key, []).append(snapshot)
+    for group in groups.values():
+        yield from _due_of(sorted(group, key=lambda one: (one.requested_us, one.snapshot_id)), rules, moment_us)
+
+
+def _due_of(
+    group: Sequence[SnapshotState], rules: Sequence[SnapshotRule], moment_us: int
+) -> Iterator[tuple[SnapshotState, str]]:
+    newer = dict.fromkeys(range(len(rules)), 0)
+    for snapshot in reversed(group):
+        number = next((n for n, rule in enumerate(rules) if rule.fits(snapshot.requested.labels)), None)
+        if number is None:
+            continue
+        rule = rules[number]
+        newer[number] += 1
+        if snapshot is group[-1]:
+            continue
+        if rule.most is not None and newer[number] > rule.most:
+            yield snapshot, "count"
+        elif rule.age_s is not None and moment_us - snapshot.requested_us > rule.age_s * 1e6:
+            yield snapshot, "age"
+
+
+class Collection:
+    """The handler of ``snapshot.gc``, and the task that applies retention."""
+
+    def __init__(self, core: Core, snapshots: Snapshots, archives: SnapshotArchives) -> None:
+        self._core = core
+        self._snapshots = snapshots
+        self._archives = archives
+
+    async def run(self) -> None:
+        """Apply retention now and then, until cancelled."""
+        while True:
+            await trio.sleep(EVERY_S)
+            await self._core.guarded(self._apply, "retention of snapshots")
+
+    async def _apply(self) -> None:
+        """Error handling: a disk that takes no record is tried again at the next look."""
+        try:
+            await self._retain(Meta(), dry_run=False)
+        except SandkeepError as error:
+            logger.warning("retention was not applied", extra={"why": error.message})
+
+    async def _retain(self, meta: Meta, *, dry_run: bool) -> list[SnapshotState]:
+        going = list(due(list(self._core.state.snapshots.values()), SNAPSHOT_RETAIN(), now_us()))
+        for snapshot, why in () if dry_run else going:
+            logger.info("retention lets a snapshot go", extra={"snapshot_id": snapshot.snapshot_id, "why": why})
+            await self._snapshots.order_delete(snapshot, why, meta)
+        return [snapshot for snapshot, _ in going]
+
+    async def gc(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
+        """Delete what retention lets go, and remove archives that no event owns."""
+        dry_run = request.params.dry_run
+        going = await self._retain(Meta(owner=request.owner, client=request.client), dry_run=dry_run)
+        for snapshot in () if dry_run else going:
+            await self._snapshots.answer_delete(snapshot.snapshot_id)
+        await request.progress("looking for archives that no snapshot owns")
+        removed, left, freed = await self._sweep(dry_run=dry_run)
+        freed += sum(snapshot.stored.size_bytes for snapshot in going if snapshot.stored is not None)
+        return SnapshotGcReport(
+            snapshots=[snapshot.snapshot_id for snapshot in going],
+            archives=removed[:MOST_TOLD],
+            left=left[:MOST_TOLD],
+            freed_bytes=freed,
+            dry_run=dry_run,
+        )
+
+    async def _sweep(self, *, dry_run: bool) -> tuple[list[str], list[str], int]:
+        removed: list[str] = []
+        left: list[str] = []
+        freed = 0
+        for root in STORAGE.roots("snapshot"):
+            try:
+                store = await self._archives.in_thread(open_store, root)
+                orphans = await self._archives.in_thread(self._orphans, store)
+                for orphan, why in orphans:
+                    where = store.where(orphan.path)
+                    if why is not None:
+                        left.append(f"{where}: {why}")
+                        continue
+                    if not dry_run:
+                        await self._archives.remove([place_of(root, orphan.path)])
+                    removed.append(where)
+                    freed += orphan.size_bytes
+                if not dry_run and not root.is_shared:
+                    await self._archives.in_thread(store.sweep, ABANDONED_AFTER_S)
+            except SandkeepError as error:
+                left.append(f"{root.base}: {error.message}")
+        return removed, left, freed
+
+    def _orphans(self, store: ArchiveStore) -> list[tuple[Stored, str | None]]:
+        """The archives in a store that no snapshot owns; each with why it stays, None when it is ours to remove."""
+        owned = {place.uri for snapshot in list(self._core.state.snapshots.values()) for place in _places(snapshot)}
+        return [
+            (stored, self._why_left(store, stored))
+            for stored in store.objects()
+            if store.where(stored.path) not in owned and self._looks_like_ours(stored.path)
+        ]
+
+    def _looks_like_ours(self, path: str) -> bool:
+        name = os.path.basename(path).partition(".")[0]
+        return is_name(name) and name.startswith(f"{SNAPSHOT}_") and path.endswith((".tar", ".tar.gz", ".tar.zst"))
+
+    def _why_left(self, store: ArchiveStore, stored: Stored) -> str | None:
+        if store.root.where == "state":
+            return None
+        if not store.root.is_bucket:
+            return "it may be another daemon's: remove it by hand if it is not"
+        log_id = (stored.metadata or store.stat(stored.path).metadata).get(LOG_KEY)
+        return None if log_id == self._core.log.log_id else f"it is of log {log_id or 'unknown'}"
+
+
+def _places(snapshot: SnapshotState) -> Sequence[model.Place]:
+    """Where there is something of a snapshot, or is about to be."""
+    return snapshot.requested.places if snapshot.alive else ()

@@ -1,0 +1,189 @@
+"""Forks: sandboxes that begin with the files that another has at one moment.
+
+The order is an intent in a stream of its own. A carrier has the provider keep what the source changed; then, in one
+append, it goes on record that this is done and which sandboxes are about to be made of it, each of which has a carrier
+as every new sandbox has. From that append on nothing of the source matters to them.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from sandkeep import events, failpoints, ids
+from sandkeep.errors import CallerError, SetupError, error_from
+from sandkeep.methods import SandboxFork
+from sandkeep.model import ForkResult
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.layers import KeptLayers
+from sandkeepd.providers.base import Frozen, Layering, Provider, Source
+from sandkeepd.sandboxes import Sandboxes
+
+
+class Forks:
+    """The handler of ``sandbox.fork``."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes, layers: KeptLayers) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+        self._layers = layers
+
+    async def fork(self, request: Request[SandboxFork]) -> ForkResult:
+        """Make sandboxes that begin with the files of one."""
+        command, core = request.params, self._core
+        source = decide.sandbox(core.state, command.sandbox_id)
+        await self._sandboxes.adopted(source.sandbox_id)
+        decide.require_files(source)
+        decide.require_secrets(source, command.secrets)
+        layering(core.provider(source.requested.provider))
+        decide.like(source.spec, command.labels)
+        sandbox_ids = self._ids(command, source.owner)
+        for sandbox_id in sandbox_ids:
+            self._sandboxes.reserve(sandbox_id, "", {})
+        try:
+            event = events.SandboxForkRequested(sandbox_ids=sandbox_ids)
+            fork_id = ids.new_id(ids.FORK)
+            intent = await core.intend(NewEvent(fork_id, event, source.sandbox_id, 0), request.meta)
+        except BaseException:
+            self._unreserve(sandbox_ids)
+            raise
+        failpoints.reach("fork.planned")
+        core.carry(partial(self._carry, request, source, intent), f"fork of {source.sandbox_id}")
+        return await self.answer(fork_id)
+
+    def _ids(self, command: SandboxFork, owner: str) -> list[str]:
+        """What the forks will be called. Raises `invalid` and `conflict`."""
+        given = command.sandbox_ids
+        if given and len(given) != command.count:
+            words = f"sandbox_ids: {len(given)} ids are given for {command.count} sandboxes: give one for each"
+            raise CallerError("invalid", words, field="sandbox_ids")
+        chosen = given or [ids.new_id(ids.SANDBOX) for _ in range(command.count)]
+        for sandbox_id in chosen:
+            ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_ids")
+            free = decide.interrupted_sandbox(self._core.state, sandbox_id, owner) is not None
+            if (self._sandboxes.is_taken(sandbox_id) and not free) or chosen.count(sandbox_id) > 1:
+                raise decide.id_taken(sandbox_id)
+        return chosen
+
+    def _unreserve(self, sandbox_ids: list[str]) -> None:
+        for sandbox_id in sandbox_ids:
+            self._sandboxes.unreserve(sandbox_id)
+
+    async def _carry(self, request: Request[SandboxFork], source: SandboxState, intent: Recorded) -> None:
+        core, fork_id = self._core, intent.stream
+        fork = core.state.forks[fork_id]
+        try:
+            try:
+                recorded = await self._freeze(request, source, intent)
+            finally:
+                self._unreserve(fork.sandbox_ids)
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            error = as_sandkeep_error(unforeseen)
+            failed = events.SandboxForkFailed(code=error.code, message=error.message)
+            await core.record([NewEvent(fork_id, failed, source.sandbox_id)], intent)
+            await self._layers.drop(source.requested.provider, [fork_id])
+            return
+        await request.progress(f"starting {len(fork.sandbox_ids)} sandboxes")
+        for fact in recorded[1:]:
+            self._sandboxes.begin(fact, request.params.secrets)
+
+    async def _freeze(
+        self, request: Request[SandboxFork], source: SandboxState, intent: Recorded
+    ) -> Sequence[Recorded]:
+        """Keep the files that the forks begin with, and put on record that this is done, and what they will be."""
+        core, fork_id = self._core, intent.stream
+        await request.progress("copying what the sandbox changed")
+        with self._sandboxes.reading(source.sandbox_id):
+            provider = layering(core.provider(source.requested.provider))
+            frozen = await provider.freeze(fork_id, source_of(source))
+        ids_of_forks = core.state.forks[fork_id].sandbox_ids
+        created = [self._created(request, source, fork_id, one, frozen) for one in ids_of_forks]
+        failpoints.reach("fork.frozen")
+        done = events.SandboxForked(pause_ms=frozen.pause_ms or 0.0, size_bytes=frozen.size_bytes)
+        return await core.record([NewEvent(fork_id, done, source.sandbox_id), *created], intent)
+
+    def _created(
+        self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
+    ) -> NewEvent:
+        before = decide.interrupted_sandbox(self._core.state, sandbox_id, source.owner)
+        event = self._requested(request, source, fork_id, sandbox_id, frozen)
+        return NewEvent(sandbox_id, event, sandbox_id, before.revision if before is not None else 0)
+
+    def _requested(
+        self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
+    ) -> events.SandboxCreateRequested:
+        """The intent to make one of them; from here on its plan is known to those that follow."""
+        asked, provider = source.requested, self._core.provider(source.requested.provider)
+        spec = decide.like(source.spec, request.params.labels)
+        plan = self._sandboxes.plan(provider, sandbox_id, asked.image_id, spec, request.caller, source.owner)
+        layered = layering(provider).layered(plan, frozen.files)
+        self._sandboxes.reserve(sandbox_id, provider.name, layered)
+        return events.SandboxCreateRequested(
+            owner=source.owner,
+            image_id=asked.image_id,
+            provider=provider.name,
+            spec=spec,
+            secrets=sorted(request.params.secrets),
+            plan=layered,
+            forked_from=source.sandbox_id,
+            fork_id=fork_id,
+            restored_from=source.restored_from,
+            needs_image=frozen.needs_image,
+        )
+
+    async def answer(self, fork_id: str) -> ForkResult:
+        """Wait until all forks run, and answer them. Raises what the fork failed with, or the first of them."""
+        fork = self._core.state.forks[fork_id]
+        await self._core.settled(fork_id, lambda: fork.done or fork.error is not None)
+        if fork.error is not None:
+            raise error_from(*fork.error, {"sandbox_id": fork.sandbox_id})
+        made = [await self._sandboxes.answer_create(sandbox_id) for sandbox_id in fork.sandbox_ids]
+        return ForkResult(sandbox_id=fork.sandbox_id, sandboxes=made, pause_ms=fork.pause_ms)
+
+    async def forked_before(self, request: Request[SandboxFork], first: Recorded) -> Any:
+        """The answer to a command that was given before. Forks that only a daemon's end kept from being made are made
+        now; if that is all of them, of what the source has by now.
+        """
+        core, fork = self._core, self._core.state.forks[first.stream]
+        await core.settled(first.stream, lambda: fork.done or fork.error is not None)
+        if fork.interrupted:
+            return ANEW
+        for one in fork.sandbox_ids if fork.done else ():
+            await self._sandboxes.settled(one)
+        undone = [one for one in fork.sandbox_ids if decide.interrupted_sandbox(core.state, one, fork.owner)]
+        if fork.done and undone == fork.sandbox_ids:
+            return ANEW
+        for sandbox_id in undone:
+            await self._make_again(request, core.state.sandboxes[sandbox_id])
+        return await self.answer(first.stream)
+
+    async def _make_again(self, request: Request[SandboxFork], sandbox: SandboxState) -> None:
+        """Make a fork after all, by the plan that it had, from the files that the others still have."""
+        provider_name = sandbox.requested.provider
+        self._sandboxes.reserve(sandbox.sandbox_id, provider_name, sandbox.requested.plan)
+        try:
+            new = NewEvent(sandbox.sandbox_id, sandbox.requested, sandbox.sandbox_id, sandbox.revision)
+            [intent] = await self._core.record([new], None)
+        finally:
+            self._sandboxes.unreserve(sandbox.sandbox_id)
+        self._sandboxes.begin(intent, request.params.secrets)
+
+
+def layering(provider: Provider) -> Layering:
+    """What keeps files for others to begin with. Raises `not_supported` where nothing does."""
+    if isinstance(provider, Layering):
+        return provider
+    raise SetupError("not_supported", f"the {provider.name} provider cannot fork yet: use the local provider")
+
+
+def source_of(sandbox: SandboxState) -> Source:
+    """A sandbox whose files are to be read, for its provider."""
+    return Source(
+        sandbox_id=sandbox.sandbox_id,
+        image_id=sandbox.requested.image_id,
+        plan=sandbox.requested.plan,
+        handle=sandbox.handle,
+    )

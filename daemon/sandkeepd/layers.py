@@ -1,0 +1,86 @@
+"""Kept files that sandboxes begin with: shared by all that do, and removed with the last of them.
+
+Who needs them is what the log says: the plans of sandboxes that have not ended. `holds` counts those that are about to
+go on record, as `Images.holds` does.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+
+from sandkeep.errors import SandkeepError
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.core import Core
+from sandkeepd.providers.base import Layering
+
+logger = logging.getLogger("sandkeepd")
+
+
+class KeptLayers:
+    """Which kept files are needed, and the end of those that are not."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._holds: Counter[str] = Counter()
+        self._turns: dict[str, trio.Lock] = {}
+
+    @contextmanager
+    def held(self, *names: str) -> Iterator[None]:
+        """For the length of a block, in which a sandbox that needs them goes on record, they are needed."""
+        self._holds.update(names)
+        try:
+            yield
+        finally:
+            self._holds.subtract(names)
+            self._holds += Counter()  # drops those that are at 0
+
+    def turn(self, name: str) -> trio.Lock:
+        """What those take turns by who make or remove kept files of that name."""
+        return self._turns.setdefault(name, trio.Lock())
+
+    def is_needed(self, name: str) -> bool:
+        """Whether a sandbox begins with them, or is about to."""
+        state = self._core.state
+        fork, snapshot = state.forks.get(name), state.snapshots.get(name)
+        being_copied = (fork is not None and fork.ended_us is None) or (
+            snapshot is not None and snapshot.status == "creating"
+        )
+        if self._holds[name] or being_copied:
+            return True
+        return any(name in self._named_by(sandbox) for sandbox in state.sandboxes.values() if not sandbox.hidden)
+
+    def _named_by(self, sandbox: SandboxState) -> Collection[str]:
+        provider: object = self._core.providers.get(sandbox.requested.provider)
+        if not isinstance(provider, Layering):
+            return ()
+        return [name for plan in sandbox.plans for name in provider.layers_of(plan)]
+
+    async def release(self, sandbox: SandboxState) -> None:
+        """A sandbox is no more: remove what it began with, if it was the last.
+
+        Error handling: what cannot be removed now is when the daemon starts again.
+        """
+        await self.drop(sandbox.requested.provider, self._named_by(sandbox))
+
+    async def drop_plans(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> None:
+        """The same of what these plans begin with."""
+        provider: object = self._core.providers.get(provider_name)
+        if isinstance(provider, Layering):
+            await self.drop(provider_name, [name for plan in plans for name in provider.layers_of(plan)])
+
+    async def drop(self, provider_name: str, names: Collection[str]) -> None:
+        """Remove those that nobody needs. See `release`."""
+        provider: object = self._core.providers.get(provider_name)
+        for name in names:
+            async with self.turn(name):
+                if isinstance(provider, Layering) and not self.is_needed(name):
+                    try:
+                        await provider.discard_layers([name])
+                    except SandkeepError as error:
+                        logger.warning("kept files stay", extra={"files": name, "why": error.message})
+            if not self._turns[name].statistics().tasks_waiting:
+                del self._turns[name]

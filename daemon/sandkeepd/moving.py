@@ -1,0 +1,246 @@
+"""Snapshots on their way out and in: as whole archives for others, from archives of others, and as images.
+
+An archive leaves as an open file that only can be read, so that nobody waits for the daemon to copy it. One comes in by
+a pipe; it is kept once all of it was looked through, whoever says what about it.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from sandkeep import events, failpoints, ids
+from sandkeep.errors import DaemonError, DataError
+from sandkeep.methods import SnapshotImport, SnapshotPromote, SnapshotRef
+from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
+from sandkeep_store.archives.compression import Codec
+from sandkeep_store.archives.inspect import Inspection, inspect
+from sandkeep_store.archives.layers import flatten
+from sandkeep_store.archives.pack import NO_LIMITS, Packed
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import SnapshotState, chain
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.forks import layering
+from sandkeepd.images import Images
+from sandkeepd.layers import KeptLayers
+from sandkeepd.providers.base import Progress
+from sandkeepd.restoring import Restores, image_beneath, names_of
+from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, write_all
+from sandkeepd.snapshots import Snapshots
+from sandkeepd.watched import Meter, watched
+
+CHUNK_BYTES: Final = 1 << 20
+IMPORTED: Final = "imported"
+"""Where archives lie that are of no sandbox."""
+
+_FORMATS: Final[dict[Codec, ArchiveFormat]] = {"none": "tar", "gzip": "tar.gz", "zstd": "tar.zst"}
+
+
+class Moves:
+    """The handlers of ``snapshot.export``, ``import`` and ``promote``."""
+
+    def __init__(
+        self,
+        core: Core,
+        images: Images,
+        snapshots: Snapshots,
+        restores: Restores,
+        layers: KeptLayers,
+        archives: SnapshotArchives,
+    ) -> None:
+        self._core = core
+        self._images = images
+        self._snapshots = snapshots
+        self._restores = restores
+        self._layers = layers
+        self._archives = archives
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    async def export(self, request: Request[SnapshotRef]) -> SnapshotExport:
+        """Give the caller one whole archive, as an open file."""
+        snapshot = decide.ready_snapshot(self._core.state, request.params.snapshot_id)
+        if snapshot.requested.kind == "full":
+            return await self._export_as_it_is(request, snapshot)
+        return await self._export_whole(request, snapshot)
+
+    async def _export_as_it_is(self, request: Request[SnapshotRef], snapshot: SnapshotState) -> SnapshotExport:
+        stored = snapshot.stored
+        assert stored is not None
+        async with self._archives.opened(snapshot, request.progress) as archive:
+            await watched(partial(check, snapshot, archive), request.progress, "looking through the archive")
+            os.lseek(archive, 0, os.SEEK_SET)
+            await request.give([archive])
+        return SnapshotExport(
+            snapshot_id=snapshot.snapshot_id, digest=stored.digest, size_bytes=stored.size_bytes, format=stored.format
+        )
+
+    async def _export_whole(self, request: Request[SnapshotRef], snapshot: SnapshotState) -> SnapshotExport:
+        """Put together what it consists of; nothing is unpacked for that."""
+        core, progress = self._core, request.progress
+        beneath = image_beneath(core, snapshot)
+        async with AsyncExitStack() as opened:
+            archives = []
+            for each in reversed(list(chain(core.state, snapshot))):
+                archives.append(await opened.enter_async_context(self._archives.opened(each, progress)))
+                await watched(partial(check, each, archives[-1]), progress, "looking through the archive")
+            base = None
+            if beneath is not None:
+                provider = layering(core.provider(snapshot.requested.provider or "local"))
+                base = await self._archives.in_thread(provider.open_image, beneath)
+                opened.callback(os.close, base)
+            output = await self._archives.in_thread(nameless)
+            opened.callback(os.close, output)
+            owner = _owner(core.state.sandboxes.get(snapshot.sandbox_id or ""))
+            work = partial(_flattened, archives, base, output, snapshot.format, owner)
+            packed = await watched(work, progress, "putting it together", limiter=self._archives.limiter)
+            readable = os.open(f"/proc/self/fd/{output}", os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, readable)
+            await request.give([readable])
+        return SnapshotExport(
+            snapshot_id=snapshot.snapshot_id, digest=f"sha256:{packed.sha256}", size_bytes=packed.size_bytes,
+            format=snapshot.format,
+        )  # fmt: skip
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    async def bring_in(self, request: Request[SnapshotImport]) -> Snapshot:
+        """Give the caller the end of a pipe to which an archive is written, and keep it when it is good."""
+        command = request.params
+        snapshot_id = ids.new_id(ids.SNAPSHOT)
+        bucket = command.archive == "bucket"
+        places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
+        event = decide.import_snapshot(command, request.owner, places)
+        intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
+        try:
+            stored = await self._take(request, event)
+        except BaseException as unforeseen:
+            with trio.CancelScope(shield=True):
+                await self._snapshots.failed(snapshot_id, unforeseen, intent)
+            raise
+        await self._core.record([NewEvent(snapshot_id, stored)], intent)
+        return await self._snapshots.answer_create(snapshot_id)
+
+    async def brought_in_before(self, request: Request[SnapshotImport], first: Recorded) -> Any:
+        """The answer to a command that was given before. Who asks gets a pipe that nobody reads."""
+        answer = await self._snapshots.created_before(request, first)
+        if answer is not ANEW:
+            reading, writing = os.pipe()
+            os.close(reading)
+            try:
+                await request.give([writing])
+            finally:
+                os.close(writing)
+        return answer
+
+    async def _take(
+        self, request: Request[SnapshotImport], event: events.SnapshotCreateRequested
+    ) -> events.SnapshotStored:
+        command, progress = request.params, request.progress
+        async with self._archives.making(event.places) as making:
+            reading, writing = os.pipe()
+            try:
+                try:
+                    await request.give([writing])
+                finally:
+                    os.close(writing)
+                work = partial(_received, reading, making.descriptor, command.size_bytes)
+                sha256 = await watched(work, progress, "taking the archive")
+            finally:
+                os.close(reading)
+            if command.digest not in (None, f"sha256:{sha256}"):
+                raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
+            found = await watched(partial(_looked_through, making.descriptor), progress, "looking through the archive")
+            failpoints.reach("snapshot.received")
+            await making.keep(found.sha256, found.size_bytes, progress)
+        return events.SnapshotStored(
+            digest=f"sha256:{found.sha256}",
+            size_bytes=found.size_bytes,
+            member_count=found.members,
+            content_bytes=found.content_bytes,
+            format=_FORMATS[found.codec],
+        )
+
+    # -- as an image --------------------------------------------------------------------------------------------------
+
+    async def promote(self, request: Request[SnapshotPromote]) -> Image:
+        """Make an image of a snapshot."""
+        core, command = self._core, request.params
+        snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
+        provider = core.provider(snapshot.requested.provider or "local")
+        layering(provider)
+        event = decide.promote(snapshot, request.owner, provider.name, command.labels)
+        image_id = ids.new_id(ids.IMAGE)
+        intent = await core.intend(NewEvent(image_id, event, expected_revision=0), request.meta)
+        core.carry(partial(self._promote, image_id, snapshot, request.progress, intent), f"promotion to {image_id}")
+        return await self._images.answer_create(image_id)
+
+    async def _promote(self, image_id: str, snapshot: SnapshotState, progress: Progress, intent: Recorded) -> None:
+        core = self._core
+        provider_name = core.state.images[image_id].requested.provider
+        provider = layering(core.provider(provider_name))
+        names = names_of(core, snapshot)
+        try:
+            beneath = image_beneath(core, snapshot)
+            with self._layers.held(*names):
+                await self._restores.unpack(snapshot, provider_name, progress)
+                made = await provider.promote(image_id, await provider.filled(names, beneath), beneath, progress)
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            error = as_sandkeep_error(unforeseen)
+            outcome: events.Event = events.ImageCreateFailed(code=error.code, message=error.message)
+        else:
+            outcome = events.ImageCreated(digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count)
+        await self._layers.drop(provider_name, names)
+        failpoints.reach("image.copied")
+        await core.record([NewEvent(image_id, outcome)], intent)
+
+
+def _received(pipe: int, target: int, size_bytes: int, moved: Meter) -> str:
+    """Write what comes to a file, and answer its digest. Blocks. Raises `snapshot_corrupt` unless it is so long."""
+    digest = hashlib.sha256()
+    size = 0
+    while chunk := os.read(pipe, CHUNK_BYTES):
+        size += len(chunk)
+        if size > size_bytes:
+            break
+        digest.update(chunk)
+        try:
+            write_all(target, chunk)
+        except OSError as error:
+            why = error.strerror or os.strerror(errno.EIO)
+            raise DaemonError("storage_unavailable", f"the archive cannot be written: {why}: make room there") from None
+        moved(size)
+    if size != size_bytes:
+        words = f"the archive was to be {size_bytes} bytes long, and {'more' if size > size_bytes else size} came"
+        raise DataError("snapshot_corrupt", f"{words}: send it again")
+    return digest.hexdigest()
+
+
+def _flattened(
+    archives: Sequence[int],
+    base: int | None,
+    output: int,
+    written_as: ArchiveFormat,
+    owner: tuple[int, int],
+    moved: Meter,
+) -> Packed:
+    codec = next(codec for codec, form in _FORMATS.items() if form == written_as)
+    return flatten(archives, output, base=base, limits=NO_LIMITS, codec=codec, owner=owner, moved=moved)
+
+
+def _owner(sandbox: SandboxState | None) -> tuple[int, int]:
+    """Whom the files of a sandbox belong to, as the code inside sees it."""
+    uid, _, gid = ((sandbox.spec.user if sandbox is not None else None) or "1000").partition(":")
+    return int(uid), int(gid or uid)
+
+
+def _looked_through(descriptor: int, moved: Meter) -> Inspection:
+    return inspect(descriptor, moved=moved)

@@ -1,0 +1,27 @@
+"""A local sandbox as far as its files go, whether it runs or not."""
+
+from msgspec import Struct
+
+from sandkeepd.hostprocess import identify
+from sandkeepd.providers.local_plan import Plan
+from sandkeepd.providers.local_start import Handle
+
+
+class HeldFiles(Struct, frozen=True, kw_only=True):
+    """What a sandbox changed lies in `upper`, and hides parts of `lowers`, each of which hides parts of the next."""
+
+    plan: Plan
+    handle: Handle
+    upper: str
+    lowers: list[str]
+
+    @property
+    def first_pid(self) -> int | None:
+        """The first process of its pid namespace, if it runs and has one."""
+        first = self.handle.first
+        return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """Whom its files belong to, as the code inside sees it."""
+        return self.plan.inner_uid, self.plan.inner_gid

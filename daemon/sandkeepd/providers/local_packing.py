@@ -1,0 +1,198 @@
+"""Packing what a local sandbox shows, or what it changed, while it stands still for as short as that can be.
+
+What it changed is copied while it stands still, and packed when it goes on again, if the copy is quick: where the
+filesystem shares blocks, or there is little. Else a copy takes longer than an archive of it, so that one is made while
+the sandbox stands still. Everything here blocks.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from sandkeep import failpoints
+from sandkeep.errors import CallerError
+from sandkeep.model import ArchiveFormat
+from sandkeep_store.archives import changes
+from sandkeep_store.archives.changes import ChangedTree
+from sandkeep_store.archives.compression import Codec
+from sandkeep_store.archives.members import TOP
+from sandkeep_store.archives.pack import Packed, write
+from sandkeep_store.archives.tree import Overlay, Tree
+from sandkeepd.freezing import Pause, frozen
+from sandkeepd.hostprocess import run_tool
+from sandkeepd.providers.base import PackedFiles, PackRequest
+from sandkeepd.providers.local_bubblewrap import WORKSPACE
+from sandkeepd.providers.local_files import HeldFiles
+from sandkeepd.providers.local_layers import Layers, open_shown
+from sandkeepd.watched import Meter
+
+COPIED_BYTES: Final = 32 * 1024**2
+COPIED_FILES: Final = 2000
+"""Up to so much is copied where blocks are not shared."""
+
+CODECS: Final[dict[ArchiveFormat, Codec]] = {"tar": "none", "tar.gz": "gzip", "tar.zst": "zstd"}
+
+
+class Packer:
+    """Packs the sandboxes of one state directory. `shares_blocks` says that a copy costs no bytes."""
+
+    def __init__(self, layers: Layers, state_dir: str, *, shares_blocks: bool) -> None:
+        self._layers = layers
+        self._state_dir = state_dir
+        self._shares_blocks = shares_blocks
+
+    def pack(self, held: HeldFiles, request: PackRequest, moved: Meter) -> PackedFiles:
+        """Pack a sandbox's files as they are at one moment, and write the catalogue of them."""
+        if request.over == "nothing":
+            with self._at_one_moment(held, request.name, request) as (upper, pause):
+                packed = self._pack_tree(open_shown([upper, *held.lowers], self._state_dir), request, held, None, moved)
+        elif request.over == "start":
+            with self._at_one_moment(held, request.name, request) as (upper, pause):
+                overlay: Overlay = "trusted" if self._layers.uid is not None else "user"
+                packed = self._pack_tree(_opened(upper), request, held, overlay, moved)
+        else:
+            packed, pause = self._pack_changes(held, request, moved)
+        return told(packed, pause)
+
+    @contextmanager
+    def _at_one_moment(self, held: HeldFiles, name: str, request: PackRequest) -> Iterator[tuple[str, Pause]]:
+        """For the length of a block, a directory that holds what the sandbox changed as it was at one moment."""
+        if not self._is_quick(held.upper):
+            with frozen(held.plan.cgroups, held.first_pid) as pause:
+                failpoints.reach("snapshot.frozen")
+                self._look(held, request)
+                yield held.upper, pause
+            return
+        copy = self._layers.begin(name)
+        try:
+            with frozen(held.plan.cgroups, held.first_pid) as pause:
+                failpoints.reach("snapshot.frozen")
+                self._look(held, request)
+                self._copy(held.upper, copy)
+            failpoints.reach("snapshot.copied")
+            yield copy, pause
+        finally:
+            self._layers.discard([name])
+
+    def _copy(self, upper: str, target: str) -> None:
+        tree = _opened(upper)
+        try:
+            self._layers.copy(tree, target)
+        finally:
+            os.close(tree)
+
+    def _is_quick(self, upper: str) -> bool:
+        """Whether a copy takes no longer than is worth the while. It is not looked any further than that takes."""
+        if self._shares_blocks:
+            return True
+        argv = [*self._layers.enter, "sh", "-c", _MEASURE, "sh", upper, str(COPIED_FILES)]
+        count, size = map(int, run_tool(argv).stdout.split())
+        return count <= COPIED_FILES and size <= COPIED_BYTES
+
+    def _look(self, held: HeldFiles, request: PackRequest) -> dict[bytes, changes.Seen]:
+        tree = _opened(held.upper)
+        try:
+            found = changes.look(tree, self._layers.enter)
+        finally:
+            os.close(tree)
+        changes.save(found, request.catalogue)
+        return found
+
+    def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:
+        """Pack what differs from what an earlier archive holds. Only that is read, so the sandbox stands still."""
+        assert request.parent_catalogue is not None
+        before = changes.load(request.parent_catalogue)
+        wanted = _wanted(request)
+        tree = _opened(held.upper)
+        try:
+            with frozen(held.plan.cgroups, held.first_pid) as pause:
+                failpoints.reach("snapshot.frozen")
+                now = self._look(held, request)
+                found = changes.compare(before, now, partial(self._is_opaque, tree), wanted)
+                source = ChangedTree(tree, found, self._reader(held))
+                packed = write(
+                    source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved
+                )
+        finally:
+            os.close(tree)
+        return packed, pause
+
+    def _is_opaque(self, tree: int, name: bytes) -> bool:
+        kind = "trusted" if self._layers.uid is not None else "user"
+        try:
+            return os.getxattr(b"/proc/self/fd/%d/%b" % (tree, name), f"{kind}.overlay.opaque") == b"y"
+        except OSError:
+            return False
+
+    def _pack_tree(
+        self, tree: int, request: PackRequest, held: HeldFiles, overlay: Overlay | None, moved: Meter
+    ) -> Packed:
+        try:
+            source = Tree(
+                tree, include=paths(request.include) or (TOP,), exclude=paths(request.exclude),
+                never=[self._state_dir], reader=self._reader(held), overlay=overlay,
+            )  # fmt: skip
+            return write(source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved)
+        finally:
+            os.close(tree)
+
+    def _reader(self, held: HeldFiles) -> tuple[int, int] | None:
+        plan = held.plan
+        return (plan.uid, plan.gid) if self._layers.uid is not None and plan.uid and plan.gid else None
+
+
+# $1 a directory, $2 how many files are looked at: prints how many there are, and their bytes.
+_MEASURE: Final = """
+find "$1" -printf '%b\\n' | head -n "$(($2 + 1))" | { n=0 s=0
+while read -r blocks; do n=$((n + 1)) s=$((s + blocks)); done
+echo "$n $((s * 512))"; }
+"""
+
+
+def told(packed: Packed, pause: Pause) -> PackedFiles:
+    """What came of it."""
+    remarks: dict[str, int] = {why: count for why, count in packed.remarks.counts.items()}  # noqa: C416 - of plain text
+    return PackedFiles(
+        sha256=packed.sha256,
+        size_bytes=packed.size_bytes,
+        member_count=packed.members,
+        content_bytes=packed.content_bytes,
+        pause_ms=pause.ms,
+        remarks=remarks,
+    )
+
+
+def paths(given: Sequence[str]) -> list[bytes]:
+    """Paths in the sandbox as paths in its workspace. Raises `invalid` for others."""
+    found = []
+    for path in given:
+        inner = path
+        if path.startswith("/"):
+            if not f"{path}/".startswith(f"{WORKSPACE}/"):
+                words = f"{path!r} is not in {WORKSPACE}, and nothing else of a local sandbox is kept: leave it out"
+                raise CallerError("invalid", words, field="include")
+            inner = path.removeprefix(WORKSPACE)
+        found.append(inner.strip("/").encode("utf-8", "surrogateescape") or TOP)
+    return found
+
+
+def _wanted(request: PackRequest) -> Callable[[bytes], bool]:
+    """Whether a name is one of those that are to be in the archive."""
+    include, exclude = paths(request.include), paths(request.exclude)
+
+    def is_wanted(name: bytes) -> bool:
+        if any(_is_in(name, place) for place in exclude):
+            return False
+        return not include or any(_is_in(name, place) or _is_in(place, name) for place in include)
+
+    return is_wanted
+
+
+def _is_in(name: bytes, place: bytes) -> bool:
+    return place in (TOP, name) or name.startswith(place + b"/")
+
+
+def _opened(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,0 +1,235 @@
+"""Restores: sandboxes with the files of a snapshot, new ones or over their own; images of snapshots; whole archives.
+
+A snapshot is unpacked once, into kept files that all sandboxes share which were restored from it; so is each that it
+builds on, and they lie one above the other, the last of them above an image if need be. Before a byte is unpacked an
+archive was read from its first byte to its last, whatever its digest says.
+"""
+
+from functools import partial
+from typing import Any
+
+from sandkeep import events, failpoints, ids
+from sandkeep.errors import CallerError, SetupError, StateError, error_from
+from sandkeep.methods import SandboxRestore, SnapshotRestore
+from sandkeep.model import Sandbox, SandboxSpec
+from sandkeep.settings import DISK_LIMIT
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import SnapshotState, chain
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.forks import layering
+from sandkeepd.layers import KeptLayers
+from sandkeepd.providers.base import Instance, Layering, Progress, Replacing
+from sandkeepd.sandboxes import Pending, Sandboxes
+from sandkeepd.snapshot_archives import SnapshotArchives
+from sandkeepd.unpacking import putting
+
+
+class Restores:
+    """The handlers of ``snapshot.restore`` and ``sandbox.restore``."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes, layers: KeptLayers, archives: SnapshotArchives) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+        self._layers = layers
+        self._archives = archives
+
+    # -- into a new sandbox -------------------------------------------------------------------------------------------
+
+    async def restore(self, request: Request[SnapshotRestore]) -> Sandbox:
+        """Make a sandbox with the files of a snapshot and start it."""
+        command, core = request.params, self._core
+        snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
+        sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
+        ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
+        before = decide.interrupted_sandbox(core.state, sandbox_id, request.owner)
+        if self._sandboxes.is_taken(sandbox_id) and before is None:
+            raise decide.id_taken(sandbox_id)
+        source = core.state.sandboxes.get(snapshot.sandbox_id or "")
+        if source is not None:
+            decide.require_secrets(source, command.secrets)
+        spec = self._spec(source, snapshot, command)
+        event = await self._planned(request, snapshot, sandbox_id, spec)
+        with self._layers.held(*names_of(core, snapshot)):
+            self._sandboxes.reserve(sandbox_id, event.provider, event.plan)
+            try:
+                revision = before.revision if before is not None else 0
+                intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, revision), request.meta)
+            finally:
+                self._sandboxes.unreserve(sandbox_id)
+        failpoints.reach("restore.planned")
+        prepare = partial(self.unpack, snapshot, event.provider, request.progress)
+        self._sandboxes.begin(intent, command.secrets, prepare)
+        return await self._sandboxes.answer_create(sandbox_id)
+
+    def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
+        """What the new sandbox is asked to be: as the one that the files were of."""
+        if source is not None:
+            return decide.like(source.spec, command.labels, command.env)
+        provider = self._core.provider(snapshot.requested.provider or "local")
+        plain = SandboxSpec(disk_bytes=DISK_LIMIT(), network=provider.default_network())
+        return decide.like(plain, command.labels, command.env)
+
+    async def _planned(
+        self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec
+    ) -> events.SandboxCreateRequested:
+        core, asked = self._core, snapshot.requested
+        provider = core.provider(asked.provider or "local")
+        files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
+        image_id = asked.image_id or snapshot.snapshot_id
+        plan = self._sandboxes.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
+        return events.SandboxCreateRequested(
+            owner=request.owner,
+            image_id=image_id,
+            provider=provider.name,
+            spec=spec,
+            secrets=sorted(request.params.secrets),
+            plan=layering(provider).layered(plan, files),
+            restored_from=snapshot.snapshot_id,
+            needs_image=layering(provider).needs_image(files),
+        )
+
+    # -- over a sandbox's own files -----------------------------------------------------------------------------------
+
+    async def restore_own(self, request: Request[SandboxRestore]) -> Sandbox:
+        """Replace the files of a sandbox by those of a snapshot."""
+        command, core = request.params, self._core
+        sandbox = decide.sandbox(core.state, command.sandbox_id)
+        snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
+        if not request.sees(snapshot.owner):
+            decide.snapshot(core.state, "")  # raises what is said of one that is not there
+        await self._sandboxes.adopted(sandbox.sandbox_id)
+        provider = core.provider(sandbox.requested.provider)
+        replacing(provider)
+        decide.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
+        beneath = image_beneath(core, snapshot)
+        if beneath not in (None, sandbox.requested.image_id):
+            words = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
+            raise CallerError("invalid", words, field="snapshot_id")
+        files = await layering(provider).filled(names_of(core, snapshot), beneath)
+        event = events.SandboxRestoreRequested(
+            snapshot_id=snapshot.snapshot_id,
+            plan=layering(provider).layered(sandbox.requested.plan, files),
+            needs_image=layering(provider).needs_image(files),
+        )
+        with self._layers.held(*names_of(core, snapshot)):
+            new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
+            intent = await core.intend(new, request.meta)
+        self._sandboxes.changing[sandbox.sandbox_id] = Pending()
+        what = f"restore of {sandbox.sandbox_id}"
+        core.carry(partial(self._carry, sandbox, snapshot, dict(command.secrets), intent, request.progress), what)
+        return await self._answer(sandbox)
+
+    async def _carry(
+        self,
+        sandbox: SandboxState,
+        snapshot: SnapshotState,
+        secrets: dict[str, str],
+        intent: Recorded,
+        progress: Progress,
+    ) -> None:
+        core, sandbox_id = self._core, sandbox.sandbox_id
+        pending = self._sandboxes.changing[sandbox_id]
+        old = sandbox.plans
+        outcome: list[NewEvent] = []
+        instance: Instance | None = None
+        try:
+            with pending.scope:
+                if sandbox.status == "restoring":  # its end was not ordered at that instant
+                    instance, outcome = await self._replaced(sandbox, snapshot, secrets, progress)
+        finally:
+            secrets.clear()
+            del self._sandboxes.changing[sandbox_id]
+            pending.finished.set()
+        if not outcome or sandbox.status != "restoring":
+            return  # it is being terminated, and that carrier ends what was made
+        try:
+            await core.record(outcome, intent)
+        except StateError:
+            return  # the same, while this was on its way to the disk
+        if instance is not None:
+            self._sandboxes.keep(instance)
+            failpoints.reach("replace.recorded")
+            await replacing(core.provider(sandbox.requested.provider)).drop_replaced(sandbox_id)
+        await self._layers.drop_plans(sandbox.requested.provider, old)
+
+    async def _replaced(
+        self, sandbox: SandboxState, snapshot: SnapshotState, secrets: dict[str, str], progress: Progress
+    ) -> tuple[Instance | None, list[NewEvent]]:
+        """Unpack the snapshot, then end the sandbox and start it with those files; answer what to record."""
+        sandbox_id, asked = sandbox.sandbox_id, sandbox.requested
+        provider = replacing(self._core.provider(asked.provider))
+        instance: Instance | None = None
+        ended = False
+        try:
+            await self.unpack(snapshot, asked.provider, progress)
+            failpoints.reach("restore.unpacked")
+            old, new = sandbox.plans
+            runtime, ended = await self._sandboxes.stop_keeping(sandbox_id), True
+            instance = await provider.replace_files(
+                sandbox_id, asked.image_id, sandbox.spec, secrets, (old, new), sandbox.handle
+            )
+            outcome: events.Event = events.SandboxRestored(
+                snapshot_id=snapshot.snapshot_id, isolation=instance.isolation, handle=instance.handle
+            )
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            error = as_sandkeep_error(unforeseen)
+            outcome = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=ended)
+        last_words = await self._sandboxes.words_of_killed(sandbox, runtime) if ended else []
+        return instance, [*last_words, NewEvent(sandbox_id, outcome, sandbox_id)]
+
+    async def _answer(self, sandbox: SandboxState) -> Sandbox:
+        change = sandbox.change
+        await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "restoring")
+        if change is not None and change.error is not None:
+            raise error_from(*change.error, {"sandbox_id": sandbox.sandbox_id})
+        if change is not None and not change.done:
+            raise decide.not_ready(sandbox)
+        return sandbox.view()
+
+    async def restored_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
+        """The answer to a command that was given before."""
+        sandbox = self._core.state.sandboxes[first.stream]
+        change = sandbox.change
+        if change is None or change.position != first.position:
+            return sandbox.view()
+        await self._core.settled(first.stream, lambda: sandbox.status != "restoring")
+        return ANEW if change.interrupted else await self._answer(sandbox)
+
+    # -- unpacking ----------------------------------------------------------------------------------------------------
+
+    async def unpack(self, snapshot: SnapshotState, provider_name: str, progress: Progress) -> None:
+        """Have the files of a snapshot, and of all that it builds on, be there for sandboxes to begin with."""
+        provider = layering(self._core.provider(provider_name))
+        for each in reversed(list(chain(self._core.state, snapshot))):
+            async with self._layers.turn(each.snapshot_id):
+                if not await provider.is_filled(each.snapshot_id):
+                    await self._fill(provider, each, progress)
+
+    async def _fill(self, provider: Layering, snapshot: SnapshotState, progress: Progress) -> None:
+        async with self._archives.opened(snapshot, progress) as archive:
+            failpoints.reach("restore.opened")
+            await provider.fill(snapshot.snapshot_id, putting(snapshot, archive), progress)
+
+
+def names_of(core: Core, snapshot: SnapshotState) -> list[str]:
+    """Under which names the files of a snapshot are kept, each hiding parts of the next."""
+    return [each.snapshot_id for each in chain(core.state, snapshot)]
+
+
+def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
+    """The image that a snapshot is above; None for one that is whole. Raises `snapshot_missing` without that image."""
+    *_, lowest = chain(core.state, snapshot)
+    if lowest.requested.kind == "full":
+        return None
+    assert lowest.requested.image_id is not None
+    return lowest.requested.image_id
+
+
+def replacing(provider: object) -> Replacing:
+    """What replaces a sandbox's files. Raises `not_supported` where nothing does."""
+    if isinstance(provider, Replacing):
+        return provider
+    raise SetupError("not_supported", "its provider cannot replace the files of a sandbox yet: restore into a new one")

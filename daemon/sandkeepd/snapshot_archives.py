@@ -1,0 +1,288 @@
+"""The archives of snapshots: where they go, how they get there, and how they are had again.
+
+An archive is made in a directory of this machine, and stays there if it goes nowhere else. One for a bucket or a mount
+is copied from there, and only counts once the copy is complete, with the digest that it has to have. Where
+SANDBOX_SNAPSHOT_DIR is set, the one on this machine stays besides. A restore asks these places in order.
+"""
+
+import errno
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Final, TypeVar, TypeVarTuple
+
+import trio
+
+from sandkeep import failpoints, model
+from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
+from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.choosing import in_order, most_telling
+from sandkeep_store.archives.directory import DirectoryArchives, DirectoryUpload
+from sandkeep_store.archives.inspect import inspect
+from sandkeep_store.archives.opening import open_store
+from sandkeep_store.config import STORAGE, Place, Root
+from sandkeep_store.views.snapshots import SnapshotState
+from sandkeepd.providers.base import Progress
+from sandkeepd.unpacking import limits_of
+from sandkeepd.watched import Meter, watched
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+logger = logging.getLogger("sandkeepd")
+
+CATALOGUES: Final = "catalogues"
+"""The directory of what the archives of this machine's sandboxes hold, in the words of their providers."""
+
+AT_ONCE: Final = 4
+"""How many archives are made, copied or read at a time."""
+
+LOCAL: Final = ("directory", "state")
+"""The kinds of places that are this machine's own, where archives are made."""
+
+LOG_KEY: Final = "sandkeep-log"
+"""The key of an object's metadata that says of which log it is."""
+
+
+def place_of(root: Root, path: str) -> model.Place:
+    """Where something lies, as it goes on record."""
+    return model.Place(where=root.where, base=root.base, path=path, uri=str(root.place(path)))
+
+
+def root_of(place: model.Place) -> Root:
+    """The store that something on record lies in."""
+    return Root(place.where, place.base)  # type: ignore[arg-type]  # it was one when it was recorded
+
+
+def path_in(root: Root, snapshot_id: str, group: str, written_as: model.ArchiveFormat) -> str:
+    """The path of an archive. Those of a mount or of a GCS bucket lie each in a directory of their own; elsewhere those
+    of one sandbox, or session, lie together.
+    """
+    name = f"{snapshot_id}.{written_as}"
+    return f"filesystem_snapshots/{snapshot_id}/{name}" if root.where in ("mount", "gcs") else f"{group}/{name}"
+
+
+class SnapshotArchives:
+    """What a daemon does with archives, all of it in threads of its own, a few at a time."""
+
+    def __init__(self, state_dir: str, log_id: str) -> None:
+        self._state_dir = state_dir
+        self._catalogues = f"{state_dir}/{CATALOGUES}"
+        self._log_id = log_id
+        self._since = time.time()
+        self.limiter = trio.CapacityLimiter(AT_ONCE)
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def places(
+        self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, *, bucket: bool
+    ) -> list[model.Place]:
+        """Where a new archive will lie, the preferred place first. Raises `not_configured`, before anything happens."""
+        local = STORAGE.local_root()
+        roots = [STORAGE.require("snapshot", bucket=bucket)]
+        if roots[0] != local and local.where == "directory":
+            roots.append(local)
+        return [place_of(root, path_in(root, snapshot_id, group, written_as)) for root in roots]
+
+    def catalogue(self, snapshot_id: str) -> str:
+        """Where it is told what an archive holds."""
+        os.makedirs(self._catalogues, mode=0o700, exist_ok=True)
+        return f"{self._catalogues}/{snapshot_id}"
+
+    def has_catalogue(self, snapshot_id: str) -> bool:
+        """Whether it is told here what an archive holds."""
+        return os.path.isfile(f"{self._catalogues}/{snapshot_id}")
+
+    def drop_catalogue(self, snapshot_id: str) -> None:
+        """Tell it no more. Safe to repeat."""
+        with suppress(FileNotFoundError):
+            os.unlink(f"{self._catalogues}/{snapshot_id}")
+
+    # -- making -------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def making(self, places: Sequence[model.Place]) -> AsyncIterator["Making"]:
+        """Make an archive that is to lie at these places, for the length of a block. Unless it was kept, nothing is
+        left.
+        """
+        local = [place for place in places if place.where in LOCAL]
+        root = root_of(local[0]) if local else STORAGE.local_root()
+        path = local[0].path if local else places[0].path
+        upload = await self.in_thread(DirectoryArchives(root).create, path)
+        making = Making(self, upload, places, self._log_id)
+        try:
+            yield making
+        finally:
+            with trio.CancelScope(shield=True):
+                await self.in_thread(upload.abort)
+                if not making.is_kept:
+                    await self._take_back(making.sent)
+
+    async def _take_back(self, places: Sequence[model.Place]) -> None:
+        """Remove what was sent somewhere and is of no use without the rest.
+
+        Error handling: what cannot be removed now is found by ``snapshot.gc``.
+        """
+        try:
+            await self.remove(places)
+        except SandkeepError as error:
+            logger.warning("an archive stays that nobody needs", extra={"why": error.message})
+
+    async def sweep(self) -> None:
+        """Remove what a daemon was writing in the state directory when it ended."""
+        root = Root("state", f"{self._state_dir}/archives")
+        await self.in_thread(DirectoryArchives(root).sweep, time.time() - self._since)
+
+    async def in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Run what blocks for a moment."""
+        return await trio.to_thread.run_sync(work, *arguments)
+
+    # -- having again -------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def opened(self, snapshot: SnapshotState, progress: Progress) -> AsyncIterator[int]:
+        """An archive as an open file, from the first place that has it as it should be; the last one is not looked
+        through yet.
+
+        Raises `snapshot_missing` and `snapshot_corrupt` when no place has it so, and `provider_unavailable` when one
+        that may have it does not answer.
+        """
+        descriptor = await self._have(snapshot, progress)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    async def _have(self, snapshot: SnapshotState, progress: Progress) -> int:
+        failures: list[SandkeepError] = []
+        recorded = [root_of(place).place(place.path) for place in snapshot.requested.places]
+        places = in_order(recorded, STORAGE.roots("snapshot"))
+        for place in places:
+            work = partial(_had, snapshot, place, is_last=place == places[-1])
+            try:
+                return await watched(work, progress, f"reading {place}", limiter=self.limiter)
+            except SandkeepError as error:
+                logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
+                failures.append(error)
+        raise most_telling(failures)
+
+    async def remove(self, places: Iterable[model.Place]) -> None:
+        """Remove archives. Safe to repeat. Raises `provider_unavailable`, naming the `engine` that has to answer."""
+        for place in places:
+            try:
+                await trio.to_thread.run_sync(_remove, place, limiter=self.limiter)
+            except DaemonError:
+                raise
+            except SandkeepError as error:
+                raise ProviderError("provider_unavailable", error.message, engine=place.base) from None
+
+
+class Making:
+    """An archive being made: what is written to `descriptor` is its content."""
+
+    def __init__(
+        self, archives: SnapshotArchives, upload: DirectoryUpload, places: Sequence[model.Place], log_id: str
+    ) -> None:
+        self._archives = archives
+        self._upload = upload
+        self._places = places
+        self._log_id = log_id
+        self.sent: list[model.Place] = []
+        self.is_kept = False
+
+    @property
+    def descriptor(self) -> int:
+        """An empty file."""
+        return self._upload.descriptor
+
+    async def keep(self, sha256: str, size_bytes: int, progress: Progress) -> None:
+        """Have it be where it is to be, complete and durable. What lies on this machine goes there last."""
+        for place in self._places:
+            if place.where not in LOCAL:
+                work = partial(self._send, place, sha256, size_bytes)
+                await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+                self.sent.append(place)
+                failpoints.reach("snapshot.sent")
+        if any(place.where in LOCAL for place in self._places):
+            await self._archives.in_thread(self._upload.finish)
+        self.is_kept = True
+        failpoints.reach("snapshot.kept")
+
+    def _send(self, place: model.Place, sha256: str, size_bytes: int, moved: Meter) -> None:
+        os.lseek(self.descriptor, 0, os.SEEK_SET)
+        with open(self.descriptor, "rb", closefd=False) as file:
+            open_store(root_of(place)).write(
+                place.path,
+                file,
+                size_bytes=size_bytes,
+                sha256=sha256,
+                metadata={LOG_KEY: self._log_id},
+                progress=moved,
+            )
+
+
+def _had(snapshot: SnapshotState, place: Place, moved: Meter, *, is_last: bool) -> int:
+    """An archive as an open file. Where there is another place to ask it is looked through, too. Blocks."""
+    descriptor = _fetched(open_store(place.root), place, moved)
+    try:
+        if not is_last:
+            check(snapshot, descriptor, moved)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
+    """See that an archive is what is on record, and safe. Raises `snapshot_corrupt`. Blocks."""
+    stored = snapshot.stored
+    assert stored is not None
+    layer = snapshot.requested.kind == "incremental"
+    found = inspect(descriptor, limits_of(snapshot), layer=layer, moved=moved)
+    if f"sha256:{found.sha256}" != stored.digest or found.size_bytes != stored.size_bytes:
+        raise DataError("snapshot_corrupt", "the archive is damaged: its digest is not the one on record")
+
+
+def _fetched(store: ArchiveStore, place: Place, moved: Meter) -> int:
+    """The file itself where it is one of this machine; else a copy that has no name."""
+    if isinstance(store, DirectoryArchives):
+        return store.open_file(place.path)
+    descriptor = nameless()
+    try:
+        with store.read(place.path, progress=moved) as archive:
+            for chunk in archive:
+                write_all(descriptor, chunk)
+    except OSError as error:
+        os.close(descriptor)
+        raise DaemonError("storage_unavailable", f"no copy of {place} could be made: {error.strerror}") from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def nameless() -> int:
+    """An empty file without a name, to be written and read. Raises `storage_unavailable`."""
+    directory = STORAGE.local_root().base
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    try:
+        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        why = "its filesystem cannot hold files without names" if error.errno == errno.EOPNOTSUPP else error.strerror
+        raise DaemonError("storage_unavailable", f"{directory} cannot be written: {why}") from None
+
+
+def _remove(place: model.Place) -> None:
+    with suppress(DataError):  # there is nothing
+        open_store(root_of(place)).delete(place.path)
+
+
+def write_all(descriptor: int, chunk: bytes) -> None:
+    """Write all of it. Blocks. Raises OSError."""
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

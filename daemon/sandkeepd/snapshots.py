@@ -1,0 +1,323 @@
+"""Snapshots: the files of a sandbox, kept as an archive; made, listed, deleted, brought in from elsewhere.
+
+The life of one::
+
+    create_requested -> stored -> delete_requested -> deleted
+                     -> failed
+
+What is on record as requested is finished or undone by whoever started it, or by the next daemon. An archive that
+others build on stays when its snapshot is deleted, and goes with the last of them.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+from sandkeep import events, failpoints, ids, model
+from sandkeep.errors import SetupError, StateError, error_from
+from sandkeep.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
+from sandkeep.model import Snapshot, SnapshotList
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import SnapshotState, children
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.forks import source_of
+from sandkeepd.insisting import insist
+from sandkeepd.providers.base import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
+from sandkeepd.query import page
+from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.snapshot_archives import SnapshotArchives
+
+logger = logging.getLogger("sandkeepd")
+
+INTERRUPTED = "the daemon stopped while it was being made: make it again"
+
+
+class Snapshots:
+    """The handlers of ``snapshot.create``, ``get``, ``list`` and ``delete``."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes, archives: SnapshotArchives) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+        self._archives = archives
+        self._held: Counter[str] = Counter()  # those that others are about to be built on
+        self._dropping: set[str] = set()
+
+    # -- making -------------------------------------------------------------------------------------------------------
+
+    async def create(self, request: Request[SnapshotCreate]) -> Snapshot:
+        """Keep the files of a sandbox as an archive."""
+        command, core = request.params, self._core
+        sandbox = decide.sandbox(core.state, command.sandbox_id)
+        await self._sandboxes.adopted(sandbox.sandbox_id)
+        decide.require_files(sandbox)
+        provider = snapshotting(core.provider(sandbox.requested.provider))
+        snapshot_id = ids.new_id(ids.SNAPSHOT)
+        bucket = command.archive == "bucket"
+        places = self._archives.places(snapshot_id, sandbox.sandbox_id, command.format, bucket=bucket)
+        parent = self._parent(sandbox, command, provider)
+        event = decide.create_snapshot(
+            sandbox, command, places, parent_id=parent, root=provider.files_root(sandbox.requested.plan)
+        )
+        with self._holding(parent):
+            return await self.begin(snapshot_id, event, request.meta, request.progress)
+
+    @contextmanager
+    def _holding(self, parent_id: str | None) -> Iterator[None]:
+        """For the length of a block the archive of that snapshot stays, whatever becomes of the snapshot."""
+        if parent_id is None:
+            yield
+            return
+        self._held[parent_id] += 1
+        try:
+            yield
+        finally:
+            self._held[parent_id] -= 1
+
+    async def begin(
+        self, snapshot_id: str, event: events.SnapshotCreateRequested, meta: events.Meta, progress: Progress
+    ) -> Snapshot:
+        """Put it on record that a snapshot is to be made, make it, and answer it."""
+        core = self._core
+        intent = await core.intend(NewEvent(snapshot_id, event, event.sandbox_id, 0), meta)
+        failpoints.reach("snapshot.planned")
+        core.carry(partial(self._carry, snapshot_id, intent, progress), f"snapshot {snapshot_id}")
+        return await self.answer_create(snapshot_id)
+
+    def _parent(self, sandbox: SandboxState, command: SnapshotCreate, provider: Snapshotting) -> str | None:
+        """What an incremental snapshot is to build on; None for an image, and for one that is not incremental.
+
+        Raises `not_supported` when it can build on nothing.
+        """
+        if not command.incremental and command.parent_id is None:
+            return None
+        if command.parent_id is not None:
+            parent = decide.snapshot(self._core.state, command.parent_id)
+            why = self._why_no_parent(parent, sandbox, command)
+            if why is not None:
+                words = f"snapshot {parent.snapshot_id} {why}: leave out parent_id, or make a full one"
+                raise StateError("conflict", words, snapshot_id=parent.snapshot_id)
+            return parent.snapshot_id
+        for kept in reversed(sandbox.snapshots):
+            parent = self._core.state.snapshots[kept.snapshot_id]
+            if self._why_no_parent(parent, sandbox, command) is None:
+                return parent.snapshot_id
+        return self._start(sandbox, command, provider)
+
+    def _start(self, sandbox: SandboxState, command: SnapshotCreate, provider: Snapshotting) -> str | None:
+        """The snapshot that the sandbox began with; None for its image. Raises `not_supported` for anything else."""
+        why = provider.why_not_incremental(sandbox.handle)
+        if command.include or command.exclude:
+            why = why or "what is left out of it can only be left out of a full one"
+        began_with = provider.layers_of(sandbox.requested.plan) if isinstance(provider, Layering) else ()
+        first = self._core.state.snapshots.get(began_with[0]) if began_with else None
+        if began_with and (first is None or first.status != "ready"):
+            why = why or "the sandbox began with files that no snapshot has"
+        if why is not None:
+            raise SetupError("not_supported", f"there is nothing that it can build on, as {why}: make a full one")
+        return first.snapshot_id if first is not None else None
+
+    def _why_no_parent(self, parent: SnapshotState, sandbox: SandboxState, command: SnapshotCreate) -> str | None:
+        """Why no snapshot can be made over another."""
+        asked = parent.requested
+        if parent.status != "ready":
+            return f"is {parent.status}, not ready"
+        if asked.sandbox_id != sandbox.sandbox_id:
+            return "is of another sandbox"
+        if (asked.include, asked.exclude) != (list(command.include), list(command.exclude)):
+            return "leaves out other files"
+        if parent.requested_us < sandbox.restored_us:
+            return "is of the files that the sandbox had before it was restored"
+        if not self._archives.has_catalogue(parent.snapshot_id):
+            return "was made by another daemon, or one that did not tell what it holds"
+        return None
+
+    async def _carry(self, snapshot_id: str, intent: Recorded, progress: Progress) -> None:
+        core = self._core
+        asked = core.state.snapshots[snapshot_id].requested
+        assert asked.sandbox_id is not None
+        try:
+            with self._sandboxes.reading(asked.sandbox_id):
+                stored = await self._store(snapshot_id, asked, progress)
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            await self.failed(snapshot_id, unforeseen, intent)
+            return
+        await core.record([NewEvent(snapshot_id, stored, asked.sandbox_id)], intent)
+
+    async def _store(
+        self, snapshot_id: str, asked: events.SnapshotCreateRequested, progress: Progress
+    ) -> events.SnapshotStored:
+        core, archives = self._core, self._archives
+        assert asked.sandbox_id is not None
+        sandbox = decide.sandbox(core.state, asked.sandbox_id)
+        provider = snapshotting(core.provider(sandbox.requested.provider))
+        parent = core.state.snapshots.get(asked.parent_id or "")
+        is_own = (
+            parent is not None and parent.sandbox_id == asked.sandbox_id and sandbox.restored_from != asked.parent_id
+        )
+        over: Literal["nothing", "start", "parent"] = "parent" if is_own else "start"
+        if asked.kind == "full":
+            over = "nothing"
+        async with archives.making(asked.places) as making:
+            order = PackRequest(
+                name=snapshot_id,
+                output=making.descriptor,
+                catalogue=archives.catalogue(snapshot_id),
+                format=asked.format,
+                include=asked.include,
+                exclude=asked.exclude,
+                over=over,
+                parent_catalogue=archives.catalogue(asked.parent_id) if over == "parent" and asked.parent_id else None,
+            )
+            packed = await provider.pack(source_of(sandbox), order, progress)
+            failpoints.reach("snapshot.packed")
+            await making.keep(packed.sha256, packed.size_bytes, progress)
+        return stored_of(packed, asked.format)
+
+    async def failed(self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None) -> None:
+        """Put it on record that no snapshot came of it."""
+        core = self._core
+        asked = core.state.snapshots[snapshot_id].requested
+        error = as_sandkeep_error(unforeseen)
+        await self._archives.in_thread(self._archives.drop_catalogue, snapshot_id)
+        failed = events.SnapshotFailed(code=error.code, message=error.message)
+        await core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], intent)
+        await self.drop_kept()
+
+    async def undo(self, snapshot_id: str) -> None:
+        """What an earlier daemon had begun is as if it had never been."""
+        asked = self._core.state.snapshots[snapshot_id].requested
+        await self._clear(snapshot_id, asked.places)
+        failed = events.SnapshotFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
+        await self._core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], None)
+
+    async def answer_create(self, snapshot_id: str) -> Snapshot:
+        """Wait until the snapshot is made or failed, and answer it."""
+        snapshot = self._core.state.snapshots[snapshot_id]
+        await self._core.settled(snapshot_id, lambda: snapshot.status != "creating")
+        if snapshot.error is not None:
+            raise error_from(*snapshot.error, {"snapshot_id": snapshot_id})
+        return snapshot.view()
+
+    async def created_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
+        """The answer to a command that was given before."""
+        snapshot = self._core.state.snapshots[first.stream]
+        await self._core.settled(first.stream, lambda: snapshot.status != "creating")
+        return ANEW if snapshot.interrupted else await self.answer_create(first.stream)
+
+    # -- deleting -----------------------------------------------------------------------------------------------------
+
+    async def delete(self, request: Request[SnapshotDelete]) -> Snapshot:
+        """Delete a snapshot. One that is deleted is answered as it is."""
+        snapshot = decide.snapshot(self._core.state, request.params.snapshot_id)
+        if snapshot.status == "creating":
+            raise decide.snapshot_not_ready(snapshot)
+        await self.order_delete(snapshot, "requested", request.meta)
+        return await self.answer_delete(snapshot.snapshot_id)
+
+    async def order_delete(self, snapshot: SnapshotState, reason: str, meta: events.Meta) -> None:
+        """Order the end of a snapshot, if that is not ordered already. It is on record when this returns."""
+        core = self._core
+        while snapshot.status == "ready":
+            order = NewEvent(
+                snapshot.snapshot_id, events.SnapshotDeleteRequested(reason=reason), snapshot.sandbox_id,
+                snapshot.revision,
+            )  # fmt: skip
+            try:
+                intent = await core.intend(order, meta, essential=True)
+            except StateError:
+                continue  # somebody else did so at that instant
+            what = f"deletion of {snapshot.snapshot_id}"
+            core.carry(partial(self.finish_delete, snapshot.snapshot_id, intent), what)
+
+    async def answer_delete(self, snapshot_id: str) -> Snapshot:
+        """Wait until the snapshot is deleted, and answer it."""
+        snapshot = self._core.state.snapshots[snapshot_id]
+        await self._core.settled(snapshot_id, lambda: snapshot.status != "deleting")
+        return snapshot.view()
+
+    async def finish_delete(self, snapshot_id: str, intent: Recorded | None) -> None:
+        """Carry out a deletion that is on record: with it go the archives that were only kept for it."""
+        core = self._core
+        snapshot = core.state.snapshots[snapshot_id]
+        kept = self._is_built_on(snapshot_id)
+        if not kept:
+            await self._clear(snapshot_id, snapshot.requested.places)
+            failpoints.reach("snapshot.removed")
+        await core.record([NewEvent(snapshot_id, events.SnapshotDeleted(kept=kept), snapshot.sandbox_id)], intent)
+        await self.drop_kept()
+
+    def _is_built_on(self, snapshot_id: str) -> bool:
+        return self._held[snapshot_id] > 0 or any(children(self._core.state, snapshot_id))
+
+    async def drop_kept(self) -> None:
+        """Remove the archives of deleted snapshots that were only kept for others, as soon as these are gone, too."""
+        core = self._core
+        while kept := next((s for s in core.state.snapshots.values() if self._is_left(s)), None):
+            self._dropping.add(kept.snapshot_id)
+            try:
+                await self._clear(kept.snapshot_id, kept.requested.places)
+                await core.record([NewEvent(kept.snapshot_id, events.SnapshotDeleted(), kept.sandbox_id)], None)
+            finally:
+                self._dropping.discard(kept.snapshot_id)
+
+    def _is_left(self, snapshot: SnapshotState) -> bool:
+        snapshot_id = snapshot.snapshot_id
+        return snapshot.kept and snapshot_id not in self._dropping and not self._is_built_on(snapshot_id)
+
+    async def _clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:
+        """Remove all that there is of a snapshot besides its record, however often that takes."""
+        then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
+        with self._core.stalling([snapshot_id], then) as told:
+            await insist(lambda: self._archives.remove(places), f"removing {snapshot_id}", told=told)
+        await self._archives.in_thread(self._archives.drop_catalogue, snapshot_id)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get_now(self, request: Request[SnapshotRef]) -> Snapshot:
+        """Show a snapshot."""
+        return decide.snapshot(self._core.state, request.params.snapshot_id).view()
+
+    def list_now(self, request: Request[SnapshotQuery]) -> SnapshotList:
+        """List the caller's snapshots; an administrator sees all."""
+        query = request.params
+        if query.sandbox_id is not None:
+            request.require_sandbox(self._core.state, query.sandbox_id)
+        mine = (s for s in self._core.state.snapshots.values() if request.sees(s.owner) and _matches(s, query))
+        found, following = page(mine, lambda snapshot: snapshot.snapshot_id, query.after, query.limit)
+        return SnapshotList(snapshots=[snapshot.view() for snapshot in found], next=following)
+
+
+def _matches(snapshot: SnapshotState, query: SnapshotQuery) -> bool:
+    asked = snapshot.requested
+    return (
+        (query.all or not snapshot.ended)
+        and query.sandbox_id in (None, asked.sandbox_id)
+        and query.name in (None, asked.name)
+        and query.labels.items() <= asked.labels.items()
+    )
+
+
+def snapshotting(provider: Provider) -> Snapshotting:
+    """What makes archives. Raises `not_supported` where nothing does."""
+    if isinstance(provider, Snapshotting):
+        return provider
+    raise SetupError("not_supported", f"the {provider.name} provider cannot make snapshots yet: use the local provider")
+
+
+def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat) -> events.SnapshotStored:
+    """What is recorded of an archive that is where it is to be."""
+    return events.SnapshotStored(
+        digest=f"sha256:{packed.sha256}",
+        size_bytes=packed.size_bytes,
+        member_count=packed.member_count,
+        content_bytes=packed.content_bytes,
+        format=written_as,
+        pause_ms=packed.pause_ms,
+        remarks=packed.remarks,
+    )

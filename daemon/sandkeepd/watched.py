@@ -1,0 +1,77 @@
+"""Long work that blocks, in a thread, of which its caller hears how far it is, and which he can give up."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+TOLD_EVERY_S: Final = 1.0
+
+
+class GivenUpError(Exception):
+    """Nobody waits for it any more."""
+
+
+class Meter:
+    """Is called by the work with how many bytes are through, from whatever thread. It raises when that is to end."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._given_up = False
+
+    def __call__(self, size: int) -> None:
+        """So much is through."""
+        self.bytes = size
+        if self._given_up:
+            raise GivenUpError
+
+    def give_up(self) -> None:
+        """Have the work end at its next step."""
+        self._given_up = True
+
+
+async def watched(
+    work: Callable[[Meter], T],
+    progress: Callable[[str], Awaitable[None]],
+    doing: str,
+    *,
+    limiter: trio.CapacityLimiter | None = None,
+) -> T:
+    """Run `work` in a thread to its end. `progress` hears what is being done, and how many bytes are through.
+
+    Cancelled, it has the work end by itself, so that nothing of it goes on unseen.
+    """
+    meter = Meter()
+    outcome: list[T | Exception] = []
+    await progress(doing)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_tell, meter, progress, doing)
+        nursery.start_soon(_give_up_when_cancelled, meter)
+        with trio.CancelScope(shield=True):
+            try:
+                outcome.append(await trio.to_thread.run_sync(work, meter, limiter=limiter))
+            except Exception as error:  # noqa: BLE001  # raised below, where the nursery does not wrap it up
+                outcome.append(error)
+        nursery.cancel_scope.cancel()
+    await trio.lowlevel.checkpoint_if_cancelled()
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+async def _tell(meter: Meter, progress: Callable[[str], Awaitable[None]], doing: str) -> None:
+    told = 0
+    while True:
+        await trio.sleep(TOLD_EVERY_S)
+        if meter.bytes != told:
+            told = meter.bytes
+            await progress(f"{doing}: {told / 1e6:.0f} MB")
+
+
+async def _give_up_when_cancelled(meter: Meter) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        meter.give_up()

@@ -1,0 +1,108 @@
+"""Archives of snapshots on this machine: a snapshot as a file, and a file as a snapshot.
+
+    with sandkeep.blocking.connect() as client:
+        archiving.export_to(client, snapshot_id, "work.tar.gz")
+        snapshot = archiving.import_from(client, "elsewhere.tar.gz", name="theirs")
+
+A file that is exported is there whole and with the digest that the daemon says, or not at all.
+"""
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from sandkeep.blocking import Client
+from sandkeep.errors import CallerError, DataError, SandkeepError
+from sandkeep.model import ArchiveFormat, Snapshot, SnapshotExport
+
+Moved = Callable[[int], None]
+
+CHUNK_BYTES: Final = 1 << 20
+_MAGIC: Final[dict[bytes, ArchiveFormat]] = {b"\x1f\x8b": "tar.gz", b"\x28\xb5": "tar.zst"}
+
+
+def export_to(client: Client, snapshot_id: str, path: str, *, moved: Moved | None = None) -> SnapshotExport:
+    """Write a snapshot to a file as one whole archive. A file that is there is replaced.
+
+    Raises `permission_denied`, `not_found` and `invalid` for the path, and what the daemon refuses.
+    """
+    temporary = f"{path}.{secrets.token_hex(4)}.part"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _told(error, path) from None
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            exported = export_into(client, snapshot_id, file.fileno(), moved=moved)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _told(error, path) from None
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+    return exported
+
+
+def export_into(client: Client, snapshot_id: str, descriptor: int, *, moved: Moved | None = None) -> SnapshotExport:
+    """Write a snapshot to an open descriptor, as one whole archive. Raises `snapshot_corrupt` when what came is not
+    what the daemon says.
+    """
+    with client.with_descriptors("snapshot.export", snapshot_id) as handed:
+        [source] = handed.receive()
+        try:
+            digest = _copied(source, descriptor, moved)
+        finally:
+            os.close(source)
+        exported: SnapshotExport = handed.answer()
+    if exported.digest != f"sha256:{digest}":
+        raise DataError("snapshot_corrupt", "what was exported has another digest than the daemon says: export it anew")
+    return exported
+
+
+def import_from(
+    client: Client, path: str, *, digest: str | None = None, moved: Moved | None = None, **options: Any
+) -> Snapshot:
+    """Have a tar archive, plain or compressed by gzip or zstd, kept as a snapshot. `options` are the parameters of
+    ``snapshot.import`` besides.
+
+    Raises `snapshot_corrupt` for what is damaged or not safe to extract, and what the daemon refuses.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            form = _MAGIC.get(file.read(2), "tar")
+            file.seek(0)
+            given = {**options, "format": form, **({"digest": digest} if digest is not None else {})}
+            with client.with_descriptors("snapshot.import", size, **given) as handed:
+                [target] = handed.receive()
+                try:
+                    with suppress(BrokenPipeError):  # the call tells why
+                        _copied(file.fileno(), target, moved)
+                finally:
+                    os.close(target)
+                snapshot: Snapshot = handed.answer()
+    except OSError as error:
+        raise _told(error, path) from None
+    return snapshot
+
+
+def _copied(source: int, target: int, moved: Moved | None) -> str:
+    digest, size = hashlib.sha256(), 0
+    while chunk := os.read(source, CHUNK_BYTES):
+        digest.update(chunk)
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[os.write(target, rest) :]
+        size += len(chunk)
+        if moved is not None:
+            moved(size)
+    return digest.hexdigest()
+
+
+def _told(error: OSError, path: str) -> SandkeepError:
+    code = {PermissionError: "permission_denied", FileNotFoundError: "not_found"}.get(type(error), "invalid")
+    return CallerError(code, f"{path}: {error.strerror}", path=path)

@@ -1,0 +1,279 @@
+"""Snapshots and forks: keep the files of a sandbox, restore them, move them, and go on from them several times."""
+
+import sys
+from typing import Any
+
+import click
+
+from sandkeep.cli.options import (
+    FILE,
+    SANDBOX,
+    SNAPSHOT,
+    Frontend,
+    command,
+    common,
+    env_option,
+    given,
+    label_option,
+    secret_option,
+)
+from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
+from sandkeep.cli.progress import progress
+from sandkeep.model import Snapshot
+
+_STREAM = "-"
+
+bucket_option = click.option(
+    "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
+)
+name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
+
+
+@command(
+    examples=[
+        "SNP=$(sandkeep snapshot create $BOX --name before-upgrade)",
+        "sandkeep snapshot create $BOX --incremental --label kind=nightly",
+        "sandkeep snapshot create $BOX --include src --exclude src/node_modules",
+    ]
+)
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@name_option
+@click.option("--include", multiple=True, metavar="PATH", help="Take only this, and others that are named so.")
+@click.option("--exclude", multiple=True, metavar="PATH", help="Leave this out.")
+@click.option("--zstd", is_flag=True, help="Compress it by zstd: smaller, and quicker to restore; fewer tools read it.")
+@click.option("--incremental", is_flag=True, help="Keep only what differs from the last snapshot, or from the image.")
+@click.option("--parent", "parent_id", type=SNAPSHOT, metavar="SNAPSHOT", help="Keep what differs from this one.")
+@bucket_option
+@label_option
+@common()
+def create(
+    front: Frontend,
+    sandbox: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    zstd: bool,
+    incremental: bool,
+    bucket: bool,
+    label: Any,
+    **options: Any,
+) -> None:
+    """Keep the files of SANDBOX as they are now, and print the snapshot's id.
+
+    Of a local sandbox that is /workspace. Its processes stand still for a moment; the sandbox goes on.
+    """
+    asked = given(
+        include=list(include), exclude=list(exclude), labels=dict(label), incremental=incremental or None,
+        format="tar.zst" if zstd else None, archive="bucket" if bucket else None, **options,
+    )  # fmt: skip
+    with progress("keeping the files") as told, front.client() as client:
+        snapshot = client.snapshot.create(sandbox, progress=told, **asked)
+    return json_line(snapshot) if front.as_json else print(snapshot.snapshot_id)
+
+
+@command(examples=["sandkeep snapshot ls", "sandkeep snapshot ls $BOX --json | jq -r '.[-1].snapshot_id'"])
+@click.argument("sandbox", type=SANDBOX, metavar="[SANDBOX]", required=False)
+@name_option
+@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were deleted.")
+@label_option
+@common()
+def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
+    """List snapshots, of SANDBOX or of all."""
+    from sandkeep.cli.pages import every
+
+    asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
+    with front.client() as client:
+        found: list[Snapshot] = every(client.snapshot.list, "snapshots", all=everything, **asked)
+    if front.as_json:
+        return json_line(found)
+    rows = [
+        (s.snapshot_id, s.status, age(s.created_at), size(s.size_bytes), s.kind, s.name or "", s.sandbox_id or "")
+        for s in found
+    ]
+    kind, name_column = Column("KIND", least=4, spare=True), Column("NAME", least=6, spare=True)
+    return table(("SNAPSHOT", status(), "AGE", "SIZE", kind, name_column, identifier("SANDBOX")), rows)
+
+
+@command(examples=["sandkeep snapshot get $SNP"])
+@click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
+@common()
+def get(front: Frontend, snapshot: str) -> None:
+    """Show a snapshot."""
+    with front.client() as client:
+        found = client.snapshot.get(snapshot)
+    return json_line(found) if front.as_json else facts(_describe(found))
+
+
+def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:
+    stored = snapshot.digest is not None
+    return [
+        ("snapshot", snapshot.snapshot_id),
+        ("name", snapshot.name),
+        ("status", snapshot.status),
+        ("error", snapshot.error),
+        ("note", snapshot.note),
+        ("kind", snapshot.kind + (" of elsewhere" if snapshot.imported else "")),
+        ("parent", snapshot.parent_id),
+        ("sandbox", snapshot.sandbox_id),
+        ("image", snapshot.image_id),
+        ("owner", snapshot.owner),
+        ("created", when(snapshot.created_at)),
+        *(("place", place.uri) for place in snapshot.places),
+        ("format", snapshot.format),
+        ("size", f"{size(snapshot.size_bytes)}, of {size(snapshot.content_bytes)} in files" if stored else None),
+        ("members", snapshot.member_count if stored else None),
+        ("digest", snapshot.digest),
+        ("stood still", f"{snapshot.pause_ms:.0f} ms" if snapshot.pause_ms is not None else None),
+        *(("not as it was", f"{count} ({why})") for why, count in snapshot.remarks.items()),
+        ("include", ", ".join(snapshot.include)),
+        ("exclude", ", ".join(snapshot.exclude)),
+        ("labels", ", ".join(f"{key}={value}" for key, value in snapshot.labels.items())),
+    ]
+
+
+@command(examples=["sandkeep snapshot rm $SNP"])
+@click.argument("snapshots", nargs=-1, required=True, type=SNAPSHOT, metavar="SNAPSHOT...")
+@common()
+def rm(front: Frontend, snapshots: tuple[str, ...]) -> None:
+    """Delete snapshots, and print their ids. What builds on them stays whole."""
+    with front.client() as client:
+        for snapshot in snapshots:
+            with progress(f"deleting {snapshot}") as told:
+                deleted = client.snapshot.delete(snapshot, progress=told)
+            json_line(deleted) if front.as_json else print(deleted.snapshot_id, flush=True)
+
+
+@command(examples=["sandkeep snapshot gc --dry-run", "sandkeep snapshot gc"])
+@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@common()
+def gc(front: Frontend, dry_run: bool) -> None:
+    """Delete the snapshots that retention lets go, and archives that no snapshot owns. For administrators."""
+    with progress("looking for what nobody needs") as told, front.client() as client:
+        report = client.snapshot.gc(dry_run=dry_run, progress=told)
+    if front.as_json:
+        return json_line(report)
+    for line in (*report.snapshots, *report.archives):
+        print(line)
+    for line in report.left:
+        note(f"sandkeep: left {line}")
+    note(f"sandkeep: {size(report.freed_bytes)} {'would be' if dry_run else 'were'} freed")
+    return None
+
+
+@command(examples=["sandkeep snapshot export $SNP work.tar.gz", "sandkeep snapshot export $SNP - | tar -tz"])
+@click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
+@click.argument("file", type=FILE, metavar="FILE")
+@common()
+def export(front: Frontend, snapshot: str, file: str) -> None:
+    """Write SNAPSHOT to FILE as one whole archive, which any tar reads. A single - is stdout."""
+    from sandkeep import archiving
+
+    with progress("exporting") as told, front.client() as client:
+
+        def moved(count: int) -> None:
+            told(f"exporting: {size(count)}")
+
+        if file == _STREAM:
+            archiving.export_into(client, snapshot, sys.stdout.fileno(), moved=moved)
+            return
+        exported = archiving.export_to(client, snapshot, file, moved=moved)
+    if front.as_json:
+        json_line(exported)
+
+
+@command("import", examples=["SNP=$(sandkeep snapshot import work.tar.gz --name theirs)"])
+@click.argument("file", type=FILE, metavar="FILE")
+@name_option
+@click.option("--digest", metavar="sha256:HEX", help="What its digest has to be.")
+@bucket_option
+@label_option
+@common()
+def import_(front: Frontend, file: str, name: str | None, digest: str | None, bucket: bool, label: Any) -> None:
+    """Keep the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace.
+
+    It is looked through first. What is damaged, or leads out of the workspace, is refused.
+    """
+    from sandkeep import archiving
+
+    asked = given(name=name, labels=dict(label), archive="bucket" if bucket else None)
+    with progress("bringing it in") as told, front.client() as client:
+        snapshot = archiving.import_from(
+            client, file, digest=digest, moved=lambda count: told(f"bringing it in: {size(count)}"), **asked
+        )
+    return json_line(snapshot) if front.as_json else print(snapshot.snapshot_id)
+
+
+@command(
+    examples=[
+        "BOX=$(sandkeep snapshot restore $SNP)",
+        "sandkeep snapshot restore $SNP --over $BOX --end-processes",
+    ]
+)
+@click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
+@click.option("--id", "sandbox_id", metavar="ID", help="An id of your own for the new sandbox.")
+@click.option("--over", type=SANDBOX, metavar="SANDBOX", help="Replace the files of this sandbox instead.")
+@click.option("--end-processes", is_flag=True, help="With --over: end what runs in it.")
+@env_option
+@secret_option
+@label_option
+@common()
+def restore(
+    front: Frontend,
+    snapshot: str,
+    sandbox_id: str | None,
+    over: str | None,
+    end_processes: bool,
+    env: Any,
+    secret: Any,
+    label: Any,
+) -> None:
+    """Make a sandbox with the files of SNAPSHOT and start it; print its id.
+
+    With --over the files of a sandbox that is there are replaced. It is started anew for that, so what runs in it has
+    to be ended.
+    """
+    if over and (sandbox_id or env or label):
+        raise click.UsageError("--over takes a sandbox as it is: leave out --id, --env and --label")
+    with progress("restoring") as told, front.client() as client:
+        if over:
+            sandbox = client.sandbox.restore(
+                over, snapshot, end_processes=end_processes, secrets=dict(secret), progress=told
+            )
+        else:
+            options = given(sandbox_id=sandbox_id, env=dict(env), secrets=dict(secret), labels=dict(label))
+            sandbox = client.snapshot.restore(snapshot, progress=told, **options)
+    return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
+
+
+@command(examples=["IMG=$(sandkeep snapshot promote $SNP)"])
+@click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
+@label_option
+@common()
+def promote(front: Frontend, snapshot: str, label: Any) -> None:
+    """Make an image of SNAPSHOT, and print the image's id."""
+    with progress("making an image") as told, front.client() as client:
+        image = client.snapshot.promote(snapshot, labels=dict(label), progress=told)
+    return json_line(image) if front.as_json else print(image.image_id)
+
+
+@command(
+    examples=["sandkeep fork $BOX", "for box in $(sandkeep fork $BOX --count 8); do sandkeep exec $box -- make; done"]
+)
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="How many.")
+@secret_option
+@label_option
+@common()
+def fork(front: Frontend, sandbox: str, count: int, secret: Any, label: Any) -> None:
+    """Make sandboxes that begin with the files that SANDBOX has now, and print their ids.
+
+    Each goes on by itself, as does SANDBOX. Processes are not forked; secrets have to be given again.
+    """
+    with progress("forking") as told, front.client() as client:
+        forked = client.sandbox.fork(
+            sandbox, count=count, progress=told, **given(secrets=dict(secret), labels=dict(label))
+        )
+    if front.as_json:
+        return json_line(forked)
+    for made in forked.sandboxes:
+        print(made.sandbox_id)
+    return None

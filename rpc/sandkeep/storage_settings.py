@@ -1,0 +1,155 @@
+"""Where archives, metadata and locks lie that outlive this machine: mounts and buckets. See `settings` for the manner.
+
+The names and meanings are those of the projects that Sandkeep serves. `sandkeep_store.config` decides by them; nothing
+else reads them.
+"""
+
+import os
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+from sandkeep.settings import Setting
+
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_REGION: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def _bucket(text: str) -> str:
+    if not _BUCKET.fullmatch(text) or ".." in text:
+        raise ValueError("give the name of a bucket alone, without gs:// or s3:// before it and no path after it")
+    return text
+
+
+def _directory(text: str) -> str:
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError("give an absolute path")
+    if os.path.normpath(text).strip("/") == "":
+        raise ValueError("give a directory of its own, not the root of all")
+    return "/" + os.path.normpath(text).lstrip("/")
+
+
+def _address(text: str) -> str:
+    """A URL, or a host and port to which `S3_USE_SSL` adds the scheme."""
+    parts = urlsplit(text if "://" in text else f"//{text}")
+    if parts.scheme not in ("", "http", "https") or not parts.hostname or parts.username or parts.query:
+        raise ValueError("give http://HOST:PORT, https://HOST or HOST:PORT")
+    _ = parts.port  # raises ValueError for one that is no number
+    return text.rstrip("/")
+
+
+def _url(text: str) -> str:
+    if "://" not in text:
+        raise ValueError("give http://HOST:PORT")
+    return _address(text)
+
+
+def _region(text: str) -> str:
+    if not _REGION.fullmatch(text):
+        raise ValueError("give the name of a region such as eu-central-1")
+    return text
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
+        raise ValueError("give 1 or 0")
+    return text.lower() in ("1", "true", "yes", "on")
+
+
+def _absent() -> None:
+    return None
+
+
+LOCK_BUCKET = Setting[str | None](
+    "SANDBOX_LOCK_BUCKET",
+    _bucket,
+    _absent,
+    "none",
+    "The GCS bucket of the locks of sandboxes that several daemons share (`sandboxes/<sandbox_id>/lock.json`).",
+)
+METADATA_BUCKET = Setting[str | None](
+    "SANDBOX_METADATA_BUCKET",
+    _bucket,
+    _absent,
+    "none",
+    "The GCS bucket of the metadata of shared sandboxes (`sandboxes/<sandbox_id>/metadata.json`).",
+)
+METADATA_MOUNT_PATH = Setting[str | None](
+    "SANDBOX_METADATA_MOUNT_PATH",
+    _directory,
+    _absent,
+    "none",
+    "Where that bucket is mounted. When it is set, metadata is read and written there.",
+)
+CHECKPOINT_BUCKET = Setting[str | None](
+    "SANDBOX_CHECKPOINT_BUCKET",
+    _bucket,
+    _absent,
+    "none",
+    "The GCS bucket of checkpoints.",
+)
+CHECKPOINT_MOUNT_PATH = Setting[str | None](
+    "SANDBOX_CHECKPOINT_MOUNT_PATH",
+    _directory,
+    _absent,
+    "none",
+    "Where that bucket is mounted. When it is set, checkpoints are read and written there.",
+)
+SNAPSHOT_BUCKET = Setting[str | None](
+    "FILESYSTEM_SNAPSHOT_BUCKET",
+    _bucket,
+    _absent,
+    "none",
+    "The GCS bucket of snapshots.",
+)
+SNAPSHOT_MOUNT_PATH = Setting[str | None](
+    "FILESYSTEM_SNAPSHOT_MOUNT_PATH",
+    _directory,
+    _absent,
+    "none",
+    "Where that bucket is mounted. When it is set, snapshots are read and written there.",
+)
+SNAPSHOT_DIR = Setting[str | None](
+    "SANDBOX_SNAPSHOT_DIR",
+    _directory,
+    _absent,
+    "`archives` in SANDKEEP_STATE_DIR",
+    "The directory of this machine for archives, when they are in no bucket and on no mount, and for their copies on "
+    "disk when they are.",
+)
+S3_BUCKET = Setting[str | None](
+    "SANDBOX_S3_BUCKET",
+    _bucket,
+    _absent,
+    "none",
+    "The S3 bucket of archives, when neither a mount nor a GCS bucket is set for them. Credentials are found as "
+    "every AWS tool finds them (`AWS_ACCESS_KEY_ID` and so on).",
+)
+S3_ENDPOINT_URL = Setting[str | None](
+    "SANDBOX_S3_ENDPOINT_URL",
+    _address,
+    _absent,
+    "Amazon's",
+    "The S3 service to use: `https://HOST`, `http://HOST:PORT`, or `HOST:PORT`.",
+)
+S3_REGION = Setting[str | None](
+    "SANDBOX_S3_REGION",
+    _region,
+    _absent,
+    "the AWS configuration's, else us-east-1",
+    "The region of the S3 bucket.",
+)
+S3_USE_SSL = Setting(
+    "SANDBOX_S3_USE_SSL",
+    _switch,
+    lambda: True,
+    "1",
+    "Whether S3 is spoken over TLS, when SANDBOX_S3_ENDPOINT_URL does not say.",
+)
+EMULATOR = Setting[str | None](
+    "STORAGE_EMULATOR_HOST",
+    _url,
+    _absent,
+    "none",
+    "A GCS emulator to use instead of Google's service, as `http://HOST:PORT`. No credentials are sent to it.",
+)

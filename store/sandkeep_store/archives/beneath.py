@@ -1,0 +1,134 @@
+"""Files below one directory, each opened name by name, so that no link leads anywhere.
+
+Who else may write to that directory decides how far it is trusted. One of our own belongs to the daemon's user, and
+nobody else may write to it. A mount is everybody's: its owners and modes are the mount's invention.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from sandkeep.errors import SetupError
+from sandkeep_store.config import is_path
+from sandkeep_store.durable import sync_directory
+
+_BASE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_DIRECTORY: Final = _BASE | os.O_NOFOLLOW
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NotPlainError(Exception):
+    """What is there is no plain file, but a device, FIFO, socket or directory."""
+
+
+class Beneath:
+    """The files below `base`. Paths are relative and checked. `is_ours` says that it is no mount.
+
+    Raises OSError as the system does, and `NotPlainError`.
+    """
+
+    def __init__(self, base: str, *, is_ours: bool) -> None:
+        self.base = base
+        self.is_ours = is_ours
+
+    def open(self, path: str) -> int:
+        """A descriptor of a plain file, for reading."""
+        parent, name = os.path.split(path)
+        with self.directory(parent) as directory:
+            descriptor = os.open(name, _FILE, dir_fd=directory)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise NotPlainError
+        return descriptor
+
+    @contextmanager
+    def directory(self, path: str = "", *, create: bool = False) -> Iterator[int]:
+        """A descriptor of a directory. With `create` it is made if need be, and so is `base`, if it is ours."""
+        opened = self._base(create=create)
+        try:
+            for name in path.split("/") if path else ():
+                below = _made(name, opened) if create else os.open(name, _DIRECTORY, dir_fd=opened)
+                os.close(opened)
+                opened = below
+            yield opened
+        finally:
+            os.close(opened)
+
+    def walk(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The plain files whose path begins so. Names that are no paths of ours are left out."""
+        with suppress(FileNotFoundError), self.directory() as base:
+            yield from _walk(base, "", prefix)
+
+    def prune(self, path: str) -> None:
+        """Remove a directory that has nothing in it any more, and those above it that have nothing else."""
+        while path:
+            path, name = os.path.split(path)
+            with self.directory(path) as directory:
+                try:
+                    os.rmdir(name, dir_fd=directory)
+                except OSError:
+                    return
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep others who do the same from changing names meanwhile: those of this machine, if it is a mount."""
+        with self.directory(create=True) as base:
+            fcntl.flock(base, fcntl.LOCK_EX)
+            yield
+
+    def _base(self, *, create: bool) -> int:
+        if create and self.is_ours and not os.path.isdir(self.base):
+            os.makedirs(self.base, 0o700, exist_ok=True)
+            sync_directory(os.path.dirname(self.base))
+        base = os.open(self.base, _BASE)
+        found = os.fstat(base)
+        if self.is_ours and (found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022):
+            os.close(base)
+            raise SetupError(
+                "not_configured",
+                f"{self.base} can be written by others than the daemon's user, so archives are not safe there: "
+                "give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR.",
+                setting="SANDBOX_SNAPSHOT_DIR",
+            )
+        return base
+
+
+def _made(name: str, parent: int) -> int:
+    """A descriptor of a directory, which is made if there is none. FileExistsError is for something else there."""
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+        os.fsync(parent)
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except NotADirectoryError as error:
+        raise FileExistsError(*error.args) from None
+
+
+def _walk(directory: int, path: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    for name in sorted(os.listdir(directory)):
+        inner = f"{path}{name}"
+        if not is_path(inner) or not (inner.startswith(prefix) or prefix.startswith(f"{inner}/")):
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):  # it was removed meanwhile
+            found = os.lstat(name, dir_fd=directory)
+            if stat.S_ISREG(found.st_mode) and inner.startswith(prefix):
+                yield inner, found
+            elif stat.S_ISDIR(found.st_mode):
+                yield from _walk_into(name, directory, f"{inner}/", prefix)
+
+
+def _walk_into(name: str, parent: int, path: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
+    try:
+        directory = os.open(name, _DIRECTORY, dir_fd=parent)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return
+        raise
+    try:
+        yield from _walk(directory, path, prefix)
+    finally:
+        os.close(directory)

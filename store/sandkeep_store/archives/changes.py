@@ -1,0 +1,193 @@
+"""What changed in a directory tree since it was looked at before, and an archive of that alone.
+
+A **catalogue** is a file that tells of everything in a tree by what the kernel says of it: its number (inode) and when
+it was last changed in any way (ctime), which no program inside a sandbox can set. What has both as before is what it
+was. What had been changed in the last moment before the look, or is mapped into a writer's memory, may change again
+without another ctime; the catalogue says so, and it counts as changed.
+
+A tree is the upper directory of an overlay or a plain one. What is gone is told in the archive as a layer does it: see
+`whiteouts`.
+"""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from sandkeep.errors import CallerError, DataError, ProviderError
+from sandkeep_store.archives import whiteouts
+from sandkeep_store.archives.members import TOP, Member, shown
+from sandkeep_store.archives.reading import Remarks, reading_only
+from sandkeep_store.archives.tarreader import Reader
+
+_MAGIC: Final = b"Sandkeep's catalogue 1\n"
+_RECENT_NS: Final = 50_000_000
+"""More than any kernel's clock of files takes from one tick to the next."""
+
+_FORMAT: Final = r"%y %i %C@ %P\0"
+WHITEOUT: Final = b"c"
+
+
+class Seen(NamedTuple):
+    """What the kernel said of one thing: its kind by find's letter, its number, and when it was changed; empty when
+    that tells nothing.
+    """
+
+    kind: bytes
+    inode: bytes
+    changed: bytes
+
+
+Catalogue = Mapping[bytes, Seen]
+"""Everything in a tree by its path. The top is called ``.``."""
+
+
+def look(tree: int, enter: Sequence[str] = (), doubtful: Collection[bytes] = ()) -> dict[bytes, Seen]:
+    """Look at an open directory. What is `doubtful` may change without being seen to. `enter` are words before the
+    program that looks. Blocks.
+    """
+    recent = time.time_ns() - _RECENT_NS
+    found: dict[bytes, Seen] = {}
+    program = [*enter, "find", ".", "-mindepth", "0", "-printf", _FORMAT]
+    with subprocess.Popen(
+        program, cwd=f"/proc/self/fd/{tree}", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+    ) as finder:  # fmt: skip
+        assert finder.stdout is not None
+        content = finder.stdout.read()
+    if finder.returncode:
+        raise ProviderError("provider_unavailable", "the sandbox's files cannot be looked through: try again")
+    for line in content.split(b"\0")[:-1]:
+        kind, inode, changed, path = line.split(b" ", 3)
+        if _ns(changed) >= recent or path in doubtful:
+            changed = b""
+        found[path or TOP] = Seen(kind, inode, changed)
+    return found
+
+
+def _ns(seconds: bytes) -> int:
+    whole, _, part = seconds.partition(b".")
+    return int(whole) * 1_000_000_000 + int(part[:9].ljust(9, b"0"))
+
+
+def save(catalogue: Catalogue, path: str) -> None:
+    """Write a new file of it. Raises OSError."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(_MAGIC)
+        file.write(b"".join(b"%b %b %b %b\0" % (*seen, name) for name, seen in catalogue.items()))
+        file.write(b"\0")
+
+
+def load(path: str) -> dict[bytes, Seen]:
+    """Read such a file. Raises `snapshot_missing` when there is none, or when it is not whole."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError:
+        content = b""
+    if not content.startswith(_MAGIC) or not content.endswith(b"\0\0"):
+        words = f"{path} does not tell any more what the archive holds that is to be built on: make a full snapshot"
+        raise DataError("snapshot_missing", words)
+    found = {}
+    for line in content[len(_MAGIC) : -2].split(b"\0"):
+        kind, inode, changed, name = line.split(b" ", 3)
+        found[name] = Seen(kind, inode, changed)
+    return found
+
+
+class Changes(NamedTuple):
+    """What is different: the names to be read from the tree, sorted, and the marks of what is gone."""
+
+    names: list[bytes]
+    marks: list[bytes]
+
+
+Asked = Callable[[bytes], bool]
+
+
+def compare(before: Catalogue, now: Catalogue, is_opaque: Asked, is_wanted: Asked = lambda _: True) -> Changes:
+    """What is different of what `is_wanted`, and the top in any case. `is_opaque` is asked of directories that were not
+    there before, whether they hide what an overlay has below them.
+    """
+    names: list[bytes] = []
+    marks: list[bytes] = []
+    anew: set[bytes] = set()  # directories in which nothing is as before
+    for name in sorted(now, key=in_order):
+        seen, earlier = now[name], before.get(name)
+        inside = name != TOP and _parent(name) in anew
+        is_anew = seen.kind == b"d" and (inside or earlier is None or not _same_thing(seen, earlier))
+        if is_anew:
+            anew.add(name)
+        is_different = inside or earlier is None or _is_changed(seen, earlier)
+        if name != TOP and not (is_wanted(name) and is_different):
+            continue
+        if seen.kind == WHITEOUT:
+            marks.append(whiteouts.whiteout(name))
+            continue
+        names.append(name)
+        if is_anew and (is_opaque(name) or (earlier is not None and earlier.kind == b"d" and not inside)):
+            marks.append(whiteouts.opaque(name))
+    gone = (name for name in before if name not in now and is_wanted(name))
+    marks += [whiteouts.whiteout(name) for name in gone if _leaves_gap(name, before, now, anew)]
+    return Changes(names, marks)
+
+
+def _leaves_gap(name: bytes, before: Catalogue, now: Catalogue, anew: Collection[bytes]) -> bool:
+    """Whether something that is gone would show through: its directory is there, and does not hide it."""
+    parent = _parent(name)
+    holder = now.get(parent)
+    return before[name].kind != WHITEOUT and holder is not None and holder.kind == b"d" and parent not in anew
+
+
+def in_order(name: bytes) -> bytes:
+    """What is in a directory comes after it, and before whatever else."""
+    return b"" if name == TOP else name.replace(b"/", b"\0")
+
+
+def _parent(name: bytes) -> bytes:
+    return name.rpartition(b"/")[0] or TOP
+
+
+def _same_thing(seen: Seen, earlier: Seen) -> bool:
+    return (seen.kind, seen.inode) == (earlier.kind, earlier.inode)
+
+
+def _is_changed(seen: Seen, earlier: Seen) -> bool:
+    if seen.kind == earlier.kind == WHITEOUT:
+        return False
+    return seen != earlier or not seen.changed
+
+
+class ChangedTree:
+    """A source of members: what is different in the open directory `top`. See `tree.Source`."""
+
+    def __init__(self, top: int, changes: Changes, reader: tuple[int, int] | None = None) -> None:
+        self.remarks = Remarks()
+        self._top = top
+        self._changes = changes
+        self._reader = reader
+        self._data: Reader | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        if self._changes.names:
+            with reading_only(self._top, self._changes.names, self._reader) as program:
+                self._data = Reader(program.chunks())
+                yield from filter(self._is_kept, self._data)
+                self._data = None
+                program.check(b"", self.remarks)
+        for mark in self._changes.marks:
+            yield Member(name=mark, kind="file")
+
+    def data(self) -> Iterator[memoryview]:
+        """See `tree.Source`."""
+        return iter(()) if self._data is None else self._data.data()
+
+    def _is_kept(self, member: Member) -> bool:
+        if whiteouts.is_reserved(member.name):
+            words = f"a file is called {shown(member.name)}, as only a layer may say of what is gone: make a full one"
+            raise CallerError("invalid", words)
+        if member.kind.endswith("device"):
+            self.remarks.add(member.name, "device")
+            return False
+        return True

@@ -1,0 +1,251 @@
+"""Archives in a directory of this machine, or in one where a bucket is mounted.
+
+What is being written lies in `.partial` and appears by a hard link, which fails where something is already. Mounts that
+know no links get a rename over an empty file that was made exclusively. A directory keeps no metadata; an object's
+generation is made of what identifies the file.
+"""
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final, Self
+
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeep_store.archives.base import (
+    CHUNK_BYTES,
+    MAX_DOCUMENT_BYTES,
+    ArchiveStore,
+    Document,
+    Stored,
+    Waiting,
+    conflict,
+    corrupt,
+    missing,
+)
+from sandkeep_store.archives.beneath import Beneath, NotPlainError
+from sandkeep_store.config import PARTIAL, Root, checked_path
+
+PART_BYTES: Final = 1024**2
+
+_NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
+
+
+class DirectoryArchives(ArchiveStore):
+    """See `base`. `root` is a mount, or a directory of our own, which is made when it is first written to."""
+
+    def __init__(self, root: Root) -> None:
+        super().__init__(root)
+        self.files = Beneath(root.base, is_ours=root.where != "mount")
+
+    def create(self, path: str) -> "DirectoryUpload":
+        """An object to be written to directly, through its descriptor: for who makes an archive where it will stay."""
+        return self._new(checked_path(path))
+
+    def open_file(self, path: str) -> int:
+        """A descriptor of an object, for reading it in place. The caller closes it."""
+        with self.translated(checked_path(path)):
+            return self.files.open(path)
+
+    def objects(self, prefix: str = "") -> Iterator[Stored]:
+        """See `ArchiveStore.objects`."""
+        with self.translated(prefix):
+            for path, found in self.files.walk(prefix):
+                yield stored(path, found)
+
+    def sweep(self, older_than_s: float, prefix: str = "") -> int:  # noqa: ARG002  # all in there is ours
+        """See `ArchiveStore.sweep`."""
+        removed = 0
+        with self.translated(PARTIAL), suppress(FileNotFoundError), self.files.directory(PARTIAL) as directory:
+            for name in os.listdir(directory):
+                with suppress(FileNotFoundError):
+                    if os.lstat(name, dir_fd=directory).st_mtime < time.time() - older_than_s:
+                        os.unlink(name, dir_fd=directory)
+                        removed += 1
+        return removed
+
+    def generation_of(self, path: str) -> str | None:
+        """The generation of what is there; None when nothing is."""
+        found = self._found(path)
+        return None if found is None else found.generation
+
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> "DirectoryUpload":  # noqa: ARG002
+        return self._new(path)
+
+    def _new(self, path: str) -> "DirectoryUpload":
+        if self.generation_of(path) is not None:
+            raise conflict(self.where(path))
+        return DirectoryUpload(self, path)
+
+    def _stat(self, path: str) -> Stored:
+        with self.translated(path):
+            descriptor = self.files.open(path)
+            try:
+                return stored(path, os.fstat(descriptor))
+            finally:
+                os.close(descriptor)
+
+    def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
+        with self.translated(stored.path):
+            descriptor = self.files.open(stored.path)
+            try:
+                if _generation(os.fstat(descriptor)) != stored.generation:
+                    raise conflict(self.where(stored.path))
+                os.posix_fadvise(descriptor, offset, 0, os.POSIX_FADV_SEQUENTIAL)
+                while chunk := os.pread(descriptor, CHUNK_BYTES, offset):
+                    offset += len(chunk)
+                    yield chunk
+            finally:
+                os.close(descriptor)
+
+    def _delete(self, path: str, generation: str | None) -> bool:
+        with self.translated(path), self.files.alone():
+            found = self.generation_of(path)
+            if found is None:
+                return False
+            if generation not in (None, found):
+                raise conflict(self.where(path))
+            parent, name = os.path.split(path)
+            with self.files.directory(parent) as directory:
+                os.unlink(name, dir_fd=directory)
+                os.fsync(directory)
+            self.files.prune(parent)
+        return True
+
+    def _read_document(self, path: str) -> Document | None:
+        try:
+            with open(self.open_file(path), "rb") as file:
+                return Document(file.read(MAX_DOCUMENT_BYTES + 1), _generation(os.fstat(file.fileno())))
+        except SandkeepError as error:
+            if error.code != "snapshot_missing":
+                raise
+            return None
+
+    def _write_document(self, path: str, content: bytes, over: str | None) -> str:
+        with DirectoryUpload(self, path) as upload:
+            return upload.replace(content, over).generation
+
+    @contextmanager
+    def translated(self, path: str) -> Iterator[None]:
+        """Turns the system's errors about an object into ours."""
+        where = f"{self.root.base}/{path}"
+        try:
+            yield
+        except FileExistsError:
+            raise conflict(where) from None
+        except (FileNotFoundError, NotADirectoryError):
+            if self.root.where == "mount" and not os.path.isdir(self.root.base):
+                raise ProviderError(
+                    "provider_unavailable", f"There is no directory {self.root.base}: mount it, then try again."
+                ) from None
+            raise missing(where) from None
+        except NotPlainError:
+            raise corrupt(where, "it is no plain file") from None
+        except OSError as error:
+            raise self._failure(where, error) from error
+
+    def _failure(self, where: str, error: OSError) -> SandkeepError:
+        if error.errno == errno.ELOOP:
+            return corrupt(where, "it is a link, or lies behind one")
+        if self.root.where == "mount":
+            return ProviderError(
+                "provider_unavailable", f"{where} cannot be used ({error.strerror}): see to what is mounted there."
+            )
+        return DaemonError(
+            "storage_unavailable", f"{where} cannot be used ({error.strerror}): free space or mend the disk."
+        )
+
+
+class DirectoryUpload:
+    """A new object: a file in `.partial`, until it is where it belongs. Its `descriptor` may be written to.
+
+    In a `with`, what was not finished at its end is gone.
+    """
+
+    part_bytes = PART_BYTES
+
+    def __init__(self, store: DirectoryArchives, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._name = secrets.token_hex(16)
+        with store.translated(path), store.files.directory(PARTIAL, create=True) as directory:
+            self.descriptor = os.open(self._name, _NEW_FILE, 0o600, dir_fd=directory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def send(self, part: bytes) -> None:
+        """See `base.Upload`."""
+        with self._store.translated(self._path):
+            rest = memoryview(part)
+            while rest:
+                rest = rest[os.write(self.descriptor, rest) :]
+
+    def finish(self, part: bytes = b"") -> Stored:
+        """See `base.Upload`."""
+        self._complete(part)
+        with self._put() as (partial, directory, name):
+            try:
+                os.link(self._name, name, src_dir_fd=partial, dst_dir_fd=directory, follow_symlinks=False)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                os.close(os.open(name, _NEW_FILE, 0o600, dir_fd=directory))
+                os.rename(self._name, name, src_dir_fd=partial, dst_dir_fd=directory)
+        return self._store.stat(self._path)
+
+    def replace(self, content: bytes, over: str | None) -> Stored:
+        """Make it a document with that content, over that generation or over none."""
+        self._complete(content)
+        with self._put() as (partial, directory, name):
+            if self._store.generation_of(self._path) != over:
+                raise FileExistsError
+            os.rename(self._name, name, src_dir_fd=partial, dst_dir_fd=directory)
+        return self._store.stat(self._path)
+
+    def abort(self) -> None:
+        """See `base.Upload`."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        with suppress(OSError), self._store.files.directory(PARTIAL) as partial:
+            os.unlink(self._name, dir_fd=partial)
+
+    def _complete(self, part: bytes) -> None:
+        """All bytes are on the disk."""
+        self.send(part)
+        with self._store.translated(self._path):
+            os.fsync(self.descriptor)
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+    @contextmanager
+    def _put(self) -> Iterator[tuple[int, int, str]]:
+        """The directory that the file is in, and the directory and name that it shall have."""
+        parent, name = os.path.split(self._path)
+        files = self._store.files
+        with (
+            self._store.translated(self._path),
+            files.alone(),
+            files.directory(PARTIAL) as partial,
+            files.directory(parent, create=True) as directory,
+        ):
+            yield partial, directory, name
+            with suppress(FileNotFoundError):
+                os.unlink(self._name, dir_fd=partial)
+            os.fsync(directory)
+
+
+def stored(path: str, found: os.stat_result) -> Stored:
+    """What a directory knows of a file."""
+    return Stored(path, found.st_size, _generation(found), {}, found.st_mtime)
+
+
+def _generation(found: os.stat_result) -> str:
+    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"

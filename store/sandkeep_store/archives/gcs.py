@@ -1,0 +1,135 @@
+"""Archives in a bucket of Google Cloud Storage.
+
+Uploads are resumable sessions, which end in the object or in nothing. The SDK begins them; their parts are sent here,
+because it can neither go on after a broken connection with a source that gives its bytes once, nor drop a session.
+Each write has an id of its own in the object's metadata: when the answer to the last part is lost, that tells whether
+the object that is there now is this one.
+"""
+
+import secrets
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote
+
+from sandkeep.errors import SandkeepError, StateError
+from sandkeep_store.archives.base import (
+    CHUNK_BYTES,
+    MAX_DOCUMENT_BYTES,
+    PATIENCE_S,
+    WRITE_ID,
+    ArchiveStore,
+    Document,
+    Stored,
+    Waiting,
+    conflict,
+)
+from sandkeep_store.archives.gcs_upload import GcsUpload
+from sandkeep_store.config import STORAGE, Root, Storage, is_path
+from sandkeep_store.gcs_client import TIMEOUT_S, connect, refusal, retrying, speaking_about
+
+_LISTED: Final = "items(name,size,generation,metadata,updated),nextPageToken"
+
+
+class GcsArchives(ArchiveStore):
+    """See `base`. `root.base` is the bucket."""
+
+    def __init__(self, root: Root, storage: Storage = STORAGE, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(root, patience_s)
+        self._gcs = connect(storage)
+        self._bucket = self._gcs.client.bucket(root.base)
+        self._options: dict[str, Any] = {"retry": retrying(patience_s), "timeout": TIMEOUT_S}
+
+    def objects(self, prefix: str = "") -> Iterator[Stored]:
+        """See `ArchiveStore.objects`."""
+        with speaking_about(f"gs://{self.root.base}/{prefix}"):
+            for blob in self._bucket.list_blobs(prefix=prefix, fields=_LISTED, **self._options):
+                if is_path(blob.name):
+                    yield _stored(blob)
+
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> GcsUpload:
+        if self._found(path) is not None:
+            raise conflict(self.where(path))
+        blob = self._bucket.blob(path)
+        blob.metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
+        with speaking_about(self.where(path)):
+            url = blob.create_resumable_upload_session(
+                "application/octet-stream", if_generation_match=0, **self._options
+            )
+        landed = partial(self._landed, path, blob.metadata[WRITE_ID])
+        return GcsUpload(self._gcs.http, url, self.where(path), self.patience_s, waiting, landed)
+
+    def _stat(self, path: str) -> Stored:
+        blob = self._bucket.blob(path)
+        with speaking_about(self.where(path)):
+            blob.reload(**self._options)
+        return _stored(blob)
+
+    def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
+        where = self.where(stored.path)
+        url = f"{self._gcs.endpoint}/download/storage/v1/b/{self.root.base}/o/{quote(stored.path, safe='')}"
+        headers = {"Accept-Encoding": "gzip"}  # as it is stored, without being unpacked on the way
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+        with (
+            speaking_about(where),
+            self._gcs.http.get(
+                url,
+                params={"alt": "media", "generation": stored.generation},
+                headers=headers,
+                stream=True,
+                timeout=TIMEOUT_S,
+            ) as answer,
+        ):
+            if answer.status_code == 404:
+                raise conflict(where) if self._found(stored.path) else refusal(where, 404, answer.text)
+            if answer.status_code != (206 if offset else 200):
+                raise refusal(where, answer.status_code, answer.text)
+            yield from answer.raw.stream(CHUNK_BYTES, decode_content=False)
+
+    def _delete(self, path: str, generation: str | None) -> bool:
+        where = self.where(path)
+        match = {} if generation is None else {"if_generation_match": _number(generation, where)}
+        try:
+            with speaking_about(where):
+                self._bucket.blob(path).delete(**match, **self._options)
+        except SandkeepError as error:
+            if error.code != "snapshot_missing":
+                raise
+            return False
+        return True
+
+    def _read_document(self, path: str) -> Document | None:
+        while (found := self._found(path)) is not None:
+            try:
+                if found.size_bytes > MAX_DOCUMENT_BYTES:
+                    return Document(bytes(MAX_DOCUMENT_BYTES + 1), found.generation)
+                return Document(b"".join(self._fetch(found, 0)), found.generation)
+            except StateError:  # it was written over between the two requests
+                continue
+        return None
+
+    def _write_document(self, path: str, content: bytes, over: str | None) -> str:
+        where = self.where(path)
+        blob = self._bucket.blob(path)
+        blob.metadata = {WRITE_ID: secrets.token_hex(16)}
+        expected = 0 if over is None else _number(over, where)
+        try:
+            with speaking_about(where):
+                blob.upload_from_string(content, "application/json", if_generation_match=expected, **self._options)
+        except SandkeepError as error:
+            return self._landed(path, blob.metadata[WRITE_ID], error).generation
+        return str(blob.generation)
+
+
+def _stored(blob: Any) -> Stored:
+    metadata = {str(key): str(value) for key, value in (blob.metadata or {}).items()}
+    changed_at = blob.updated.timestamp() if blob.updated is not None else 0.0
+    return Stored(blob.name, int(blob.size or 0), str(blob.generation), metadata, changed_at)
+
+
+def _number(generation: str, where: str) -> int:
+    """A generation as the service counts them. What is no number is the generation of something else."""
+    if not generation.isdecimal():
+        raise conflict(where)
+    return int(generation)

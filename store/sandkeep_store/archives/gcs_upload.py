@@ -1,0 +1,117 @@
+"""One upload to Google Cloud Storage: the parts of a resumable session.
+
+A part is kept until the service has all of it. After a broken connection the service is asked how much it has, and the
+rest is sent again.
+"""
+
+import base64
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Final
+
+from sandkeep.errors import ProviderError, SandkeepError
+from sandkeep_store.archives.base import Patience, Stored, Waiting
+from sandkeep_store.gcs_client import TIMEOUT_S, refusal, speaking_about
+
+PART_BYTES: Final = 8 * 1024**2
+"""A multiple of 256 KiB, as the service wants it."""
+
+_HELD: Final = re.compile(r"bytes=0-([0-9]{1,18})")
+
+
+class GcsUpload:
+    """See `base.Upload`. `url` is the session's; `landed` tells, given an error, whether the object is there anyway."""
+
+    part_bytes = PART_BYTES
+
+    def __init__(
+        self,
+        http: Any,
+        url: str,
+        where: str,
+        patience_s: float,
+        waiting: Waiting,
+        landed: Callable[[SandkeepError], Stored],
+    ) -> None:
+        from google_crc32c import Checksum
+
+        self._http = http
+        self._url = url
+        self._where = where
+        self._patience_s = patience_s
+        self._waiting = waiting
+        self._landed = landed
+        self._checksum = Checksum()
+        self._sent = 0
+
+    def send(self, part: bytes) -> None:
+        """See `base.Upload`."""
+        self._checksum.update(part)
+        self._transfer(part, None)
+        self._sent += len(part)
+
+    def finish(self, part: bytes) -> Stored:
+        """See `base.Upload`. The service compares the whole with our checksum before the object appears."""
+        self._checksum.update(part)
+        try:
+            return stored_from(self._transfer(part, self._sent + len(part)))
+        except SandkeepError as error:
+            return self._landed(error)
+
+    def abort(self) -> None:
+        """See `base.Upload`. A session that could not be dropped ends by itself after a week."""
+        with suppress(SandkeepError), speaking_about(self._where):
+            self._http.delete(self._url, timeout=TIMEOUT_S)
+
+    def _transfer(self, part: bytes, total: int | None) -> dict[str, Any]:
+        """Send a part until the service has all of it. With `total` it is the last, and the answer is the object."""
+        patience = Patience(self._patience_s, self._waiting)
+        held: int | None = self._sent
+        while True:
+            try:
+                answer = self._ask() if held is None else self._put(part[held - self._sent :], held, total)
+                if answer.status_code in (200, 201):
+                    return dict(answer.json())
+                held = self._held(answer, len(part))
+                if total is None and held == self._sent + len(part):
+                    return {}
+            except ProviderError as error:
+                patience.wait(error, moved=False)
+                held = None
+
+    def _put(self, rest: bytes, at: int, total: int | None) -> Any:
+        all_of_it = "*" if total is None else str(total)
+        headers = {"Content-Range": f"bytes {at}-{at + len(rest) - 1}/{all_of_it}" if rest else f"bytes */{all_of_it}"}
+        if total is not None:
+            headers["X-Goog-Hash"] = f"crc32c={base64.b64encode(self._checksum.digest()).decode()}"
+        return self._request(rest, headers)
+
+    def _ask(self) -> Any:
+        return self._request(b"", {"Content-Range": "bytes */*"})
+
+    def _request(self, body: bytes, headers: dict[str, str]) -> Any:
+        with speaking_about(self._where):
+            return self._http.put(self._url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False)
+
+    def _held(self, answer: Any, part_bytes: int) -> int:
+        """How many bytes of the whole the service has."""
+        if answer.status_code != 308:
+            raise refusal(self._where, answer.status_code, answer.text[:1000])
+        found = _HELD.fullmatch(answer.headers.get("Range", ""))
+        held = int(found[1]) + 1 if found else 0
+        if not self._sent <= held <= self._sent + part_bytes:
+            raise refusal(self._where, answer.status_code, "it lost what it had")
+        return held
+
+
+def stored_from(resource: dict[str, Any]) -> Stored:
+    """What the service answers about an object."""
+    return Stored(
+        str(resource["name"]),
+        int(resource["size"]),
+        str(resource["generation"]),
+        {str(key): str(value) for key, value in (resource.get("metadata") or {}).items()},
+        datetime.fromisoformat(resource["updated"]).timestamp(),
+    )

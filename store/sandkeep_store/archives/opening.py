@@ -1,0 +1,39 @@
+"""The store of a root. SDKs are imported here, when a bucket is first used."""
+
+from typing import assert_never
+
+from sandkeep.errors import SetupError
+from sandkeep_store.archives.base import PATIENCE_S, ArchiveStore
+from sandkeep_store.archives.directory import DirectoryArchives
+from sandkeep_store.config import STORAGE, Root, Storage
+
+
+def open_store(root: Root, storage: Storage = STORAGE, patience_s: float = PATIENCE_S) -> ArchiveStore:
+    """The store of a root. `patience_s` is how long it tries again what gets nowhere.
+
+    It may be kept, and used by many threads. Raises `not_configured` where credentials are missing, `not_supported`
+    where the SDK is.
+    """
+    match root.where:
+        case "mount" | "directory" | "state":
+            return DirectoryArchives(root)
+        case "gcs" | "s3":
+            return _bucket(root, storage, patience_s)
+        case _:
+            assert_never(root.where)
+
+
+def _bucket(root: Root, storage: Storage, patience_s: float) -> ArchiveStore:
+    try:
+        if root.where == "gcs":
+            from sandkeep_store.archives.gcs import GcsArchives
+
+            return GcsArchives(root, storage, patience_s)
+        from sandkeep_store.archives.s3 import S3Archives
+
+        return S3Archives(root, storage, patience_s)
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            "not_supported",
+            f"{error.name} is not installed: install sandkeep[{root.where}] to keep archives in {root.base}.",
+        ) from None

@@ -1,0 +1,91 @@
+"""A layer's archive as a directory that an overlay can have above another: what is gone is told in an overlay's way.
+
+A name that is gone is a character device without a number, and a directory that hides what is below it has an attribute
+that says so. Both are made here, when the extracting program has ended and nothing else touches the tree.
+"""
+
+import os
+import stat
+from contextlib import suppress
+from typing import Final
+
+from sandkeep_store.archives import whiteouts
+from sandkeep_store.archives.extraction import extracting
+from sandkeep_store.archives.inspect import Examined, Inspection, Moved
+from sandkeep_store.archives.limits import Limits
+from sandkeep_store.archives.members import TOP
+from sandkeep_store.archives.tree import Overlay
+from sandkeep_store.archives.unpack import check_digest, staged, take_place
+
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def unpack_layer(
+    archive: int,
+    target: str,
+    *,
+    overlay: Overlay,
+    owner: tuple[int, int] | None = None,
+    limits: Limits | None = None,
+    sha256: str | None = None,
+    moved: Moved | None = None,
+) -> Inspection:
+    """Put at `target` the layer that an archive, an open file, holds, for overlays of that kind. See `unpack`."""
+    first = Examined(archive, limits or Limits(), layer=True, moved=moved)
+    for _ in first:
+        pass
+    check_digest(first.result, sha256)
+    gone: list[bytes] = []
+    with staged(target, first.result.data_bytes, first.result.members) as stage:
+        with extracting(stage, owner) as extraction:
+            again = first.again()
+            for member in again:
+                name = whiteouts.gone(member.name)
+                if name is None:
+                    extraction.put(member, again.data())
+                else:
+                    gone.append(name)
+        for name in gone:
+            _mark(stage.tree, name, overlay, owner)
+        take_place(stage, durable=False)
+    return first.result
+
+
+def _mark(tree: bytes, gone: bytes, overlay: Overlay, owner: tuple[int, int] | None) -> None:
+    """Say in the overlay's way that a name is gone; of one that ends in a slash, all that is below it elsewhere."""
+    if gone.endswith(b"/"):
+        directory = _opened(tree, gone.rstrip(b"/"), owner)
+        with _closing(directory):
+            os.setxattr(directory, f"{overlay}.overlay.opaque", b"y")
+        return
+    parent, _, name = gone.rpartition(b"/")
+    directory = _opened(tree, parent or TOP, owner)
+    with _closing(directory):
+        before = os.fstat(directory)
+        with suppress(FileExistsError):  # the layer has something else of that name, which hides what is below
+            os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
+        os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+class _closing:  # noqa: N801 - as `contextlib.closing`, for descriptors
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _opened(tree: bytes, name: bytes, owner: tuple[int, int] | None) -> int:
+    """A directory of the tree, opened one by one so that no link is followed. What is not there is made."""
+    opened = os.open(tree, _OPEN)
+    for part in name.split(b"/") if name != TOP else ():
+        with _closing(opened):
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=opened)
+                if owner is not None:
+                    os.chown(part, *owner, dir_fd=opened, follow_symlinks=False)
+            opened = os.open(part, _OPEN, dir_fd=opened)
+    return opened

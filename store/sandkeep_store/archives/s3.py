@@ -1,0 +1,132 @@
+"""Archives in a bucket of S3, or of a service that speaks it and knows conditional writes.
+
+What fits into one part is put at once, the rest is a multipart upload, which ends in the object or in nothing. As with
+GCS each write has an id of its own, for when the answer to the last request is lost.
+"""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from sandkeep.errors import SandkeepError
+from sandkeep_store.archives.base import (
+    CHUNK_BYTES,
+    MAX_DOCUMENT_BYTES,
+    PATIENCE_S,
+    WRITE_ID,
+    ArchiveStore,
+    Document,
+    Stored,
+    Waiting,
+    conflict,
+)
+from sandkeep_store.archives.s3_upload import S3Upload
+from sandkeep_store.config import STORAGE, Root, Storage, is_path
+from sandkeep_store.s3_client import connect, refusal, speaking_about
+
+
+class S3Archives(ArchiveStore):
+    """See `base`. `root.base` is the bucket. A generation is an ETag."""
+
+    def __init__(self, root: Root, storage: Storage = STORAGE, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(root, patience_s)
+        self._client = connect(storage, patience_s)
+
+    def objects(self, prefix: str = "") -> Iterator[Stored]:
+        """See `ArchiveStore.objects`. S3 lists no metadata."""
+        with speaking_about(f"s3://{self.root.base}/{prefix}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.root.base, Prefix=prefix)
+            for found in (found for page in pages for found in page.get("Contents", ())):
+                if is_path(found["Key"]):
+                    yield Stored(found["Key"], found["Size"], _tag(found), {}, found["LastModified"].timestamp())
+
+    def sweep(self, older_than_s: float, prefix: str = "") -> int:
+        """See `ArchiveStore.sweep`."""
+        before = datetime.now(UTC) - timedelta(seconds=older_than_s)
+        with speaking_about(f"s3://{self.root.base}/{prefix}"):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.root.base, Prefix=prefix)
+            found = [upload for page in pages for upload in page.get("Uploads", ()) if upload["Initiated"] < before]
+            for upload in found:
+                self._client.abort_multipart_upload(
+                    Bucket=self.root.base, Key=upload["Key"], UploadId=upload["UploadId"]
+                )
+        return len(found)
+
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> S3Upload:
+        if self._found(path) is not None:
+            raise conflict(self.where(path))
+        metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
+        landed = partial(self._landed, path, metadata[WRITE_ID])
+        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, waiting, landed)
+
+    def _stat(self, path: str) -> Stored:
+        try:
+            with speaking_about(self.where(path)):
+                found = self._client.head_object(Bucket=self.root.base, Key=path)
+        except SandkeepError as error:
+            if error.code == "snapshot_missing":
+                self._check_bucket(path)
+            raise
+        return Stored(
+            path, found["ContentLength"], _tag(found), dict(found["Metadata"]), found["LastModified"].timestamp()
+        )
+
+    def _check_bucket(self, path: str) -> None:
+        """S3 does not say of an object whether it is missing or its bucket. Raises `not_configured` for the latter."""
+        with speaking_about(self.where(path)):
+            try:
+                self._client.head_bucket(Bucket=self.root.base)
+            except self._client.exceptions.ClientError as error:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+                    raise
+                raise refusal(self.where(path), 404, "NoSuchBucket") from None
+
+    def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
+        wanted = {"Range": f"bytes={offset}-"} if offset else {}
+        with speaking_about(self.where(stored.path)):
+            answer = self._client.get_object(
+                Bucket=self.root.base, Key=stored.path, IfMatch=stored.generation, **wanted
+            )
+            with closing(answer["Body"]) as body:
+                while chunk := body.read(CHUNK_BYTES):
+                    yield chunk
+
+    def _delete(self, path: str, generation: str | None) -> bool:
+        found = self._found(path)
+        if found is None:
+            return False
+        if generation not in (None, found.generation):
+            raise conflict(self.where(path))
+        condition = {} if generation is None else {"IfMatch": generation}
+        with speaking_about(self.where(path)):
+            self._client.delete_object(Bucket=self.root.base, Key=path, **condition)
+        return True
+
+    def _read_document(self, path: str) -> Document | None:
+        try:
+            with speaking_about(self.where(path)):
+                answer = self._client.get_object(Bucket=self.root.base, Key=path)
+                with closing(answer["Body"]) as body:
+                    return Document(body.read(MAX_DOCUMENT_BYTES + 1), _tag(answer))
+        except SandkeepError as error:
+            if error.code != "snapshot_missing":
+                raise
+            return None
+
+    def _write_document(self, path: str, content: bytes, over: str | None) -> str:
+        write_id = secrets.token_hex(16)
+        condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over}
+        what = {"Body": content, "ContentType": "application/json", "Metadata": {WRITE_ID: write_id}, **condition}
+        try:
+            with speaking_about(self.where(path)):
+                return _tag(self._client.put_object(Bucket=self.root.base, Key=path, **what))
+        except SandkeepError as error:
+            gone = over is not None and error.code == "snapshot_missing"
+            return self._landed(path, write_id, conflict(self.where(path)) if gone else error).generation
+
+
+def _tag(answer: dict[str, Any]) -> str:
+    return str(answer["ETag"]).strip('"')

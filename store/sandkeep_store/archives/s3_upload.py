@@ -1,0 +1,136 @@
+"""One upload to S3: a single request for what fits into one part, else a multipart upload with a few parts at once.
+
+The SDK gives each part a checksum, by which the service knows whether it arrived whole.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from datetime import UTC, datetime
+from threading import Event
+from typing import Any, Final
+
+from sandkeep.errors import CallerError, SandkeepError
+from sandkeep_store.archives.base import HEARD_EVERY_S, Stored, Waiting, patiently
+from sandkeep_store.s3_client import speaking_about
+
+PART_BYTES: Final = 5 * 1024**2
+"""The least that the service takes for a part that is not the last."""
+BYTES_AT_ONCE: Final = 3 * PART_BYTES
+"""How much is under way, at least one part: a second and third connection while the service thinks about the first."""
+MOST_PARTS: Final = 10_000
+"""What the service allows."""
+PARTS_OF_A_SIZE: Final = 1000
+LARGEST_DOUBLING: Final = 3
+"""Parts are doubled so often, after each thousand: so 300 GB go into ten thousand of at most 40 MiB."""
+
+_TYPE: Final = "application/octet-stream"
+_KEPT: Final = ("ETag", "ChecksumCRC32", "ChecksumCRC32C", "ChecksumCRC64NVME")
+"""What the service answers about a part and wants to hear again."""
+
+
+class _EndedError(Exception):
+    """The upload is over, so no part of it has to be tried again."""
+
+
+class S3Upload:
+    """See `base.Upload`. `landed` tells, given an error, whether the object is there anyway."""
+
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        path: str,
+        metadata: dict[str, str],
+        patience_s: float,
+        waiting: Waiting,
+        landed: Callable[[SandkeepError], Stored],
+    ) -> None:
+        self._client = client
+        self._object = {"Bucket": bucket, "Key": path}
+        self._where = f"s3://{bucket}/{path}"
+        self._metadata = metadata
+        self._patience_s = patience_s
+        self._waiting = waiting
+        self._landed = landed
+        self._upload_id: str | None = None
+        self._pool = ThreadPoolExecutor(BYTES_AT_ONCE // PART_BYTES)
+        self._under_way: deque[Future[dict[str, Any]]] = deque()
+        self._parts: list[dict[str, Any]] = []
+        self._ended = Event()
+        self._begun = 0
+        self._sent = 0
+
+    @property
+    def part_bytes(self) -> int:
+        """See `base.Upload`."""
+        return PART_BYTES << min(self._begun // PARTS_OF_A_SIZE, LARGEST_DOUBLING)
+
+    def send(self, part: bytes) -> None:
+        """See `base.Upload`."""
+        if self._begun == MOST_PARTS:
+            raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes.")
+        if self._upload_id is None:
+            self._upload_id = self._create()
+        self._begun += 1
+        self._sent += len(part)
+        self._under_way.append(self._pool.submit(self._upload, self._begun, part))
+        self._settle(max(1, BYTES_AT_ONCE // len(part)) - 1)
+
+    def finish(self, part: bytes) -> Stored:
+        """See `base.Upload`."""
+        if self._upload_id is not None and part:
+            self.send(part)
+        size = self._sent if self._upload_id is not None else len(part)
+        self._settle(0)
+        self._pool.shutdown()
+        try:
+            with speaking_about(self._where):
+                made = self._complete() if self._upload_id is not None else self._put(part)
+        except SandkeepError as error:
+            return self._landed(error)
+        tag = str(made["ETag"]).strip('"')
+        return Stored(self._object["Key"], size, tag, self._metadata, datetime.now(UTC).timestamp())
+
+    def abort(self) -> None:
+        """See `base.Upload`. A part that arrives later would stay, so those under way are waited for."""
+        self._ended.set()
+        self._pool.shutdown(cancel_futures=True)
+        if self._upload_id is not None:
+            with suppress(SandkeepError), speaking_about(self._where):
+                self._client.abort_multipart_upload(**self._object, UploadId=self._upload_id)
+
+    def _settle(self, left: int) -> None:
+        """Wait until no more than so many parts are under way. Raises what one of them failed with."""
+        while len(self._under_way) > left:
+            while not wait([self._under_way[0]], HEARD_EVERY_S).done:
+                self._waiting()
+            self._parts.append(self._under_way.popleft().result())
+
+    def _upload(self, number: int, part: bytes) -> dict[str, Any]:
+        def attempt() -> Any:
+            with speaking_about(self._where):
+                return self._client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
+
+        sent = patiently(self._patience_s, self._unless_ended, attempt)
+        return {"PartNumber": number, **{key: sent[key] for key in _KEPT if key in sent}}
+
+    def _unless_ended(self) -> None:
+        if self._ended.is_set():
+            raise _EndedError
+
+    def _create(self) -> str:
+        with speaking_about(self._where):
+            begun = self._client.create_multipart_upload(**self._object, Metadata=self._metadata, ContentType=_TYPE)
+            return str(begun["UploadId"])
+
+    def _complete(self) -> Any:
+        return self._client.complete_multipart_upload(
+            **self._object, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}, IfNoneMatch="*"
+        )
+
+    def _put(self, content: bytes) -> Any:
+        return self._client.put_object(
+            **self._object, Body=content, Metadata=self._metadata, ContentType=_TYPE, IfNoneMatch="*"
+        )

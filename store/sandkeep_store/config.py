@@ -1,0 +1,254 @@
+"""The one accessor of the storage settings: where archives, metadata and locks lie.
+
+Nothing is read at start: each variable is parsed when a request needs it, and `not_configured` names the one that is
+malformed or missing. Where an artifact lies is decided here and nowhere else, in this order:
+
+    its mount path, its GCS bucket, the S3 bucket, SANDBOX_SNAPSHOT_DIR, the state directory
+
+so that a mount wins over the bucket that is mounted there. What belongs to a shared sandbox, or has to be in a bucket,
+never falls through to this machine's own disk.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, assert_never
+
+from sandkeep import settings
+from sandkeep import storage_settings as rows
+from sandkeep.errors import CallerError, SetupError
+
+Artifact: TypeAlias = Literal["snapshot", "checkpoint", "metadata"]
+Where: TypeAlias = Literal["mount", "gcs", "s3", "directory", "state"]
+
+LONGEST_PATH: Final = 1024
+"""Bytes in a relative path: what GCS and S3 allow."""
+LONGEST_NAME: Final = 255
+"""Bytes in one part of it: what file systems allow."""
+PARTIAL: Final = ".partial"
+"""Where in a directory unfinished archives lie; no path may begin so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A store of archives: `base` is an absolute directory of a mount, of `SANDBOX_SNAPSHOT_DIR` or of the state
+    directory, or the name of a bucket.
+    """
+
+    where: Where
+    base: str
+
+    def place(self, path: str) -> "Place":
+        """Where the artifact of that relative path lies in it. Raises `invalid` for a path that leads out."""
+        return Place(self, checked_path(path))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other machines see it too."""
+        return self.where in ("mount", "gcs", "s3")
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it is spoken to over the network, by an SDK."""
+        return self.where in ("gcs", "s3")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one artifact lies: a relative path in a `Root`."""
+
+    root: Root
+    path: str
+
+    def __str__(self) -> str:
+        """An absolute path, or ``gs://BUCKET/PATH`` or ``s3://BUCKET/PATH``."""
+        scheme = {"gcs": "gs://", "s3": "s3://"}.get(self.root.where, "")
+        return f"{scheme}{self.root.base}/{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """How to reach the S3 bucket. `endpoint_url` None is Amazon's own."""
+
+    bucket: str
+    endpoint_url: str | None
+    region: str | None
+    use_ssl: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSettings:
+    """What a sandbox needs that several daemons share: where its lock is, and its metadata."""
+
+    lock_bucket: str
+    metadata_bucket: str
+    metadata: Root
+
+
+_MOUNTS: Final[dict[Artifact, settings.Setting[str | None]]] = {
+    "snapshot": rows.SNAPSHOT_MOUNT_PATH,
+    "checkpoint": rows.CHECKPOINT_MOUNT_PATH,
+    "metadata": rows.METADATA_MOUNT_PATH,
+}
+_BUCKETS: Final[dict[Artifact, settings.Setting[str | None]]] = {
+    "snapshot": rows.SNAPSHOT_BUCKET,
+    "checkpoint": rows.CHECKPOINT_BUCKET,
+    "metadata": rows.METADATA_BUCKET,
+}
+
+
+class Storage:
+    """The storage settings, each parsed when it is asked for. `environ` is for tests; the process's own otherwise."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = environ
+
+    # -- where an artifact lies ----------------------------------------------------------------------------------------
+
+    def root(self, artifact: Artifact, *, shared: bool = False) -> Root:
+        """Where new artifacts of this kind go. `shared`: where other machines see them, else `not_configured`.
+
+        Everything of a sandbox with a `gcs_sandbox_id` is shared, and so is what was asked to be in a bucket.
+        """
+        for root in self._shared_roots(artifact):
+            return root
+        if shared:
+            others = (_MOUNTS[artifact], *([rows.S3_BUCKET] if artifact != "metadata" else []))
+            raise _unset(f"keep a {artifact} where other machines find it", _BUCKETS[artifact], *others)
+        return self.local_root()
+
+    def place(self, artifact: Artifact, path: str, *, shared: bool = False) -> Place:
+        """Where one artifact goes; see `root`."""
+        return self.root(artifact, shared=shared).place(path)
+
+    def local_root(self) -> Root:
+        """The directory of this machine: where archives are made, and kept when they go nowhere else."""
+        directory = rows.SNAPSHOT_DIR(self._environ)
+        if directory is not None:
+            return Root("directory", directory)
+        return Root("state", os.path.join(settings.STATE_DIR(self._environ), "archives"))
+
+    def roots(self, artifact: Artifact) -> tuple[Root, ...]:
+        """Every place that such an artifact may lie in by these settings, the preferred one first."""
+        return (*self._shared_roots(artifact), self.local_root())
+
+    def _shared_roots(self, artifact: Artifact) -> Iterator[Root]:
+        mount = _MOUNTS[artifact](self._environ)
+        if mount is not None:
+            yield Root("mount", mount)
+        bucket = _BUCKETS[artifact](self._environ)
+        if bucket is not None:
+            yield Root("gcs", bucket)
+        if artifact != "metadata":  # it belongs with the lock, which is in GCS
+            bucket = rows.S3_BUCKET(self._environ)
+            if bucket is not None:
+                yield Root("s3", bucket)
+
+    # -- what shared sandboxes need ------------------------------------------------------------------------------------
+
+    def lock_bucket(self) -> str:
+        """The bucket of locks; `not_configured` without."""
+        bucket = rows.LOCK_BUCKET(self._environ)
+        if bucket is None:
+            raise _unset("share a sandbox with other daemons", rows.LOCK_BUCKET)
+        return bucket
+
+    def metadata_bucket(self) -> str:
+        """The bucket of shared sandboxes' metadata; `not_configured` without."""
+        bucket = rows.METADATA_BUCKET(self._environ)
+        if bucket is None:
+            raise _unset("share a sandbox with other daemons", rows.METADATA_BUCKET)
+        return bucket
+
+    def require_shared(self) -> SharedSettings:
+        """What a request with a `gcs_sandbox_id` needs, before it has any effect: both buckets, and no setting
+        malformed. Raises `not_configured`, naming the variable.
+        """
+        return SharedSettings(self.lock_bucket(), self.metadata_bucket(), self.root("metadata", shared=True))
+
+    def require(self, artifact: Artifact, gcs_sandbox_id: str | None = None, *, bucket: bool = False) -> Root:
+        """Where a request's artifact will go, asked before the request has any effect.
+
+        `gcs_sandbox_id` is that of the sandbox; `bucket` says that the caller wants it in a bucket. Without either
+        this never fails for want of a setting.
+        """
+        if gcs_sandbox_id is not None:
+            self.require_shared()
+        return self.root(artifact, shared=bucket or gcs_sandbox_id is not None)
+
+    # -- how to reach a service ----------------------------------------------------------------------------------------
+
+    def s3(self) -> S3Settings:
+        """How to reach S3; `not_configured` without a bucket."""
+        bucket = rows.S3_BUCKET(self._environ)
+        if bucket is None:
+            raise _unset("use S3", rows.S3_BUCKET)
+        secure = rows.S3_USE_SSL(self._environ)
+        address = rows.S3_ENDPOINT_URL(self._environ)
+        if address is not None and "://" not in address:
+            address = f"{'https' if secure else 'http'}://{address}"
+        return S3Settings(bucket, address, rows.S3_REGION(self._environ), secure)
+
+    def gcs_emulator(self) -> str | None:
+        """The URL of the emulator to use instead of Google's service."""
+        return rows.EMULATOR(self._environ)
+
+
+STORAGE: Final = Storage()
+"""The settings of this process."""
+
+
+def directory_of(root: Root) -> str | None:
+    """The directory that a root is on this machine; None for buckets."""
+    match root.where:
+        case "mount" | "directory" | "state":
+            return root.base
+        case "gcs" | "s3":
+            return None
+        case _:
+            assert_never(root.where)
+
+
+def checked_path(path: str) -> str:
+    """`path`, when it is a relative path that stays inside its store and means the same in all of them.
+
+    Raises `invalid`: paths come from events, metadata documents and listings, and others wrote some of those.
+    """
+    why = _fault_of(path)
+    if why is not None:
+        raise CallerError("invalid", f"{path[:200]!r} is no path of an archive: {why}.", field="path")
+    return path
+
+
+def is_path(path: str) -> bool:
+    """Whether `checked_path` lets it pass."""
+    return _fault_of(path) is None
+
+
+def _fault_of(path: str) -> str | None:
+    if not path:
+        return "it is empty"
+    if not path.isprintable():
+        return "it has characters that cannot be printed"
+    if path.split("/", maxsplit=1)[0] == PARTIAL:
+        return f"{PARTIAL} is where unfinished archives lie"
+    if len(path.encode()) > LONGEST_PATH:
+        return f"it is longer than {LONGEST_PATH} bytes"
+    for name in path.split("/"):
+        if name in ("", ".", ".."):
+            return "it has to be relative, without empty parts, '.' and '..'"
+        if len(name.encode()) > LONGEST_NAME:
+            return f"a part of it is longer than {LONGEST_NAME} bytes"
+    return None
+
+
+def _unset(purpose: str, *any_of: settings.Setting[str | None]) -> SetupError:
+    """What to say when a request needs one of these variables and none is set; the first is the one to think of."""
+    names = [setting.name for setting in any_of]
+    *most, last = names
+    listed = f"{', '.join(most)} or {last}" if most else last
+    return SetupError(
+        "not_configured",
+        f"To {purpose}, set {listed} in the daemon's environment: {'none is' if most else 'it is not'} set there.",
+        setting=names[0],
+    )

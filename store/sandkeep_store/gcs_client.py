@@ -1,0 +1,116 @@
+"""Google Cloud Storage, for archives, metadata and locks: one client, and what its errors mean.
+
+The SDK takes a second to import, so that happens when a bucket is first used.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep_store.config import STORAGE, Storage
+
+TIMEOUT_S: Final = (10.0, 60.0)
+"""How long to wait for a connection, and for the next byte of an answer."""
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 5.0
+SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
+
+
+@dataclass(frozen=True)
+class Gcs:
+    """How to speak to the service. `client` is the SDK's; `http` sends what it has no call for, with the same
+    credentials; `endpoint` is the URL that the service's paths begin with. All may be used by many threads.
+    """
+
+    client: Any
+    http: Any
+    endpoint: str
+
+
+def connect(storage: Storage = STORAGE) -> Gcs:
+    """The service, or the emulator that is set instead; connected to on first use. Raises `not_configured`."""
+    return _connect(storage.gcs_emulator())
+
+
+@lru_cache
+def _connect(emulator: str | None) -> Gcs:
+    import google.auth
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.auth.transport.requests import AuthorizedSession
+    from google.cloud import storage
+
+    try:
+        credentials = AnonymousCredentials() if emulator else google.auth.default(scopes=[SCOPE])[0]
+    except DefaultCredentialsError:
+        raise SetupError(
+            "not_configured",
+            "The daemon has no credentials for Google Cloud Storage: set GOOGLE_APPLICATION_CREDENTIALS in its "
+            "environment.",
+            setting="GOOGLE_APPLICATION_CREDENTIALS",
+        ) from None
+    options = {"api_endpoint": emulator} if emulator else None
+    client = storage.Client(project=None, credentials=credentials, client_options=options)
+    return Gcs(client, AuthorizedSession(credentials), client.api_endpoint)
+
+
+def retrying(patience_s: float) -> Any:
+    """The SDK's way to repeat what failed for a moment, for so many seconds."""
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return DEFAULT_RETRY.with_timeout(patience_s).with_delay(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2.0)
+
+
+@contextmanager
+def speaking_about(name: str) -> Iterator[None]:
+    """Turns the SDK's errors into ours. `name` is a ``gs://`` URI, or a bucket's name.
+
+    `conflict` is a precondition that did not hold, `snapshot_missing` what is not there, `not_configured` a bucket
+    that is not there or not ours, `provider_unavailable` all that may pass.
+    """
+    import requests
+    import urllib3
+    from google.api_core.exceptions import GoogleAPICallError, RetryError
+    from google.auth.exceptions import GoogleAuthError, TransportError
+
+    unanswered = (RetryError, requests.RequestException, urllib3.exceptions.HTTPError, TransportError, ConnectionError)
+    try:
+        yield
+    except GoogleAPICallError as error:
+        raise refusal(name, error.code or 0, error.message or "") from error
+    except unanswered as error:
+        raise unreachable(name, error) from error
+    except GoogleAuthError as error:
+        raise refusal(name, 401, str(error)) from error
+
+
+def refusal(name: str, status: int, said: str) -> SandkeepError:
+    """What an HTTP status of the service means for an object."""
+    if status == 404 and "bucket does not exist" in said.lower():
+        return SetupError(
+            "not_configured", f"There is no bucket for {name}: create it, or correct the setting that names it."
+        )
+    if status in (404, 410):
+        return DataError("snapshot_missing", f"There is no {name}.", place=name)
+    if status in (304, 409, 412):
+        return StateError("conflict", f"{name} was changed meanwhile, or is there already.", place=name)
+    if status in (401, 403):
+        return SetupError(
+            "not_configured",
+            f"Google does not let the daemon use {name}: give its account the role Storage Object User for the bucket.",
+        )
+    return ProviderError(
+        "provider_unavailable", f"Google Cloud Storage failed at {name} (status {status}): try again later."
+    )
+
+
+def unreachable(name: str, error: Exception) -> ProviderError:
+    """No answer at all."""
+    cause = getattr(error, "cause", None) or error
+    return ProviderError(
+        "provider_unavailable",
+        f"Google Cloud Storage cannot be reached for {name} ({type(cause).__name__}): try again later.",
+    )

@@ -1,0 +1,94 @@
+"""S3, for archives: one client, and what its errors mean. The SDK is imported when a bucket is first used."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep_store.config import STORAGE, S3Settings, Storage
+
+CONNECT_S: Final = 10
+READ_S: Final = 60
+SECONDS_AN_ATTEMPT: Final = 15
+"""What the SDK waits before it tries again, on average and at the end."""
+CONNECTIONS: Final = 16
+
+
+def connect(storage: Storage = STORAGE, patience_s: float = 60) -> Any:
+    """The SDK's client, which many threads may use; made on first use. Raises `not_configured`.
+
+    What fails for a moment it tries again, for about so many seconds.
+    """
+    attempts = 1 if patience_s < 1 else 2 + int(patience_s / SECONDS_AN_ATTEMPT)
+    return _connect(replace(storage.s3(), bucket=""), attempts)
+
+
+@lru_cache
+def _connect(settings: S3Settings, attempts: int) -> Any:
+    from boto3.session import Session
+    from botocore.config import Config
+
+    return Session().client(
+        "s3",
+        endpoint_url=settings.endpoint_url,
+        region_name=settings.region,
+        use_ssl=settings.use_ssl,
+        config=Config(
+            connect_timeout=CONNECT_S,
+            read_timeout=READ_S,
+            max_pool_connections=CONNECTIONS,
+            retries={"mode": "standard", "total_max_attempts": attempts},
+            s3={"addressing_style": "path" if settings.endpoint_url else "auto"},
+        ),
+    )
+
+
+@contextmanager
+def speaking_about(name: str) -> Iterator[None]:
+    """Turns the SDK's errors into ours. `name` is an ``s3://`` URI. The codes are those of `gcs_client`'s."""
+    import urllib3
+    from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, NoCredentialsError
+
+    try:
+        yield
+    except ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        raise refusal(name, status, str(error.response.get("Error", {}).get("Code", ""))) from error
+    except NoCredentialsError:
+        raise SetupError(
+            "not_configured",
+            "The daemon has no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment.",
+            setting="AWS_ACCESS_KEY_ID",
+        ) from None
+    except FlexibleChecksumError:
+        raise DataError(
+            "snapshot_corrupt",
+            f"{name} is damaged: its bytes are not those of its checksum. Use another copy.",
+            place=name,
+        ) from None
+    except (BotoCoreError, urllib3.exceptions.HTTPError, ConnectionError) as error:
+        raise ProviderError(
+            "provider_unavailable", f"S3 cannot be reached for {name} ({type(error).__name__}): try again later."
+        ) from error
+
+
+def refusal(name: str, status: int, code: str) -> SandkeepError:
+    """What an answer of the service means for an object."""
+    if code == "NoSuchBucket":
+        return SetupError("not_configured", f"There is no bucket for {name}: create it, or correct SANDBOX_S3_BUCKET.")
+    if status == 404:
+        return DataError("snapshot_missing", f"There is no {name}.", place=name)
+    if status in (409, 412):
+        return StateError("conflict", f"{name} was changed meanwhile, or is there already.", place=name)
+    if status in (401, 403):
+        return SetupError(
+            "not_configured",
+            f"S3 does not let the daemon use {name} ({code}): see to its credentials and their rights.",
+        )
+    if status == 501:
+        return SetupError(
+            "not_supported", f"The S3 service knows no conditional writes, which {name} needs: use another."
+        )
+    return ProviderError("provider_unavailable", f"S3 failed at {name} ({code or status}): try again later.")

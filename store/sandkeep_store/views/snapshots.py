@@ -1,0 +1,236 @@
+"""The view of snapshots."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sandkeep import events, model
+from sandkeep.clock import rfc3339
+from sandkeep_store.views.base import Fact, folds
+from sandkeep_store.views.sandboxes import KeptSnapshot
+
+if TYPE_CHECKING:
+    from sandkeep_store.views.state import State
+
+
+class SnapshotState(Struct, kw_only=True, array_like=True):
+    """What is known of a snapshot. `kept` says of one that was deleted that its archive is still there, for those that
+    build on it.
+    """
+
+    snapshot_id: str
+    requested: events.SnapshotCreateRequested
+    requested_us: int
+    revision: int
+    status: model.SnapshotStatus = "creating"
+    stored: events.SnapshotStored | None = None
+    error: tuple[str, str] | None = None
+    interrupted: bool = False
+    ended_us: int | None = None
+    kept: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        return self.requested.owner
+
+    @property
+    def sandbox_id(self) -> str | None:
+        """Whose files they were; None for what came from elsewhere."""
+        return self.requested.sandbox_id
+
+    @property
+    def ended(self) -> bool:
+        """Whether a plain list leaves it out."""
+        return self.status in ("failed", "deleted")
+
+    @property
+    def has_archive(self) -> bool:
+        """Whether its archive is there, or should be."""
+        return self.stored is not None and (self.status in ("ready", "deleting") or self.kept)
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is something of it, or is about to be."""
+        return self.status == "creating" or self.has_archive
+
+    def needs_image(self, image_id: str) -> bool:
+        """Whether it holds only what differs from that image."""
+        asked = self.requested
+        return asked.kind == "incremental" and asked.parent_id is None and asked.image_id == image_id
+
+    @property
+    def format(self) -> model.ArchiveFormat:
+        """What its archive is, or is to be."""
+        return self.stored.format if self.stored is not None else self.requested.format
+
+    def view(self) -> model.Snapshot:
+        """The snapshot as readers see it."""
+        asked, stored = self.requested, self.stored
+        return model.Snapshot(
+            snapshot_id=self.snapshot_id,
+            status=self.status,
+            kind=asked.kind,
+            format=self.format,
+            owner=asked.owner,
+            created_at=rfc3339(self.requested_us),
+            sandbox_id=asked.sandbox_id,
+            image_id=asked.image_id,
+            provider=asked.provider,
+            parent_id=asked.parent_id,
+            name=asked.name,
+            labels=asked.labels,
+            root=asked.root,
+            include=asked.include,
+            exclude=asked.exclude,
+            imported=asked.sandbox_id is None,
+            places=asked.places if self.has_archive else [],
+            digest=stored.digest if stored is not None else None,
+            size_bytes=stored.size_bytes if stored is not None else 0,
+            member_count=stored.member_count if stored is not None else 0,
+            content_bytes=stored.content_bytes if stored is not None else 0,
+            pause_ms=stored.pause_ms if stored is not None else None,
+            remarks=stored.remarks if stored is not None else {},
+            error=self.error[1] if self.error else None,
+            note="its archive is kept for the incremental snapshots that build on it" if self.kept else None,
+        )
+
+
+class ForkState(Struct, kw_only=True, array_like=True):
+    """What is known of a fork: of which sandbox, into which others, and what came of it."""
+
+    fork_id: str
+    sandbox_id: str
+    owner: str
+    sandbox_ids: list[str]
+    revision: int
+    done: bool = False
+    pause_ms: float = 0.0
+    error: tuple[str, str] | None = None
+    interrupted: bool = False
+    ended_us: int | None = None
+
+
+def chain(state: "State", snapshot: SnapshotState) -> Iterator[SnapshotState]:
+    """A snapshot and all that it builds on, down to the full one or to the last above an image."""
+    found: SnapshotState | None = snapshot
+    while found is not None:
+        yield found
+        parent_id = found.requested.parent_id
+        found = state.snapshots.get(parent_id) if parent_id is not None else None
+
+
+def children(state: "State", snapshot_id: str) -> Iterator[SnapshotState]:
+    """The snapshots that build on one and whose archives are there, or are to be."""
+    for other in state.snapshots.values():
+        if other.requested.parent_id == snapshot_id and other.alive:
+            yield other
+
+
+@folds(events.SnapshotCreateRequested)
+def _requested(state: "State", event: events.SnapshotCreateRequested, fact: Fact) -> None:
+    snapshot_id = fact.stream
+    state.snapshots[snapshot_id] = SnapshotState(
+        snapshot_id=snapshot_id, requested=event, requested_us=fact.time_us, revision=fact.revision
+    )
+    _note(state, fact)
+
+
+@folds(events.SnapshotStored)
+def _stored(state: "State", event: events.SnapshotStored, fact: Fact) -> None:
+    snapshot = _advance(state, fact, "ready")
+    if snapshot is None:
+        return
+    snapshot.stored = event
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if sandbox is not None:
+        sandbox.snapshots.append(_kept(snapshot, event))
+
+
+def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> KeptSnapshot:
+    return KeptSnapshot(
+        snapshot_id=snapshot.snapshot_id,
+        created_us=snapshot.requested_us,
+        kind=snapshot.requested.kind,
+        parent_id=snapshot.requested.parent_id,
+        name=snapshot.requested.name,
+        place=snapshot.requested.places[0],
+        digest=event.digest,
+        size_bytes=event.size_bytes,
+    )
+
+
+@folds(events.SnapshotFailed)
+def _failed(state: "State", event: events.SnapshotFailed, fact: Fact) -> None:
+    snapshot = _advance(state, fact, "failed")
+    if snapshot is not None:
+        snapshot.error, snapshot.interrupted = (event.code, event.message), event.interrupted
+        snapshot.ended_us = fact.time_us
+
+
+@folds(events.SnapshotDeleteRequested)
+def _delete_requested(state: "State", event: events.SnapshotDeleteRequested, fact: Fact) -> None:
+    snapshot = _advance(state, fact, "deleting")
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if snapshot is not None and sandbox is not None:
+        sandbox.snapshots = [kept for kept in sandbox.snapshots if kept.snapshot_id != snapshot.snapshot_id]
+
+
+@folds(events.SnapshotDeleted)
+def _deleted(state: "State", event: events.SnapshotDeleted, fact: Fact) -> None:
+    snapshot = _advance(state, fact, "deleted")
+    if snapshot is not None:
+        snapshot.ended_us, snapshot.kept = fact.time_us, event.kept
+
+
+@folds(events.SandboxForkRequested)
+def _fork_requested(state: "State", event: events.SandboxForkRequested, fact: Fact) -> None:
+    source = state.sandboxes.get(fact.sandbox_id or "")
+    if source is not None:
+        state.forks[fact.stream] = ForkState(
+            fork_id=fact.stream,
+            sandbox_id=source.sandbox_id,
+            owner=source.owner,
+            sandbox_ids=event.sandbox_ids,
+            revision=fact.revision,
+        )
+        source.touch(fact)
+
+
+@folds(events.SandboxForked)
+def _forked(state: "State", event: events.SandboxForked, fact: Fact) -> None:
+    fork = _end_fork(state, fact)
+    if fork is not None:
+        fork.done, fork.pause_ms = True, event.pause_ms
+
+
+@folds(events.SandboxForkFailed)
+def _fork_failed(state: "State", event: events.SandboxForkFailed, fact: Fact) -> None:
+    fork = _end_fork(state, fact)
+    if fork is not None:
+        fork.error, fork.interrupted = (event.code, event.message), event.interrupted
+
+
+def _end_fork(state: "State", fact: Fact) -> ForkState | None:
+    fork = state.forks.get(fact.stream)
+    if fork is not None:
+        fork.revision, fork.ended_us = fact.revision, fact.time_us
+    _note(state, fact)
+    return fork
+
+
+def _advance(state: "State", fact: Fact, status: model.SnapshotStatus) -> SnapshotState | None:
+    """Move a snapshot on; None for one whose first events are in the archive already."""
+    snapshot = state.snapshots.get(fact.stream)
+    if snapshot is not None:
+        snapshot.status, snapshot.revision = status, fact.revision
+    _note(state, fact)
+    return snapshot
+
+
+def _note(state: "State", fact: Fact) -> None:
+    """It is in the history of its sandbox, whose document changes. It does not count as something done in it."""
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if sandbox is not None:
+        sandbox.position = max(sandbox.position, fact.position)

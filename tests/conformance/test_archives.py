@@ -1,0 +1,399 @@
+"""One suite for every store of archives, with the real clients of the buckets.
+
+Rules: a store is made anew for each test, in a bucket or directory of its own; what a test says of one, it says of all.
+"""
+
+import hashlib
+import io
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+
+from sandkeep.errors import CallerError, DataError, StateError
+from sandkeep_store.archives.base import ArchiveStore, Stored
+from sandkeep_store.archives.directory import DirectoryArchives
+from sandkeep_store.archives.memory import MemoryArchives
+from sandkeep_store.archives.opening import open_store
+from sandkeep_store.config import Root, Storage
+
+T = TypeVar("T")
+
+PART = 8 * 1024**2
+PATH = "filesystem_snapshots/snp_1/snp_1.tar.gz"
+
+
+class Kind(NamedTuple):
+    """A store, how to see what was begun and not finished in it, and how others put things there."""
+
+    store: ArchiveStore
+    unfinished: Callable[[], list[str]]
+    put: Callable[[str, bytes], None]
+    show: Callable[[str], None]
+    """Have a listing show an object of that name."""
+
+
+def in_memory(request: pytest.FixtureRequest) -> Kind:
+    store = MemoryArchives()
+
+    def put(path: str, data: bytes = b"x") -> None:
+        store.put(path, data, {}, None)
+
+    return Kind(store, list, put, put)
+
+
+def in_directory(where: Any) -> Callable[[pytest.FixtureRequest], Kind]:
+    def make(request: pytest.FixtureRequest) -> Kind:
+        base = str(request.getfixturevalue("tmp_path") / "archives")
+        if where == "mount":
+            os.mkdir(base, 0o777)
+        partial = os.path.join(base, ".partial")
+
+        def put(path: str, data: bytes = b"x") -> None:
+            os.makedirs(os.path.dirname(os.path.join(base, path)), exist_ok=True)
+            with open(os.path.join(base, path), "wb") as file:
+                file.write(data)
+
+        return Kind(
+            open_store(Root(where, base)), lambda: os.listdir(partial) if os.path.isdir(partial) else [], put, put
+        )
+
+    return make
+
+
+def in_gcs(request: pytest.FixtureRequest) -> Kind:
+    bucket, service = request.getfixturevalue("gcs_bucket"), request.getfixturevalue("gcs")
+    store = open_store(Root("gcs", bucket), patience_s=1)
+
+    def put(path: str, data: bytes) -> None:
+        store._bucket.blob(path).upload_from_string(data)  # type: ignore[attr-defined]
+
+    return Kind(store, lambda: service.unfinished(bucket), put, lambda name: service.list_also(bucket, name))
+
+
+def in_s3(request: pytest.FixtureRequest) -> Kind:
+    bucket, service = request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3")
+    storage = Storage({**service.environ, "SANDBOX_S3_BUCKET": bucket})
+    store = open_store(Root("s3", bucket), storage, patience_s=1)
+
+    def put(path: str, data: bytes = b"x") -> None:
+        service.keep(bucket, path, data)
+
+    return Kind(store, lambda: service.unfinished(bucket), put, put)
+
+
+KINDS = {
+    "memory": in_memory,
+    "directory": in_directory("directory"),
+    "mount": in_directory("mount"),
+    "gcs": in_gcs,
+    "s3": in_s3,
+}
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.needs(name)] if name in ("gcs", "s3") else []) for name in KINDS]
+)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param](request)
+
+
+@pytest.fixture
+def store(kind: Kind) -> ArchiveStore:
+    return kind.store
+
+
+def bytes_of(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def content(store: ArchiveStore, path: str = PATH, **options: Any) -> bytes:
+    with store.read(path, **options) as archive:
+        return b"".join(archive)
+
+
+def refused(code: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """The error of that code which the call ends with."""
+    with pytest.raises((CallerError, StateError, DataError)) as caught:
+        call(*args, **options)
+    assert caught.value.code == code, caught.value
+    return caught.value
+
+
+def unless_conflict(write: Callable[[], T]) -> T | None:
+    """What a write answered; None when somebody else was quicker."""
+    try:
+        return write()
+    except StateError as error:
+        if error.code != "conflict":
+            raise
+        return None
+
+
+# -- writing and reading ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 65537, PART, PART + 1, 2 * PART])
+def test_what_was_written_is_read(store: ArchiveStore, size: int) -> None:
+    data = bytes_of(size)
+    digest = hashlib.sha256(data).hexdigest()
+    passed: list[int] = []
+    stored = store.write(
+        PATH, io.BytesIO(data), size_bytes=size, sha256=digest, metadata={"sha256": digest}, progress=passed.append
+    )
+    assert (stored.path, stored.size_bytes) == (PATH, size)
+    assert passed == sorted(passed)
+    assert all(0 < count <= size for count in passed)
+    assert content(store) == data
+    found = store.stat(PATH)
+    assert (found.path, found.size_bytes, found.generation) == (PATH, size, stored.generation)
+    if store.root.is_bucket:
+        assert found.metadata["sha256"] == digest
+
+
+def test_every_kind_of_source(store: ArchiveStore) -> None:
+    data = bytes_of(PART + 12_345)
+    ends = iter(range(0, len(data) + 100_000, 100_000))
+    chunks = (data[start : start + 100_000] for start in ends)
+    store.write("chunks", chunks)
+    assert content(store, "chunks") == data
+    reading, writing = os.pipe()
+
+    def feed() -> None:
+        with open(writing, "wb") as file:
+            file.write(data)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    with open(reading, "rb", buffering=0) as pipe:
+        store.write("pipe", pipe)
+    thread.join()
+    assert content(store, "pipe") == data
+    store.write("nothing", iter(()))
+    assert content(store, "nothing") == b""
+
+
+def test_an_object_is_written_once(kind: Kind) -> None:
+    stored = kind.store.write(PATH, [b"first"])
+    error = refused("conflict", kind.store.write, PATH, [b"second"])
+    assert error.data["place"] == kind.store.where(PATH)
+    assert content(kind.store) == b"first"
+    assert kind.store.stat(PATH).generation == stored.generation
+    assert kind.unfinished() == []
+
+
+@pytest.mark.parametrize("size", [5, PART + 5])
+def test_of_writers_at_once_one_wins(kind: Kind, size: int) -> None:
+    """They all begin before one ends, since each waits in the middle of its source for the others."""
+    together = threading.Barrier(4)
+
+    def write(number: int) -> Stored | None:
+        def source() -> Iterator[bytes]:
+            yield bytes([number]) * (size - 1)
+            together.wait(30)
+            yield bytes([number])
+
+        return unless_conflict(lambda: kind.store.write(PATH, source()))
+
+    with ThreadPoolExecutor(4) as pool:
+        written = list(pool.map(write, range(4)))
+    [(winner, stored)] = [(number, stored) for number, stored in enumerate(written) if stored is not None]
+    assert content(kind.store) == bytes([winner]) * size
+    assert kind.store.stat(PATH).generation == stored.generation
+    assert kind.unfinished() == []
+
+
+class GivenUp(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [0, 1, PART, 2 * PART])
+def test_a_source_that_fails_leaves_nothing(kind: Kind, at: int) -> None:
+    def source() -> Iterator[bytes]:
+        yield bytes(at)
+        raise GivenUp
+
+    with pytest.raises(GivenUp):
+        kind.store.write(PATH, source())
+    assert nothing_is_left(kind)
+
+
+def test_progress_can_cancel_a_write(kind: Kind) -> None:
+    def progress(passed: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kind.store.write(PATH, io.BytesIO(bytes(2 * PART)), progress=progress)
+    assert nothing_is_left(kind)
+
+
+@pytest.mark.parametrize("known", [{"size_bytes": PART + 8}, {"size_bytes": PART + 10}, {"sha256": "0" * 64}])
+def test_a_source_that_is_not_what_it_has_to_be_leaves_nothing(kind: Kind, known: dict[str, Any]) -> None:
+    refused("snapshot_corrupt", kind.store.write, PATH, io.BytesIO(bytes(PART + 9)), **known)
+    assert nothing_is_left(kind)
+
+
+def nothing_is_left(kind: Kind) -> bool:
+    assert kind.unfinished() == []
+    assert list(kind.store.objects()) == []
+    refused("snapshot_missing", kind.store.stat, PATH)
+    return True
+
+
+def test_what_is_not_there(store: ArchiveStore) -> None:
+    assert list(store.objects()) == []
+    for call in (store.stat, store.read):
+        assert refused("snapshot_missing", call, PATH).data["place"] == store.where(PATH)
+    assert store.delete(PATH) is False
+    store.write(PATH, [b"x"])
+    refused("snapshot_missing", store.stat, os.path.dirname(PATH)) if store.root.is_bucket else None
+    refused("snapshot_missing", store.stat, f"{PATH}/below")
+
+
+# -- generations ------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_generation_that_was_meant_is_read_or_deleted(store: ArchiveStore) -> None:
+    first = store.write(PATH, [b"first"])
+    assert store.delete(PATH, generation=first.generation) is True
+    assert store.delete(PATH, generation=first.generation) is False
+    second = store.write(PATH, [b"second"])
+    assert second.generation != first.generation
+    for stale in (first.generation, "nonsense", "0"):
+        refused("conflict", store.delete, PATH, generation=stale)
+        refused("conflict", store.read, PATH, generation=stale)
+    assert content(store, generation=second.generation) == b"second"
+    assert store.delete(PATH) is True
+    assert list(store.objects()) == []
+
+
+def test_a_reader_never_mixes_two_generations(store: ArchiveStore) -> None:
+    data = bytes_of(PART)
+    store.write(PATH, [data])
+    with store.read(PATH) as archive:
+        store.delete(PATH)
+        store.write(PATH, [bytes_of(PART, seed=1)])
+        with pytest.raises((DataError, StateError)) as caught:
+            b"".join(archive)
+    assert caught.value.code in ("conflict", "snapshot_missing")
+
+
+# -- listing ----------------------------------------------------------------------------------------------------------
+
+
+def test_listing_is_by_the_beginning_of_the_path(store: ArchiveStore) -> None:
+    paths = ["a/1", "a/2/x", "ab/3", "b", "a-b"]
+    for number, path in enumerate(paths):
+        store.write(path, [bytes(number)])
+    for prefix in ("", "a", "a/", "a/2", "a/2/x", "ab/", "b", "c", "a/2/x/y"):
+        found = {stored.path: stored.size_bytes for stored in store.objects(prefix)}
+        assert found == {path: number for number, path in enumerate(paths) if path.startswith(prefix)}
+    assert {stored.generation for stored in store.objects()} == {store.stat(path).generation for path in paths}
+
+
+HOSTILE = ["../out", "a/../../out", "/absolute", "a//b", "a/./b", "a/..", "..", ".", "a\nb", "\x1b[31m", ".partial/x"]
+
+
+@pytest.mark.parametrize("path", [*HOSTILE, "", "a/", "x" * 300, "a\0b"])
+def test_a_path_that_leads_out_is_refused_by_every_method(kind: Kind, path: str) -> None:
+    store = kind.store
+    for call in (store.stat, store.read, store.delete, store.where, store.read_document):
+        assert refused("invalid", call, path).data == {"field": "path"}
+    refused("invalid", store.write, path, [b"x"])
+    refused("invalid", store.write_document, path, b"x", over=None)
+    assert list(store.objects()) == []
+    assert kind.unfinished() == []
+
+
+def test_names_that_others_put_there_are_left_out(kind: Kind, tmp_path: Any) -> None:
+    kind.put("good", b"x")
+    if isinstance(kind.store, DirectoryArchives):
+        put_what_is_no_plain_file(kind.store.root.base, str(tmp_path))
+        names = ["line\nbreak", os.fsdecode(b"not-utf8-\xff")]
+    else:
+        names = HOSTILE
+    for name in names:
+        kind.show(name)
+    assert [stored.path for stored in kind.store.objects()] == ["good"]
+
+
+def put_what_is_no_plain_file(base: str, outside: str) -> None:
+    with open(f"{outside}/secret", "w") as file:
+        file.write("secret")
+    os.symlink(f"{outside}/secret", f"{base}/link")
+    os.symlink(outside, f"{base}/directory")
+    os.mkfifo(f"{base}/fifo")
+
+
+# -- fences -----------------------------------------------------------------------------------------------------------
+
+
+class LeaseOf:
+    """A fence that is lost at its n-th check."""
+
+    number = 42
+
+    def __init__(self, lasts: int) -> None:
+        self.lasts = lasts
+        self.checks = 0
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.checks > self.lasts:
+            raise StateError("lock_lost", "The lock was taken over by another daemon.")
+
+
+def test_a_writer_that_lost_its_lock_writes_nothing(kind: Kind) -> None:
+    for lasts, size in ((0, 5), (1, 5), (1, 2 * PART + 1)):
+        fence = LeaseOf(lasts)
+        refused("lock_lost", kind.store.write, PATH, io.BytesIO(bytes(size)), fence=fence)
+        assert fence.checks == lasts + 1
+        assert nothing_is_left(kind)
+    fence = LeaseOf(2)
+    kind.store.write(PATH, [b"x"], fence=fence)
+    assert fence.checks == 2, "before the first byte, and before it appears"
+    if kind.store.root.is_bucket:
+        assert kind.store.stat(PATH).metadata["fence"] == "42"
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+LOCK = "sandboxes/sbx_1/lock.json"
+
+
+def test_a_document_is_written_over_the_version_that_was_read(store: ArchiveStore) -> None:
+    assert store.read_document(LOCK) is None
+    refused("conflict", store.write_document, LOCK, b"{}", over="1234")
+    first = store.write_document(LOCK, b'{"a":1}', over=None)
+    assert store.read_document(LOCK) == (b'{"a":1}', first)
+    refused("conflict", store.write_document, LOCK, b"{}", over=None)
+    second = store.write_document(LOCK, b'{"a":2}', over=first)
+    assert second != first
+    refused("conflict", store.write_document, LOCK, b"{}", over=first)
+    refused("conflict", store.write_document, LOCK, b"{}", over="nonsense")
+    assert store.read_document(LOCK) == (b'{"a":2}', second)
+    refused("conflict", store.delete, LOCK, generation=first)
+    assert store.delete(LOCK, generation=second) is True
+
+
+def test_of_sixteen_who_write_over_one_version_one_wins(store: ArchiveStore) -> None:
+    version: str | None = None
+
+    def write(number: int) -> str | None:
+        return unless_conflict(lambda: store.write_document(LOCK, b'{"owner":%d}' % number, over=version))
+
+    with ThreadPoolExecutor(16) as pool:
+        for turn in range(3):
+            [version] = [made for made in pool.map(write, range(16 * turn, 16 * turn + 16)) if made is not None]
+            found = store.read_document(LOCK)
+            assert found is not None
+            assert found.generation == version
+
+
+def test_a_document_has_an_end(kind: Kind) -> None:
+    kind.put(LOCK, b" " * (1024**2 + 1))
+    refused("snapshot_corrupt", kind.store.read_document, LOCK)

@@ -1,0 +1,77 @@
+"""What is kept of a sandbox's files, while the daemon may die: snapshots, forks and restores."""
+
+import os
+from typing import Any, Final
+
+from tests.crash.story import Story
+
+from sandkeep import archiving
+from sandkeep.ids import new_id
+
+KEEPING: Final = ("snapshot.", "sandbox.fork", "sandbox.restor", "layer.", "fork.", "restore.", "replace.")
+"""How the points and events begin that only this tells of."""
+
+
+def tell(story: Story, source: str) -> None:
+    """Snapshots over each other, a fork and its own fork, restores into new sandboxes and over the own files; then all
+    of it goes, the oldest first.
+    """
+    image = story.ask("image.create", source).image_id
+    box = made(story, story.ask("sandbox.create", image))
+    run(story, box, "echo 1 >one; rm file")
+    full = story.ask("snapshot.create", box)
+    run(story, box, "echo 2 >two; rm one")
+    second = story.ask("snapshot.create", box, incremental=True)
+    assert second.parent_id == full.snapshot_id
+    restored = made(story, story.ask("snapshot.restore", second.snapshot_id))
+    assert run(story, restored, "ls") == b"two\n"
+    forks = [made(story, fork) for fork in story.ask("sandbox.fork", restored, count=2).sandboxes]
+    run(story, forks[0], "echo 3 >three")
+    run(story, restored, "rm two")
+    assert [run(story, fork, "ls") for fork in forks] == [b"three\ntwo\n", b"two\n"]
+    overwritten(story, box, full.snapshot_id)
+    assert run(story, box, "ls") == b"one\n"
+    promoted = story.ask("snapshot.promote", second.snapshot_id)
+    theirs = brought_in(story, second.snapshot_id)
+    for snapshot_id in (full.snapshot_id, second.snapshot_id, theirs):
+        story.ask("snapshot.delete", snapshot_id)
+    for sandbox_id in story.sandboxes:
+        story.ask("sandbox.terminate", sandbox_id)
+    for image_id in (promoted.image_id, image):
+        story.ask("image.remove", image_id)
+
+
+def made(story: Story, sandbox: Any) -> str:
+    """A sandbox that was made, to be ended with the others."""
+    story.sandboxes.append(sandbox.sandbox_id)
+    return str(sandbox.sandbox_id)
+
+
+def run(story: Story, box: str, script: str) -> bytes:
+    """What a script prints that succeeds."""
+    ran = story.ask("sandbox.exec", box, script)
+    assert ran.exit_code == 0, ran
+    return bytes(ran.stdout)
+
+
+def overwritten(story: Story, box: str, snapshot_id: str) -> None:
+    """Restore over the own files. A daemon that dies meanwhile may leave the sandbox ended, with the files it had."""
+    command_id = new_id("cmd")
+
+    def restore(client: Any) -> Any:
+        if client.sandbox.get(box).status == "failed":
+            client.sandbox.resume(box)
+        return client.sandbox.restore(box, snapshot_id, command_id=command_id)
+
+    assert story.look(restore).status == "running"
+    story.acknowledged[command_id] = "sandbox.restore"
+
+
+def brought_in(story: Story, snapshot_id: str) -> str:
+    """A snapshot exported and brought in again, as another."""
+    path = os.path.join(story.daemon.root, "moved.tar.gz")
+    story.look(lambda client: archiving.export_to(client, snapshot_id, path))
+    command_id = new_id("cmd")
+    theirs = story.look(lambda client: archiving.import_from(client, path, command_id=command_id))
+    story.acknowledged[command_id] = "snapshot.import"
+    return str(theirs.snapshot_id)

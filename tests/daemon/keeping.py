@@ -1,0 +1,102 @@
+"""What tests of snapshots and forks do over and over, with a real daemon and local sandboxes."""
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandkeep.errors import SandkeepError
+
+
+def sh(client: Any, box: str, script: str) -> str:
+    """Run a script that succeeds in a sandbox, and answer what it printed."""
+    ran = client.sandbox.exec(box, ["sh", "-c", script])
+    assert ran.exit_code == 0, (ran.stdout, ran.stderr)
+    return str(ran.stdout.decode())
+
+
+_LIST = r"""
+find . -mindepth 1 -printf '%P\t%y %m %l\n' 2>/dev/null
+find . -type f -exec sha256sum {} + 2>/dev/null | while read -r sum path; do printf '#%s\t%s\n' "$path" "$sum"; done
+"""
+
+
+def tree(client: Any, box: str) -> dict[str, str]:
+    """All that can be seen in a sandbox's workspace: what everything is, and of files the digest."""
+    return dict(line.split("\t", 1) for line in sh(client, box, _LIST).splitlines())
+
+
+def paths(client: Any, box: str) -> set[str]:
+    """What of that there is."""
+    return {name for name in tree(client, box) if not name.startswith("#")}
+
+
+def refused(code: str, call: Callable[[], Any]) -> SandkeepError:
+    """The error that something is refused with."""
+    with pytest.raises(SandkeepError) as caught:
+        call()
+    assert caught.value.code == code, caught.value
+    return caught.value
+
+
+def exported(client: Any, snapshot_id: str) -> bytes:
+    """A snapshot as the archive that its owner gets."""
+    with client.with_descriptors("snapshot.export", snapshot_id) as handed:
+        [descriptor] = handed.receive()
+        with open(descriptor, "rb") as file:
+            content = file.read()
+        assert handed.answer().size_bytes == len(content)
+    return content
+
+
+def names(archive: bytes) -> list[str]:
+    """The names in an archive."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return sorted(member.name for member in tar)
+
+
+def imported(client: Any, archive: bytes, **options: Any) -> Any:
+    """An archive as a snapshot."""
+    size = options.pop("size_bytes", len(archive))
+    with client.with_descriptors("snapshot.import", size, **options) as handed:
+        [descriptor] = handed.receive()
+        try:
+            with open(descriptor, "wb", buffering=0) as pipe:
+                pipe.write(archive)
+        except BrokenPipeError:
+            pass  # the call tells why
+        return handed.answer()
+
+
+def archive(*members: tuple[str, Any], mode: str = "w:gz") -> bytes:
+    """An archive made by Python: of names with a text, or with a `tarfile.TarInfo` to be changed."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode=mode) as tar:
+        for name, what in members:
+            info = tarfile.TarInfo(name)
+            data = b""
+            if callable(what):
+                what(info)
+            else:
+                data = what.encode()
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return made.getvalue()
+
+
+def layers(daemon: Any) -> list[str]:
+    """The kept files that there are."""
+    place = f"{daemon.state_dir}/layers"
+    return sorted(os.listdir(place)) if os.path.isdir(place) else []
+
+
+def soon(is_so: Callable[[], bool], patience_s: float = 10.0) -> None:
+    """Wait until something is so that happens after an answer."""
+    deadline = time.monotonic() + patience_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,82 @@
+"""An S3 service for tests: moto's server, with conditional writes carried out in one step, as the real ones are."""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any, Self
+
+
+class S3Server:
+    """The service on a port of its own, in this process; `environ` is what a client of it needs."""
+
+    def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        application = _in_turn(DomainDispatcherApplication(create_backend_app))
+        self._server = make_server("127.0.0.1", 0, application, threaded=True)
+        self._client: Any = None
+        self.port: int = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.environ = {
+            "SANDBOX_S3_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def client(self) -> Any:
+        """The SDK's own client."""
+        import boto3
+        from botocore.config import Config
+
+        if self._client is None:
+            self._client = boto3.client(
+                "s3",
+                endpoint_url=self.url,
+                aws_access_key_id="test",
+                aws_secret_access_key="test",
+                region_name="us-east-1",
+                config=Config(s3={"addressing_style": "path"}),
+            )
+        return self._client
+
+    def create_bucket(self, name: str) -> str:
+        """A new bucket; answers its name."""
+        self.client().create_bucket(Bucket=name)
+        return name
+
+    def keep(self, bucket: str, name: str, data: bytes) -> None:
+        """Put an object there that no client could, however odd its name is."""
+        from moto.core import DEFAULT_ACCOUNT_ID
+        from moto.s3.models import s3_backends
+
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(bucket, name, data)
+
+    def unfinished(self, bucket: str) -> list[str]:
+        """The names of objects whose upload was begun and neither finished nor aborted."""
+        return [upload["Key"] for upload in self.client().list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+
+
+def _in_turn(application: Any) -> Any:
+    """Requests that change something only if a condition holds, one after the other."""
+    turn = threading.Lock()
+
+    def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] == "GET" or not {"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"} & environ.keys():
+            return application(environ, start_response)  # type: ignore[no-any-return]
+        with turn:
+            return application(environ, start_response)  # type: ignore[no-any-return]
+
+    return serve
