@@ -16,7 +16,7 @@ from tests.store import tars
 from tests.store.tars import END, archive, extended, header, member
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives import links
+from sandkeep_store.archives import links, sparse
 from sandkeep_store.archives.inspect import Inspection, inspect, listed, opened
 from sandkeep_store.archives.limits import Limits
 
@@ -224,6 +224,12 @@ HOSTILE = {
     ),
     "one name for all": (archive(extended({b"path": b"b"}, b"g"), member(b"a")), "the same name or size"),
     "one size for all": (archive(extended({b"size": b"0"}, b"g"), member(b"a", data=b"x")), "the same name or size"),
+    "a label with content": (archive(member(b"v", b"V", b"x")), "unknown kind"),
+    "names for all without end": (extended({b"comment": b"x"}, b"g") * 1001 + archive(member(b"a")), "too often"),
+    "a map that is one long number": (
+        archive(extended({b"GNU.sparse.major": b"1", b"GNU.sparse.minor": b"0", b"GNU.sparse.realsize": b"9"}),
+                member(b"a", data=b"9" * 1_000_000)), "cut short",
+    ),
     "a large extended header": (archive(header(b"x", b"x", size=2 << 20) + bytes(2 << 20)), "too large"),
     "a large long name": (archive(header(b"x", b"L", size=8**11 - 1)), "too large"),
     "a record without a length": (archive(extended(b"path=x\n"), member(b"a")), "without a length"),
@@ -400,6 +406,16 @@ def test_a_window_larger_than_memory_is_refused(look: Look) -> None:
     settings = zstandard.ZstdCompressionParameters(window_log=28, compression_level=1, write_content_size=0)
     engine = zstandard.ZstdCompressor(compression_params=settings).compressobj()
     refused(look, engine.compress(PLAIN) + engine.flush(), "128 MiB of memory")
+
+
+def test_padding_without_end_is_refused(look: Look) -> None:
+    refused(look, PLAIN + bytes(65 << 20), "after the mark of its end")
+
+
+def test_maps_without_end_are_refused(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "MAX_EXTENTS", 100)
+    nothing = {b"GNU.sparse.size": b"0", b"GNU.sparse.map": b",".join([b"0"] * 202)}
+    refused(look, archive(extended(nothing), member(b"a")), "more than 100 pieces")
 
 
 def test_links_without_number_are_refused(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,21 +224,20 @@ def _gunzipped(source: Input) -> Iterator[bytes]:
     produced = 0
     while not stream.at_end():
         begun = stream.peek(len(_GZIP))
-        if parts and not any(begun):
-            _check_padding(stream)
-        elif not _GZIP.startswith(begun[: len(_GZIP)]):
+        if parts and not any(begun) and stream.ends_in_zeros():
+            return
+        if not _GZIP.startswith(begun[: len(_GZIP)]):
             raise corrupt("is not safe to extract: more comes after the end of what was compressed")
-        else:
-            parts += 1
-            if parts > _MOST_PARTS + produced // _PART_BYTES:
-                raise corrupt("cannot be extracted: it was compressed in too many small pieces")
-            engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
-            try:
-                for chunk in _one_part(stream, engine):
-                    produced += len(chunk)
-                    yield chunk
-            except broken:
-                raise corrupt("is damaged: what was compressed in it cannot be restored") from None
+        parts += 1
+        if parts > _MOST_PARTS + produced // _PART_BYTES:
+            raise corrupt("cannot be extracted: it was compressed in too many small pieces")
+        engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        try:
+            for chunk in _one_part(stream, engine):
+                produced += len(chunk)
+                yield chunk
+        except broken:
+            raise corrupt("is damaged: what was compressed in it cannot be restored") from None
 
 
 def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
@@ -258,12 +257,6 @@ def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
             yield chunk
             chunk = b"" if engine.eof or engine.needs_input else engine.decompress(b"", _PIECE)
         stream.skip(len(data) - len(engine.unused_data) if engine.eof else len(data))
-
-
-def _check_padding(stream: Stream) -> None:
-    for piece in stream.rest():
-        if piece != bytes(len(piece)):
-            raise corrupt("is not safe to extract: more comes after the end of what was compressed")
 
 
 def _unzstd(source: Input) -> Iterator[bytes]:

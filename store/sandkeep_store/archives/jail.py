@@ -12,7 +12,9 @@ may read on this machine, and reach the network.
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from typing import IO, Any, Final
 
 from sandkeep import confined
@@ -33,9 +35,16 @@ _TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
+@cache
 def bubblewrap() -> str | None:
-    """Where bubblewrap is, if it is there."""
-    return shutil.which("bwrap", path=_ENVIRONMENT["PATH"])
+    """Where bubblewrap is, if it is there and may do its work."""
+    program = shutil.which("bwrap", path=_ENVIRONMENT["PATH"])
+    if program is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="sandkeep-") as place:
+        tried = [program, *_view(os.fsencode(place)), *_rights(None), "true"]
+        works = subprocess.run(tried, capture_output=True, env=_ENVIRONMENT, check=False).returncode == 0
+    return program if works else None
 
 
 def start_extracting(

@@ -7,11 +7,11 @@ meanwhile, it reads nothing else. What it says on stderr tells what it could not
 import fcntl
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import IO, Final, Literal
 
 from msgspec import Struct, field
@@ -47,6 +47,7 @@ _SAID: Final = re.compile(
     rb"(?P<other_filesystem>file is on a different filesystem; not dumped))\n?",
     re.DOTALL,
 )
+_ENTER: Final = ["unshare", "--user", "--map-root-user", "--"]
 _HARMLESS: Final = re.compile(rb"tar: (Exiting with failure status|.*: Warning: )", re.DOTALL)
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
@@ -153,7 +154,9 @@ def _reading(
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             )  # fmt: skip
         except FileNotFoundError:
-            raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
+            raise SetupError(
+                "not_supported", "there is no tar on this machine, or no setpriv: install GNU tar and util-linux"
+            ) from None
         assert process.stdout is not None
         fcntl.fcntl(process.stdout.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
         try:
@@ -164,10 +167,19 @@ def _reading(
             process.wait()
 
 
+@cache
+def _can_enter() -> bool:
+    """Whether a user may have a namespace in which his own closed files are open to him."""
+    try:
+        return subprocess.run([*_ENTER, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def _rights(owner: tuple[int, int] | None) -> list[str]:
     """The words that give a program no right but to read: what its owner has closed to himself is part of a tree."""
     if os.geteuid() != 0:
-        return ["unshare", "--user", "--map-root-user", "--"] if shutil.which("unshare") else []
+        return _ENTER if _can_enter() else []
     uid, gid = owner or (0, 0)
     only = "-all,+dac_read_search"
     return [
