@@ -23,6 +23,8 @@ from sandkeep_store.archives.pack import NO_LIMITS, Packed, pack
 from sandkeep_store.archives.tree import Overlay
 from sandkeep_store.archives.unpack import unpack
 
+OWNER = (70_001, 70_001) if os.geteuid() == 0 else None
+
 
 class Chain:
     """A base, and archives above it, in a directory of their own."""
@@ -70,11 +72,11 @@ class Chain:
 
     def composed(self, chain: list[int], *, base: bool = True) -> dict[bytes, Any]:
         target = f"{self.root}/composed"
-        layers.compose(chain, target, base=self.open(self.base) if base else None, limits=NO_LIMITS)
+        layers.compose(chain, target, base=self.open(self.base) if base else None, limits=NO_LIMITS, owner=OWNER)
         return described(target, links=False)
 
     def extracted(self, made: Packed, output: int) -> dict[bytes, Any]:
-        unpack(output, f"{self.root}/extracted", limits=made.limits, sha256=made.sha256)
+        unpack(output, f"{self.root}/extracted", limits=made.limits, sha256=made.sha256, owner=OWNER)
         return described(f"{self.root}/extracted", links=False)
 
 

@@ -21,6 +21,7 @@ from sandkeep_store.archives.pack import Packed, pack
 from sandkeep_store.archives.unpack import unpack
 
 Pack = Callable[..., Packed]
+OWNER = (70_001, 70_001) if os.geteuid() == 0 else None
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_tree_comes_back_as_it_was(place: str, packed: Pack, codec: str) -> No
     made = packed(codec=codec)
     with trees.opened(f"{place}/archive") as archive:
         found = inspect(archive, made.limits)
-        unpack(archive, f"{place}/back", limits=made.limits, sha256=made.sha256)
+        unpack(archive, f"{place}/back", limits=made.limits, sha256=made.sha256, owner=OWNER)
     assert described(f"{place}/back") == described(f"{place}/tree")
     told = (made.codec, made.sha256, made.size_bytes, made.members, made.content_bytes, made.data_bytes)
     assert told == (
@@ -441,7 +442,7 @@ def test_random_trees_come_back_as_they_were(place: str, packed: Pack, seed: int
     trees.Gardener(f"{place}/tree", Random(seed)).work(100)
     made = packed(codec=["gzip", "zstd", "none"][seed % 3])
     with trees.opened(f"{place}/archive") as archive:
-        unpack(archive, f"{place}/back", limits=made.limits)
+        unpack(archive, f"{place}/back", limits=made.limits, owner=OWNER)
     assert described(f"{place}/back") == described(f"{place}/tree")
 
 

@@ -181,6 +181,17 @@ def test_attributes_of_others_are_not_made(place: str, unpacked: Unpack) -> None
         assert os.listxattr(f"{place}/target/{path}") == ["user.k"]
 
 
+@pytest.mark.needs("root")
+def test_attributes_come_back_on_what_its_owner_may_not_write_to(place: str, unpacked: Unpack) -> None:
+    attribute = tars.extended({b"SCHILY.xattr.user.k": b"v"})
+    closed = [attribute + member(b"d/", b"5", mode=0o500, mtime=5), attribute + member(b"d/a", mode=0o444, mtime=6)]
+    unpacked(archive(*closed, attribute + member(b"b", mode=0), member(b"b", mode=0o400, mtime=7)), owner=SANDBOX)
+    found = described(f"{place}/target")
+    assert found[b"d"][1:] == ("0o500", 5 * 10**9, {"user.k": b"v"})
+    assert found[b"d/a"][3:] == ("0o444", 6 * 10**9, {"user.k": b"v"})
+    assert found[b"b"][3:] == ("0o400", 7 * 10**9, {})
+
+
 # -- in its place, or not at all --------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import IO, Any, Final
 
-from sandkeep import confined
+from sandkeep import confined, hostview
 from sandkeep.errors import SetupError
 
 WEAKER: Final = "archives are extracted without bubblewrap: install it to have the extracting program see nothing else"
@@ -31,7 +31,6 @@ _TAR: Final = (
 """`--absolute-names` because no name is absolute, and tar would make links at the end only."""
 
 _TREE: Final = "/tree"
-_TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
@@ -76,13 +75,7 @@ def _view(tree: bytes) -> Iterator[str | bytes]:
     if os.geteuid() != 0:
         yield "--unshare-user"
     yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-    yield from ("--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr")
-    yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache")
-    for name in _TOP_LINKS:
-        if os.path.islink(f"/{name}"):
-            yield from ("--symlink", os.readlink(f"/{name}"), f"/{name}")
-        elif os.path.isdir(f"/{name}"):
-            yield from ("--ro-bind", f"/{name}", f"/{name}")
+    yield from ("--die-with-parent", "--new-session", *hostview.shown())
     yield from ("--bind", tree, _TREE, "--remount-ro", "/", "--chdir", _TREE)
     yield "--"
 

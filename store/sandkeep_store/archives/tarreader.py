@@ -29,6 +29,9 @@ _MOST_GLOBALS: Final = 1000
 _SECOND_NS: Final = 1_000_000_000
 _MAX_SECONDS: Final = 1 << 43
 _XATTR: Final = b"SCHILY.xattr."
+_USER: Final = len(b"user.")
+_MAX_XATTR_NAME: Final = 255
+_MAX_XATTR_BYTES: Final = 1 << 16
 _SPARSE: Final = b"GNU.sparse."
 _NOT_FOR_ALL: Final = (b"path", b"linkpath", b"size")
 """What cannot be said of every member."""
@@ -174,8 +177,9 @@ class Reader:
             member.target = _target(member, records.get(b"linkpath", fields.linkname))
         elif kind in ("character device", "block device"):
             member.device = fields.device
-        if records:
+        if records and kind in ("file", "directory"):  # the kernel has users' own attributes of nothing else
             member.xattrs = {name: value for name, value in _xattrs(records) if is_kept(name)}
+            _check_xattrs(member)
         return member
 
     def _find_holes(self, member: Member, fields: Fields, records: Records) -> None:
@@ -261,7 +265,13 @@ def _not_negative(number: int) -> int:
     return number
 
 
+def _check_xattrs(member: Member) -> None:
+    for name, value in member.xattrs.items():
+        if not _USER < len(name) <= _MAX_XATTR_NAME or b"\0" in name or len(value) > _MAX_XATTR_BYTES:
+            raise corrupt(f"cannot be extracted: {shown(member.name)} has an attribute that nothing can have", name)
+
+
 def _xattrs(records: Records) -> Iterator[tuple[bytes, bytes]]:
     for key, value in records.items():
-        if key.startswith(_XATTR):
+        if key.startswith(_XATTR) and value:  # a record without a value is none
             yield key.removeprefix(_XATTR).replace(b"%3D", b"=").replace(b"%25", b"%"), value
