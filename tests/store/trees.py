@@ -79,7 +79,7 @@ class Gardener:
     def write(self) -> None:
         path = self.place()
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
+        with open(os.open(path, NEW | os.O_NONBLOCK, 0o644), "wb") as file:  # there may be a pipe
             file.write(self._random.randbytes(self._random.choice([0, 1, 511, 512, 513, 5000])))
 
     def directory(self) -> None:

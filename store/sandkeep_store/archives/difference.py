@@ -89,12 +89,14 @@ class Difference:
         told = [(it.st_mode, it.st_uid, it.st_gid, it.st_mtime_ns) for it in (now, before)]
         if told[0] != told[1] or _xattrs(self._tree, name) != _xattrs(self._base, name):
             return False
+        if stat.S_ISDIR(now.st_mode):
+            return True
+        # Which names are one file is not compared: those of a file that has several are taken together.
+        if now.st_nlink > 1 or before.st_nlink > 1 or now.st_size != before.st_size:
+            return False
         if stat.S_ISLNK(now.st_mode):
             return _target(self._tree, name) == _target(self._base, name)
-        if not stat.S_ISREG(now.st_mode):
-            return True
-        # Which names are one file is not compared: those that have several are taken together, or not at all.
-        return now.st_size == before.st_size and now.st_nlink == before.st_nlink == 1 and self._reads_same(name)
+        return not stat.S_ISREG(now.st_mode) or self._reads_same(name)
 
     def _reads_same(self, name: bytes) -> bool:
         descriptors = []
@@ -118,12 +120,14 @@ class Difference:
             name=name, kind=kind, mode=stat.S_IMODE(status.st_mode), uid=status.st_uid, gid=status.st_gid,
             mtime_ns=status.st_mtime_ns, xattrs=_xattrs(self._tree, name),
         )  # fmt: skip
+        if status.st_nlink > 1 and kind in ("file", "symlink"):
+            first = self._first.setdefault((status.st_dev, status.st_ino), name)
+            if first != name:
+                member.kind, member.target, member.xattrs = "hard link", first, {}
+                return member
         if kind == "symlink":
             member.target = _target(self._tree, name)
         elif kind == "file":
-            first = self._first.setdefault((status.st_dev, status.st_ino), name) if status.st_nlink > 1 else name
-            if first != name:
-                return Member(name=name, kind="hard link", target=first, mode=member.mode, mtime_ns=member.mtime_ns)
             member.size = member.whole_size = status.st_size
         self._present = member
         return member
