@@ -246,6 +246,8 @@ def _guarded(handler: Handler) -> Handler:
             )
             if status is not None:
                 return _fail(response, status, "A precondition did not hold.", "conditionNotMet")
+            if handler in (objects.get, objects.download):
+                response["x-goog-generation"] = str(current[0])
             return handler(request, response, storage, *args, **options)
 
     return handle

@@ -16,17 +16,17 @@ SECONDS_AN_ATTEMPT: Final = 15
 CONNECTIONS: Final = 16
 
 
-def connect(storage: Storage = STORAGE, patience_s: float = 60) -> Any:
+def connect(storage: Storage = STORAGE, patience_s: float = 60, answer_s: float = READ_S) -> Any:
     """The SDK's client, which many threads may use; made on first use. Raises `not_configured`.
 
-    What fails for a moment it tries again, for about so many seconds.
+    What fails for a moment it tries again, for about so many seconds; an answer may take `answer_s`.
     """
     attempts = 1 if patience_s < 1 else 2 + int(patience_s / SECONDS_AN_ATTEMPT)
-    return _connect(replace(storage.s3(), bucket=""), attempts)
+    return _connect(replace(storage.s3(), bucket=""), attempts, answer_s)
 
 
 @lru_cache
-def _connect(settings: S3Settings, attempts: int) -> Any:
+def _connect(settings: S3Settings, attempts: int, answer_s: float) -> Any:
     from boto3.session import Session
     from botocore.config import Config
 
@@ -37,7 +37,7 @@ def _connect(settings: S3Settings, attempts: int) -> Any:
         use_ssl=settings.use_ssl,
         config=Config(
             connect_timeout=CONNECT_S,
-            read_timeout=READ_S,
+            read_timeout=answer_s,
             max_pool_connections=CONNECTIONS,
             retries={"mode": "standard", "total_max_attempts": attempts},
             s3={"addressing_style": "path" if settings.endpoint_url else "auto"},
