@@ -13,6 +13,7 @@ from sandkeep_store.archives.header import BLOCK, ZEROS, Fields
 from sandkeep_store.archives.members import MAX_NAME_BYTES, Kind, Member, corrupt, is_kept, plain_name, shown
 from sandkeep_store.archives.sparse import decimal
 from sandkeep_store.archives.stream import Stream
+from sandkeep_store.yielding import yielding
 
 MAX_EXTENDED_BYTES: Final = 1 << 20
 """How large an extended header may be: it is held in memory."""
@@ -26,6 +27,9 @@ _FOR_ALL: Final = b"g"
 _LABEL: Final = b"V"
 
 _MOST_GLOBALS: Final = 1000
+_STRIDE: Final = 25
+_PAUSE_S: Final = 0.00005
+"""So many members take about a millisecond, and a pause is as long as another thread takes to wake up."""
 _SECOND_NS: Final = 1_000_000_000
 _MAX_SECONDS: Final = 1 << 43
 _XATTR: Final = b"SCHILY.xattr."
@@ -57,6 +61,9 @@ class Reader:
         self._last = b""
 
     def __iter__(self) -> Iterator[Member]:
+        return yielding(self._members(), _STRIDE, _PAUSE_S)
+
+    def _members(self) -> Iterator[Member]:
         while (member := self._understood()) is not None:
             self._last = member.name
             self._left, self._padding = member.size, -member.size % BLOCK
