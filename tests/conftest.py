@@ -59,6 +59,7 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "tmux": _program("tmux"),
     "docker": lambda: _program("dockerd")() or _root_alone("start a Docker engine"),
     "runsc": _program("runsc"),
+    "bsdtar": _program("bsdtar"),
     "busybox": _program("busybox"),
     "systemd": _program("systemd-analyze"),
     "node": _program("node"),

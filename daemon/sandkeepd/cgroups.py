@@ -83,6 +83,10 @@ class Hierarchies:
         """Whether ``pids``, ``memory``, … can be limited or counted."""
         return controller in self._base
 
+    def can_freeze(self) -> bool:
+        """Whether a group of processes can be had stand still: version 2 needs no controller for that."""
+        return "freezer" in self._base or 2 in self._version.values()
+
     def uncounted(self) -> list[str]:
         """What of that which sandboxes use is not counted here, in words."""
         counted = {

@@ -120,11 +120,24 @@ class SnapshotArchives:
         root = root_of(local[0]) if local else STORAGE.local_root()
         path = local[0].path if local else places[0].path
         upload = await self.in_thread(DirectoryArchives(root).create, path)
+        making = Making(self, upload, places, self._log_id, fence)
         try:
-            yield Making(self, upload, places, self._log_id, fence)
+            yield making
         finally:
             with trio.CancelScope(shield=True):
                 await self.in_thread(upload.abort)
+                if not making.is_kept:
+                    await self._take_back(making.sent)
+
+    async def _take_back(self, places: Sequence[model.Place]) -> None:
+        """Remove what was sent somewhere and is of no use without the rest.
+
+        Error handling: what cannot be removed now is found by ``snapshot.gc``.
+        """
+        try:
+            await self.remove(places)
+        except SandkeepError as error:
+            logger.warning("an archive stays that nobody needs", extra={"why": error.message})
 
     async def sweep(self) -> None:
         """Remove what a daemon was writing in the state directory when it ended."""
@@ -191,6 +204,8 @@ class Making:
         self._places = places
         self._log_id = log_id
         self._fence = fence
+        self.sent: list[model.Place] = []
+        self.is_kept = False
 
     @property
     def descriptor(self) -> int:
@@ -203,9 +218,11 @@ class Making:
             if place.where not in LOCAL:
                 work = partial(self._send, place, sha256, size_bytes, self._fence())
                 await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+                self.sent.append(place)
                 failpoints.reach("snapshot.sent")
         if any(place.where in LOCAL for place in self._places):
             await self._archives.in_thread(self._upload.finish)
+        self.is_kept = True
         failpoints.reach("snapshot.kept")
 
     def _send(self, place: model.Place, sha256: str, size_bytes: int, fence: Fence | None, moved: Meter) -> None:

@@ -182,11 +182,11 @@ class Snapshots:
         return stored_of(packed, asked.format)
 
     async def failed(self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None) -> None:
-        """Put it on record that no snapshot came of it, once nothing is left of it."""
+        """Put it on record that no snapshot came of it."""
         core = self._core
         asked = core.state.snapshots[snapshot_id].requested
         error = as_sandkeep_error(unforeseen)
-        await self._clear(snapshot_id, asked.places)
+        await self._archives.in_thread(self._archives.drop_catalogue, snapshot_id)
         failed = events.SnapshotFailed(code=error.code, message=error.message)
         await core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], intent)
         await self.drop_kept()

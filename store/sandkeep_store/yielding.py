@@ -10,9 +10,9 @@ STRIDE: Final = 100
 PAUSE_S: Final = 0.0002
 
 
-def yielding(items: Iterable[T]) -> Iterator[T]:
-    """The items, with a pause after every `STRIDE` of them."""
+def yielding(items: Iterable[T], stride: int = STRIDE, pause_s: float = PAUSE_S) -> Iterator[T]:
+    """The items, with a pause after every `stride` of them."""
     for number, item in enumerate(items):
-        if number % STRIDE == 0:
-            time.sleep(PAUSE_S)
+        if number % stride == 0:
+            time.sleep(pause_s)
         yield item

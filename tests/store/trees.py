@@ -68,8 +68,12 @@ class Gardener:
                     os.utime(path, ns=(when, when), follow_symlinks=False)
 
     def place(self) -> bytes:
-        """A path, of something that is there or not."""
-        return os.path.join(self.top, *self._random.choices(NAMES, k=self._random.randint(1, 3)))
+        """A path, of something that is there or not: below the top, also when its links are followed."""
+        path = os.path.join(self.top, *self._random.choices(NAMES, k=self._random.randint(1, 3)))
+        directory = os.path.realpath(os.path.dirname(path))
+        if (directory + b"/").startswith(os.path.realpath(self.top) + b"/"):
+            return path
+        raise OSError(f"{path!r} leads out of the tree")
 
     def there(self) -> bytes:
         """Something that is there."""
@@ -109,7 +113,7 @@ class Gardener:
             os.mkdir(path)
 
     def link(self) -> None:
-        targets = [b"a", b"../b", b"/etc/passwd", b"nowhere/at/all", b"t" * 150, b"."]
+        targets = [b"a", b"../b", b"/nowhere/passwd", b"nowhere/at/all", b"t" * 150, b"."]
         os.symlink(self._random.choice(targets), self.place())
 
     def hard_link(self) -> None:
@@ -172,4 +176,4 @@ def opened(path: str, flags: int = os.O_RDONLY) -> Any:
         os.close(descriptor)
 
 
-NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW

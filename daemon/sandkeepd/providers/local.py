@@ -33,7 +33,7 @@ from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local_end import Clearing
-from sandkeepd.providers.local_keeping import Keeping
+from sandkeepd.providers.local_keeping import Keeping, files_features
 from sandkeepd.providers.local_layers import Layers
 from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, write_mark
 from sandkeepd.providers.local_plan import Plan, Planner
@@ -125,6 +125,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             "no_nested_user_namespaces": found.no_nested_userns,
             "stats": _stats(self._hierarchies.uncounted()),
             "terminals": _terminals(),
+            **files_features(found, freezer=self._hierarchies.can_freeze()),
             "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip

@@ -6,6 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from sandkeep import hostview
+
 HOME: Final = "/home/sandbox"
 WORKSPACE: Final = "/workspace"
 INSIDE: Final = "/run/sandkeep"
@@ -18,7 +20,6 @@ LOG_MARK: Final = "SANDKEEP_LOG"
 """The variable that says of which log a sandbox is. Its first processes have it, and those that run unisolated."""
 
 _FROM_HOST: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs")
-_TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC: Final = ("passwd", "group", "hosts", "resolv.conf", "nsswitch.conf")
 
 
@@ -54,7 +55,7 @@ def arguments(view: View, info_fd: int) -> list[str]:
         "--gid", str(view.gid), "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try",
         *([] if view.host_network else ["--unshare-net"]), "--hostname", view.sandbox_id[:63],
         "--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv",
-        *_variables(view), *_etc(view), *_from_host(), *_scratch(view), *_shared(view),
+        *_variables(view), *_etc(view), *hostview.shown(_FROM_HOST), *_scratch(view), *_shared(view),
         "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd), "--",
     ]  # fmt: skip
 
@@ -72,17 +73,6 @@ def marks(sandbox_id: str, log_id: str) -> dict[str, str]:
 def _variables(view: View) -> Iterator[str]:
     for name, value in {**environment(view.sandbox_id), **marks(view.sandbox_id, view.log_id)}.items():
         yield from ("--setenv", name, value)
-
-
-def _from_host() -> Iterator[str]:
-    for path in _FROM_HOST:
-        if os.path.exists(path):
-            yield from ("--ro-bind", path, path)
-    for name in _TOP_LINKS:
-        if os.path.islink(f"/{name}"):
-            yield from ("--symlink", os.readlink(f"/{name}"), f"/{name}")
-        elif os.path.isdir(f"/{name}"):
-            yield from ("--ro-bind", f"/{name}", f"/{name}")
 
 
 def _etc(view: View) -> Iterator[str]:

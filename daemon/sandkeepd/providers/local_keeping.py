@@ -8,13 +8,14 @@ import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, SetupError, StateError
+from sandkeep.model import Capability
 from sandkeepd.freezing import Pause, frozen
 from sandkeepd.hostpath import digest_tree
 from sandkeepd.providers.base import Fill, Frozen, ImportedImage, PackedFiles, PackRequest, Progress, Source
@@ -203,3 +204,17 @@ def _digest(root: str) -> tuple[str, int, int]:
         closed = os.fsdecode(error.filename).removeprefix(root).lstrip("/")
         words = f"{closed!r} is closed to its owner, and a user's daemon can make no image of it: chmod it first"
         raise CallerError("permission_denied", words) from None
+
+
+_WITHOUT_FREEZER: Final = "there is no writable freezer control group: processes are stopped one by one meanwhile"
+
+
+def files_features(found: Abilities, *, freezer: bool) -> dict[str, Capability]:
+    """What works of all this, for `Provider.capabilities`."""
+    overlay = found.overlay
+    return {
+        "snapshots": Capability(works=True, why=None if freezer else _WITHOUT_FREEZER),
+        "incremental_snapshots": Capability(works=overlay.works, why=overlay.why),
+        "forks": Capability(works=True, why=None if overlay.works else f"each gets a copy of all files: {overlay.why}"),
+        "restore_over_own_files": Capability(works=True),
+    }

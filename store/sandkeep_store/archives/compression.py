@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, Protocol
 
-from sandkeep.errors import SetupError
+from sandkeep.errors import DaemonError, SetupError
 from sandkeep_store.archives.members import corrupt
 from sandkeep_store.archives.stream import Stream
 from sandkeep_store.archives.zstdframes import MAGIC as _ZSTD
@@ -82,18 +82,50 @@ class Output:
 @contextmanager
 def compressing(output: Output, codec: Codec) -> Iterator[Compressor]:
     """What compresses into `output`, for the length of a block; it is complete when the block is left well."""
-    compressor = _compressor(output, codec)
+    compressor: Compressor = _Plain(output) if codec == "none" else _Large(output, codec)
     try:
         yield compressor
     except BaseException:
-        _abandon(compressor)
+        with suppress(Exception):  # what went wrong first is what matters
+            compressor.close()
         raise
     compressor.close()
 
 
-def _compressor(output: Output, codec: Codec) -> Compressor:
-    if codec == "none":
-        return _Plain(output)
+class _Plain:
+    def __init__(self, output: Output) -> None:
+        self.write = output.write
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class _Large:
+    """Has several threads compress, once there is more than one chunk: to start and end them takes a millisecond."""
+
+    def __init__(self, output: Output, codec: Codec) -> None:
+        self._output = output
+        self._codec = codec
+        self._first: bytes | None = None
+        self._threads: Compressor | None = None
+
+    def write(self, data: memoryview, /) -> None:
+        if self._first is None:
+            self._first = bytes(data)
+            return
+        if self._threads is None:
+            self._threads = _threaded(self._output, self._codec)
+            self._threads.write(memoryview(self._first))
+        self._threads.write(data)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+        else:
+            self._output.write(_at_once(self._first or b"", self._codec))
+
+
+def _threaded(output: Output, codec: Codec) -> Compressor:
     try:
         if codec == "gzip":
             from isal import igzip_threaded
@@ -107,18 +139,16 @@ def _compressor(output: Output, codec: Codec) -> Compressor:
     return maker.stream_writer(output, write_size=CHUNK, closefd=False)  # type: ignore[arg-type]
 
 
-class _Plain:
-    def __init__(self, output: Output) -> None:
-        self.write = output.write
+def _at_once(data: bytes, codec: Codec) -> bytes:
+    try:
+        if codec == "gzip":
+            from isal import igzip_lib
 
-    def close(self) -> None:
-        """Nothing is held back."""
-
-
-def _abandon(compressor: Compressor) -> None:
-    """Let its threads end. What it still writes is part of nothing."""
-    with suppress(Exception):
-        compressor.close()
+            return igzip_lib.compress(data, _GZIP_LEVEL, igzip_lib.COMP_GZIP)
+        import zstandard
+    except ImportError as error:
+        raise _missing(error.name) from None
+    return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
 
 
 def _missing(name: str | None) -> SetupError:
@@ -129,7 +159,7 @@ def _missing(name: str | None) -> SetupError:
 
 
 class Input:
-    """A descriptor that is read from where it stands to its end, counted and digested."""
+    """A descriptor that is read from its beginning to its end, counted and digested. Raises `storage_unavailable`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -139,6 +169,8 @@ class Input:
 
     def codec(self) -> Codec:
         """What the first bytes say it is."""
+        with _readable():
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
         self._begun = self._read()
         if self._begun.startswith(_GZIP):
             return "gzip"
@@ -152,7 +184,8 @@ class Input:
             yield chunk
 
     def _read(self) -> bytes:
-        chunk = os.read(self._descriptor, CHUNK)
+        with _readable():
+            chunk = os.read(self._descriptor, CHUNK)
         self._digest.update(chunk)
         self.size_bytes += len(chunk)
         return chunk
@@ -163,8 +196,17 @@ class Input:
         return self._digest.hexdigest()
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        words = f"the archive cannot be read: {error.strerror}: see to the disk it lies on"
+        raise DaemonError("storage_unavailable", words) from None
+
+
 def decompressed(source: Input, codec: Codec) -> Iterator[bytes]:
-    """The bytes of a tar archive, in chunks of bounded size. Raises `snapshot_corrupt`, and OSError."""
+    """The bytes of a tar archive, in chunks of bounded size. Raises `snapshot_corrupt`."""
     if codec == "none":
         return source.chunks()
     return _gunzipped(source) if codec == "gzip" else _unzstd(source)
@@ -182,21 +224,20 @@ def _gunzipped(source: Input) -> Iterator[bytes]:
     produced = 0
     while not stream.at_end():
         begun = stream.peek(len(_GZIP))
-        if parts and not any(begun):
-            _check_padding(stream)
-        elif not _GZIP.startswith(begun[: len(_GZIP)]):
+        if parts and not any(begun) and stream.ends_in_zeros():
+            return
+        if not _GZIP.startswith(begun[: len(_GZIP)]):
             raise corrupt("is not safe to extract: more comes after the end of what was compressed")
-        else:
-            parts += 1
-            if parts > _MOST_PARTS + produced // _PART_BYTES:
-                raise corrupt("cannot be extracted: it was compressed in too many small pieces")
-            engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
-            try:
-                for chunk in _one_part(stream, engine):
-                    produced += len(chunk)
-                    yield chunk
-            except broken:
-                raise corrupt("is damaged: what was compressed in it cannot be restored") from None
+        parts += 1
+        if parts > _MOST_PARTS + produced // _PART_BYTES:
+            raise corrupt("cannot be extracted: it was compressed in too many small pieces")
+        engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        try:
+            for chunk in _one_part(stream, engine):
+                produced += len(chunk)
+                yield chunk
+        except broken:
+            raise corrupt("is damaged: what was compressed in it cannot be restored") from None
 
 
 def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
@@ -216,12 +257,6 @@ def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
             yield chunk
             chunk = b"" if engine.eof or engine.needs_input else engine.decompress(b"", _PIECE)
         stream.skip(len(data) - len(engine.unused_data) if engine.eof else len(data))
-
-
-def _check_padding(stream: Stream) -> None:
-    for piece in stream.rest():
-        if piece != bytes(len(piece)):
-            raise corrupt("is not safe to extract: more comes after the end of what was compressed")
 
 
 def _unzstd(source: Input) -> Iterator[bytes]:

@@ -1,7 +1,8 @@
 """Making a tree of members, by a program in a jail: see `jail`.
 
 What that program does not do as it is wanted is done here, when it has ended and nothing else touches the tree: the
-properties of the tree's top, and of directories that were there before they were named.
+properties of the tree's top, of directories that were there before they were named, and attributes of what its own user
+may not write to.
 """
 
 import errno
@@ -28,7 +29,7 @@ _MODE: Final = 0o1777
 _MOST_LATE_BYTES: Final = 64 << 20
 _LATE_BYTES: Final = 500
 """What one takes in memory, beside its name."""
-_OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADE, _PART = 1, 2
 
 
@@ -52,8 +53,14 @@ class Extraction:
         if parent != self._parent:
             self._take_parts(parent, member.mtime_ns)
             self._parent = parent
-        if member.kind == "directory" and self._is_late(member):
-            return
+        if member.kind == "directory":
+            if self._is_late(member):
+                return
+        else:
+            self._late.pop(name, None)  # another of that name, which this one replaces
+        if member.xattrs and not member.mode & stat.S_IWUSR:
+            self._remember(member)
+            member.xattrs = {}
         member.mode &= _PERMISSIONS
         member.uid = member.gid = 0
         self._writer.add(member)
@@ -66,8 +73,8 @@ class Extraction:
         self._writer.close()
 
     def settle(self) -> None:
-        """When all is made: give directories what the program does not. Raises OSError."""
-        top = os.open(self._tree, _OPEN)
+        """When all is made: give it what the program does not. Raises OSError."""
+        top = os.open(self._tree, _OPEN | os.O_DIRECTORY)
         try:
             for name in sorted(self._late, reverse=True):  # the innermost first, as one above may be closed then
                 with suppress(PermissionError):  # to a user's own daemon
@@ -83,9 +90,7 @@ class Extraction:
         self._directories.set(member.name, _MADE)
         if member.name != TOP and not known and not member.mode & stat.S_ISVTX:
             return False
-        self._remember(Member(
-            name=member.name, kind="directory", mode=member.mode & _MODE, mtime_ns=member.mtime_ns, xattrs=member.xattrs
-        ))  # fmt: skip
+        self._remember(member)
         return bool(known) or member.name == TOP
 
     def _take_parts(self, parent: bytes, mtime_ns: int) -> None:
@@ -96,11 +101,13 @@ class Extraction:
             parent = parent.rpartition(b"/")[0]
 
     def _remember(self, member: Member) -> None:
-        if member.name not in self._late:
-            self._late_bytes += len(member.name) + _LATE_BYTES
-        self._late[member.name] = member
+        self._late_bytes += len(member.name) + sum(map(len, member.xattrs.values())) + _LATE_BYTES
+        mode = member.mode & (_MODE if member.kind == "directory" else _PERMISSIONS)
+        self._late[member.name] = Member(
+            name=member.name, kind=member.kind, mode=mode, mtime_ns=member.mtime_ns, xattrs=member.xattrs
+        )
         if self._late_bytes > _MOST_LATE_BYTES:
-            raise corrupt(f"cannot be extracted: before {shown(member.name)} too many directories were never named")
+            raise corrupt(f"cannot be extracted: too much before {shown(member.name)} can be made at the end only")
 
     def _pass(self, data: memoryview) -> None:
         while data:
@@ -125,24 +132,32 @@ def extracting(stage: Stage, owner: tuple[int, int] | None) -> Iterator[Extracti
             process.communicate()
             if process.returncode:
                 raise _failure(said, process.returncode)
-            extraction.settle()
+            try:
+                extraction.settle()
+            except OSError as error:
+                raise unwritable(error.strerror) from None
         finally:
             process.kill()
             process.communicate()
 
 
-def _settle(top: int, directory: Member) -> None:
+def _settle(top: int, late: Member) -> None:
     """Go there directory by directory, so that no link is followed."""
     opened = os.dup(top)
     try:
-        for part in directory.name.split(b"/"):
-            above, opened = opened, os.open(part, _OPEN, dir_fd=opened)
+        *directories, last = late.name.split(b"/")
+        for part in directories:
+            above, opened = opened, os.open(part, _OPEN | os.O_DIRECTORY, dir_fd=opened)
             os.close(above)
+        above, opened = opened, os.open(last, _OPEN, dir_fd=opened)
+        os.close(above)
         path = f"/proc/self/fd/{opened}"
-        for xattr, value in directory.xattrs.items():
+        if late.xattrs:
+            os.chmod(path, late.mode | stat.S_IWUSR)
+        for xattr, value in late.xattrs.items():
             os.setxattr(path, xattr, value)
-        os.utime(path, ns=(directory.mtime_ns, directory.mtime_ns))
-        os.chmod(path, directory.mode)
+        os.utime(path, ns=(late.mtime_ns, late.mtime_ns))
+        os.chmod(path, late.mode)
     finally:
         os.close(opened)
 
@@ -158,6 +173,6 @@ def _failure(said: IO[bytes], code: int) -> SandkeepError:
     return corrupt(f"cannot be extracted here: {first}; nothing was restored")
 
 
-def unwritable(why: str) -> DaemonError:
+def unwritable(why: str | None) -> DaemonError:
     """The error for a tree that cannot be made for a reason of the disk's."""
     return DaemonError("storage_unavailable", f"the files cannot be restored: {why}: make room there")

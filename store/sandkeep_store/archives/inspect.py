@@ -4,7 +4,6 @@ An archive is read as a stream, in bounded memory, whatever is in it and whoever
 not plainly safe is refused as `snapshot_corrupt`, with the member and the reason.
 """
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from sandkeep.errors import DaemonError, DataError
+from sandkeep.errors import DataError
 from sandkeep_store.archives.compression import Codec, Input, decompressed
 from sandkeep_store.archives.contents import Contents
 from sandkeep_store.archives.limits import Limits, Tally
@@ -111,15 +110,11 @@ class Examined:
         )
 
     def __iter__(self) -> Iterator[Member]:
-        try:
-            os.lseek(self._archive, 0, os.SEEK_SET)
-            for member in self._reader:
-                self._check(member)
-                if not self._strip or self._stripped(member):
-                    self._tally.count_implied(self._contents.add(member), member)
-                    yield member
-        except OSError as error:
-            raise unreadable(error) from None
+        for member in self._reader:
+            self._check(member)
+            if not self._strip or self._stripped(member):
+                self._tally.count_implied(self._contents.add(member), member)
+                yield member
         if not self._tally.members:
             raise corrupt("is empty: it has no members")
         self._contents.check_links()
@@ -171,9 +166,3 @@ class Examined:
 
 def _without(name: bytes, parts: int) -> bytes:
     return b"/".join(name.split(b"/")[parts:]) if name != TOP else b""
-
-
-def unreadable(error: OSError) -> DaemonError:
-    """The error for an archive that is there, but whose bytes are not to be had."""
-    why = error.strerror or os.strerror(errno.EIO)
-    return DaemonError("storage_unavailable", f"the archive cannot be read: {why}: see to the disk it lies on")

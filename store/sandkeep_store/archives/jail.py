@@ -12,10 +12,12 @@ may read on this machine, and reach the network.
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
-from typing import IO, Final
+from functools import cache
+from typing import IO, Any, Final
 
-from sandkeep import confined
+from sandkeep import confined, hostview
 from sandkeep.errors import SetupError
 
 WEAKER: Final = "archives are extracted without bubblewrap: install it to have the extracting program see nothing else"
@@ -29,13 +31,19 @@ _TAR: Final = (
 """`--absolute-names` because no name is absolute, and tar would make links at the end only."""
 
 _TREE: Final = "/tree"
-_TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
+@cache
 def bubblewrap() -> str | None:
-    """Where bubblewrap is, if it is there."""
-    return shutil.which("bwrap", path=_ENVIRONMENT["PATH"])
+    """Where bubblewrap is, if it is there and may do its work."""
+    program = shutil.which("bwrap", path=_ENVIRONMENT["PATH"])
+    if program is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="sandkeep-") as place:
+        tried = [program, *_view(os.fsencode(place)), *_rights(None), "true"]
+        works = subprocess.run(tried, capture_output=True, env=_ENVIRONMENT, check=False).returncode == 0
+    return program if works else None
 
 
 def start_extracting(
@@ -45,32 +53,29 @@ def start_extracting(
 
     It ends with the process group `group`, and with this thread. `said` takes its stderr. Raises `not_supported`.
     """
-    settings = {
-        "stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": said, "env": _ENVIRONMENT, "umask": 0,
+    nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    settings: dict[str, Any] = {
+        "stdin": subprocess.PIPE, "stdout": nothing, "stderr": said, "env": _ENVIRONMENT, "umask": 0,
         "process_group": group,
     }  # fmt: skip
     program = bubblewrap()
     try:
         if program is not None:
-            return subprocess.Popen([program, *_view(tree), *_rights(owner), *_TAR], **settings)  # type: ignore[call-overload, no-any-return]
+            return subprocess.Popen([program, *_view(tree), *_rights(owner), *_TAR], **settings)
         if owner is not None and os.geteuid() == 0:
             settings |= {"user": owner[0], "group": owner[1], "extra_groups": []}
         return confined.start(_TAR, tree, cwd=tree, **settings)
     except FileNotFoundError:
         raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
+    finally:
+        os.close(nothing)
 
 
 def _view(tree: bytes) -> Iterator[str | bytes]:
     if os.geteuid() != 0:
         yield "--unshare-user"
     yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-    yield from ("--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr")
-    yield from ("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache")
-    for name in _TOP_LINKS:
-        if os.path.islink(f"/{name}"):
-            yield from ("--symlink", os.readlink(f"/{name}"), f"/{name}")
-        elif os.path.isdir(f"/{name}"):
-            yield from ("--ro-bind", f"/{name}", f"/{name}")
+    yield from ("--die-with-parent", "--new-session", *hostview.shown())
     yield from ("--bind", tree, _TREE, "--remount-ro", "/", "--chdir", _TREE)
     yield "--"
 

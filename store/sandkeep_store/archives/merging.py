@@ -87,20 +87,21 @@ class Merged:
         self._layers = layers
         self._marks = marks
         self._cover = Cover()
-        self._source: Source | None = None
+        self._with_data: Source | None = None
 
     def __iter__(self) -> Iterator[Member]:
         for layer in self._layers:
             is_last = layer is self._layers[-1]
             chosen: dict[int, bytes] = {}
             for member in layer.source:
-                self._source = layer.source
-                yield from self._of(member, layer, chosen, is_last=is_last)
+                for made in self._of(member, layer, chosen, is_last=is_last):
+                    self._with_data = layer.source if made is member else None  # a mark has none
+                    yield made
             self._cover.go_down()
 
     def data(self) -> Iterator[memoryview]:
         """See `Source`."""
-        return iter(()) if self._source is None else self._source.data()
+        return iter(()) if self._with_data is None else self._with_data.data()
 
     def _of(self, member: Member, layer: Layer, chosen: dict[int, bytes], *, is_last: bool) -> Iterator[Member]:
         name, is_directory = member.name, member.kind == "directory"

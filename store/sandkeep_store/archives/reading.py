@@ -7,11 +7,11 @@ meanwhile, it reads nothing else. What it says on stderr tells what it could not
 import fcntl
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import IO, Final, Literal
 
 from msgspec import Struct, field
@@ -29,12 +29,16 @@ _CHUNK: Final = 1 << 18
 """How much is read at once: in between, the interpreter is for others."""
 _PIPE_BYTES: Final = 1 << 20
 _F_SETPIPE_SZ: Final = 1031
+_CHANGED, _FAILED = 1, 2
+"""What tar ends with when not all was as it should be: what that was, it has said."""
 
 _TAR: Final = (
     "tar", "--create", "--file=-", "--format=posix", "--pax-option=delete=atime,delete=ctime", "--sparse",
     "--sort=name", "--numeric-owner", "--xattrs", "--xattrs-include=user.*", "--xattrs-exclude=user.overlay.*",
-    "--one-file-system", "--blocking-factor=512", "--quoting-style=escape", "--anchored", "--no-wildcards",
+    "--one-file-system", "--verbose", "--index-file=/dev/null", "--blocking-factor=512", "--quoting-style=escape",
+    "--anchored", "--no-wildcards",
 )  # fmt: skip
+"""What lies on another filesystem it only tells when it is to tell much."""
 _SAID: Final = re.compile(
     rb"tar: (?P<name>.*): (?:"
     rb"(?P<socket>socket ignored)|(?P<unknown>door ignored|Unknown file type; file ignored)|"
@@ -43,6 +47,7 @@ _SAID: Final = re.compile(
     rb"(?P<other_filesystem>file is on a different filesystem; not dumped))\n?",
     re.DOTALL,
 )
+_ENTER: Final = ["unshare", "--user", "--map-root-user", "--"]
 _HARMLESS: Final = re.compile(rb"tar: (Exiting with failure status|.*: Warning: )", re.DOTALL)
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
 _LETTERS: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
@@ -86,8 +91,8 @@ class Program:
         """Wait for its end, and take note of what it said; names get `prefix`. Raises what it failed with."""
         code = self._process.wait()
         failures = [line for line in self._lines() if not _noted(line, prefix, remarks)]
-        if failures or code < 0:
-            raise _unreadable(failures[0] if failures else b"it was killed")
+        if failures or code not in (0, _CHANGED, _FAILED):
+            raise unreadable(failures[0] if failures else b"it ended with %d" % code)
 
     def _lines(self) -> Iterator[bytes]:
         self._said.seek(0)
@@ -149,7 +154,9 @@ def _reading(
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             )  # fmt: skip
         except FileNotFoundError:
-            raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
+            raise SetupError(
+                "not_supported", "there is no tar on this machine, or no setpriv: install GNU tar and util-linux"
+            ) from None
         assert process.stdout is not None
         fcntl.fcntl(process.stdout.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
         try:
@@ -160,10 +167,19 @@ def _reading(
             process.wait()
 
 
+@cache
+def _can_enter() -> bool:
+    """Whether a user may have a namespace in which his own closed files are open to him."""
+    try:
+        return subprocess.run([*_ENTER, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def _rights(owner: tuple[int, int] | None) -> list[str]:
     """The words that give a program no right but to read: what its owner has closed to himself is part of a tree."""
     if os.geteuid() != 0:
-        return ["unshare", "--user", "--map-root-user", "--"] if shutil.which("unshare") else []
+        return _ENTER if _can_enter() else []
     uid, gid = owner or (0, 0)
     only = "-all,+dac_read_search"
     return [
@@ -172,6 +188,7 @@ def _rights(owner: tuple[int, int] | None) -> list[str]:
     ]  # fmt: skip
 
 
-def _unreadable(said: bytes) -> SandkeepError:
+def unreadable(said: bytes) -> SandkeepError:
+    """The error for a tree of which no archive can be made."""
     why = shown(said.strip().removeprefix(b"tar: "))[1:-1]
     return ProviderError("provider_unavailable", f"the files cannot be read: {why}; no snapshot was made")

@@ -24,15 +24,15 @@ def checked(pairs: Iterable[int], whole_size: int, size: int, name: bytes) -> "a
     extents = array("q")
     numbers = iter(pairs)
     end = total = 0
-    for offset in numbers:
+    for count, offset in enumerate(numbers):
         length = next(numbers, -1)
         if offset < end or length < 0 or offset + length > whole_size:
             raise corrupt(f"is damaged: the map of the sparse file {shown(name)} makes no sense", name)
         end, total = offset + length, total + length
         if length:
             extents.extend((offset, length))
-        if len(extents) > 2 * MAX_EXTENTS:
-            raise corrupt(f"cannot be extracted: {shown(name)} has more than {MAX_EXTENTS} holes", name)
+        if count >= MAX_EXTENTS:
+            raise corrupt(f"cannot be extracted: {shown(name)} has more than {MAX_EXTENTS} pieces", name)
     if total != size:
         raise corrupt(f"is damaged: the map of the sparse file {shown(name)} is not that of its data", name)
     return extents

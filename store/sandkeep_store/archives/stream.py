@@ -1,8 +1,12 @@
 """Bytes that arrive in chunks of any size, taken in pieces of the size one needs."""
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from sandkeep_store.archives.members import corrupt
+
+_MOST_PADDING: Final = 64 << 20
+_PADDING_PIECE: Final = 1 << 16
 
 
 class Stream:
@@ -44,13 +48,16 @@ class Stream:
         for _ in self.pieces(size):
             pass
 
-    def rest(self) -> Iterator[memoryview]:
-        """All that follows."""
-        while not self.at_end():
-            piece = memoryview(self._chunk)[self._at :]
-            self._at += len(piece)
-            self.position += len(piece)
-            yield piece
+    def ends_in_zeros(self) -> bool:
+        """Whether nothing but zeros follows, as padding, and not without end."""
+        for _ in range(_MOST_PADDING // _PADDING_PIECE):
+            if self.at_end():
+                return True
+            piece = self.peek(_PADDING_PIECE)
+            if any(piece):
+                return False
+            self.skip(len(piece))
+        return self.at_end()
 
     def at_end(self) -> bool:
         """Whether nothing follows."""

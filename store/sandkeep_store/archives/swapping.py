@@ -3,6 +3,9 @@
 import ctypes
 import errno
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from sandkeep import staging
@@ -13,6 +16,7 @@ _RENAMEAT2: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 3
 _NOREPLACE, _EXCHANGE = 1, 2
 _HERE: Final = -100
 _UNABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP)
+_OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -23,6 +27,13 @@ def swap(stage: Stage, *, durable: bool = True) -> None:
     """
     if durable:
         _sync_filesystem(stage.tree)
+    with _movable(stage.tree, stage.target):
+        _exchange(stage)
+    if durable:
+        sync_directory(os.fsdecode(os.path.dirname(os.path.abspath(stage.target))))
+
+
+def _exchange(stage: Stage) -> None:
     try:
         _rename(stage.tree, stage.target, _EXCHANGE)
     except FileNotFoundError:
@@ -30,20 +41,36 @@ def swap(stage: Stage, *, durable: bool = True) -> None:
     except OSError as error:
         if error.errno not in _UNABLE:
             raise
-        _swap_by_two(stage)
-    if durable:
-        sync_directory(os.fsdecode(os.path.dirname(os.path.abspath(stage.target))))
+        _exchange_by_two(stage)
 
 
-def _swap_by_two(stage: Stage) -> None:
+def _exchange_by_two(stage: Stage) -> None:
     """Where a filesystem cannot exchange names there is a moment with nothing at the target."""
     aside = os.path.join(stage.path, b"aside")
-    os.rename(stage.target, aside)
+    with suppress(FileNotFoundError):
+        os.rename(stage.target, aside)
     try:
         os.rename(stage.tree, stage.target)
     except OSError:
-        os.rename(aside, stage.target)
+        with suppress(FileNotFoundError):
+            os.rename(aside, stage.target)
         raise
+
+
+@contextmanager
+def _movable(*directories: bytes) -> Iterator[None]:
+    """Have directories moved that their owner may not write to: only root can do that without more."""
+    with ExitStack() as closing:
+        for path in directories if os.geteuid() != 0 else ():
+            with suppress(FileNotFoundError):
+                opened = os.open(path, _OPEN)
+                closing.callback(os.close, opened)
+                mode = stat.S_IMODE(os.fstat(opened).st_mode)
+                if not mode & stat.S_IWUSR:
+                    place = f"/proc/self/fd/{opened}"
+                    os.chmod(place, mode | stat.S_IRWXU)
+                    closing.callback(os.chmod, place, mode)
+        yield
 
 
 def _rename(source: bytes, target: bytes, flags: int) -> None:

@@ -13,6 +13,7 @@ from sandkeep_store.archives.header import BLOCK, ZEROS, Fields
 from sandkeep_store.archives.members import MAX_NAME_BYTES, Kind, Member, corrupt, is_kept, plain_name, shown
 from sandkeep_store.archives.sparse import decimal
 from sandkeep_store.archives.stream import Stream
+from sandkeep_store.yielding import yielding
 
 MAX_EXTENDED_BYTES: Final = 1 << 20
 """How large an extended header may be: it is held in memory."""
@@ -25,9 +26,16 @@ _BEFORE_A_MEMBER: Final = {b"x": b"", b"L": b"path", b"K": b"linkpath"}
 _FOR_ALL: Final = b"g"
 _LABEL: Final = b"V"
 
+_MOST_GLOBALS: Final = 1000
+_STRIDE: Final = 25
+_PAUSE_S: Final = 0.00005
+"""So many members take about a millisecond, and a pause is as long as another thread takes to wake up."""
 _SECOND_NS: Final = 1_000_000_000
 _MAX_SECONDS: Final = 1 << 43
 _XATTR: Final = b"SCHILY.xattr."
+_USER: Final = len(b"user.")
+_MAX_XATTR_NAME: Final = 255
+_MAX_XATTR_BYTES: Final = 1 << 16
 _SPARSE: Final = b"GNU.sparse."
 _NOT_FOR_ALL: Final = (b"path", b"linkpath", b"size")
 """What cannot be said of every member."""
@@ -49,9 +57,13 @@ class Reader:
         self._left = 0
         self._padding = 0
         self._global: Records = {}
+        self._globals_left = _MOST_GLOBALS
         self._last = b""
 
     def __iter__(self) -> Iterator[Member]:
+        return yielding(self._members(), _STRIDE, _PAUSE_S)
+
+    def _members(self) -> Iterator[Member]:
         while (member := self._understood()) is not None:
             self._last = member.name
             self._left, self._padding = member.size, -member.size % BLOCK
@@ -84,8 +96,8 @@ class Reader:
             elif kind == _FOR_ALL:
                 self._take_globals(self._extended(fields))
                 records = {**self._global, **records}
-            elif kind == _LABEL and not said:
-                self._stream.skip(header.padded(_not_negative(fields.size)))
+            elif kind == _LABEL and not said and not fields.size:
+                continue
             else:
                 return self._member(fields, records)
         if said:
@@ -116,9 +128,8 @@ class Reader:
         """After the two blocks that mark the end comes only padding. Anything else some programs would read."""
         if self._stream.at_end() or self._stream.take(BLOCK) != ZEROS:
             raise corrupt(f"is damaged: half a mark of its end comes after {self._place()}")
-        for piece in self._stream.rest():
-            if piece != bytes(len(piece)):
-                raise corrupt("is not safe to extract: more comes after the mark of its end")
+        if not self._stream.ends_in_zeros():
+            raise corrupt("is not safe to extract: more comes after the mark of its end")
 
     def _extended(self, fields: Fields) -> bytes:
         size = _not_negative(fields.size)
@@ -141,6 +152,9 @@ class Reader:
 
     def _take_globals(self, data: bytes) -> None:
         records = _records(data)
+        self._globals_left -= 1
+        if not self._globals_left:
+            raise corrupt("cannot be extracted: it says too often what all its members are")
         if any(key in _NOT_FOR_ALL or key.startswith(_SPARSE) for key in records):
             raise corrupt("is not safe to extract: it gives all its members the same name or size")
         self._global = {**self._global, **records}
@@ -170,8 +184,9 @@ class Reader:
             member.target = _target(member, records.get(b"linkpath", fields.linkname))
         elif kind in ("character device", "block device"):
             member.device = fields.device
-        if records:
+        if records and kind in ("file", "directory"):  # the kernel has users' own attributes of nothing else
             member.xattrs = {name: value for name, value in _xattrs(records) if is_kept(name)}
+            _check_xattrs(member)
         return member
 
     def _find_holes(self, member: Member, fields: Fields, records: Records) -> None:
@@ -202,7 +217,7 @@ class Reader:
         wanted = 1
         given = array("q")
         while len(given) < wanted:
-            if member.size < BLOCK:
+            if member.size < BLOCK or len(lines) > BLOCK:
                 raise corrupt("is damaged: a sparse file's map is cut short", member.name)
             *whole, lines = (lines + self._stream.take(BLOCK)).split(b"\n")
             member.size -= BLOCK
@@ -257,7 +272,13 @@ def _not_negative(number: int) -> int:
     return number
 
 
+def _check_xattrs(member: Member) -> None:
+    for name, value in member.xattrs.items():
+        if not _USER < len(name) <= _MAX_XATTR_NAME or b"\0" in name or len(value) > _MAX_XATTR_BYTES:
+            raise corrupt(f"cannot be extracted: {shown(member.name)} has an attribute that nothing can have", name)
+
+
 def _xattrs(records: Records) -> Iterator[tuple[bytes, bytes]]:
     for key, value in records.items():
-        if key.startswith(_XATTR):
+        if key.startswith(_XATTR) and value:  # a record without a value is none
             yield key.removeprefix(_XATTR).replace(b"%3D", b"=").replace(b"%25", b"%"), value

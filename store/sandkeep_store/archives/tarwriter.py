@@ -1,6 +1,7 @@
 """Writing a tar archive: the same members give the same bytes, whoever made them, and any tar reads them."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from sandkeep_store.archives import header, sparse
@@ -17,6 +18,7 @@ _TYPES: Final[dict[Kind, bytes]] = {
     "file": b"0", "hard link": b"1", "symlink": b"2", "character device": b"3", "block device": b"4",
     "directory": b"5", "fifo": b"6",
 }  # fmt: skip
+_NAME_BYTES: Final = 100
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -64,39 +66,44 @@ class Writer:
 def _headers(member: Member, size: int) -> bytes:
     seconds, part = divmod(member.mtime_ns, _SECOND_NS)
     name = member.name + b"/" if member.kind == "directory" else member.name
-    records: dict[bytes, bytes] = {}
-    if len(name) > 100:
-        records[b"path"] = name
-    if len(member.target) > 100:
-        records[b"linkpath"] = member.target
-    if part or not header.fits(member.uid, member.gid, size, seconds):
-        records |= _numbers(member, size)
-    if member.xattrs:
-        for key, value in sorted(member.xattrs.items()):
-            records[b"SCHILY.xattr." + key.replace(b"%", b"%25").replace(b"=", b"%3D")] = value
+    text = _records(member, name, size, seconds, part)
     if member.extents is not None:
-        records |= _sparse(member)
         name = b"GNUSparseFile.0/" + name
     block = header.made(
         name, _TYPES[member.kind], mode=member.mode, uid=member.uid, gid=member.gid, size=size, mtime=seconds,
         linkname=member.target, device=member.device if member.kind.endswith("device") else None,
     )  # fmt: skip
-    return _extended(records) + block if records else block
+    return b"".join((_extended(len(text)), text, ZEROS[len(text) % BLOCK or BLOCK :], block)) if text else block
 
 
-def _numbers(member: Member, size: int) -> dict[bytes, bytes]:
-    """What a header has no room for."""
+def _records(member: Member, name: bytes, size: int, seconds: int, part: int) -> bytes:
+    """What a header has no room for, as the text of an extended one."""
     records: dict[bytes, bytes] = {}
-    seconds, part = divmod(abs(member.mtime_ns), _SECOND_NS)
-    if part or member.mtime_ns < 0 or seconds > header.MAX_OCTAL:
-        fraction = b".%09d" % part if part else b""
-        records[b"mtime"] = b"%s%d%s" % (b"-" if member.mtime_ns < 0 else b"", seconds, fraction.rstrip(b"0"))
-    for key, value in ((b"uid", member.uid), (b"gid", member.gid)):
-        if value > 8**7 - 1:
-            records[key] = b"%d" % value
+    if len(name) > _NAME_BYTES:
+        records[b"path"] = name
+    if len(member.target) > _NAME_BYTES:
+        records[b"linkpath"] = member.target
+    if member.extents is not None:
+        records |= _sparse(member)
+    if not all(value.isascii() for value in records.values()):
+        records = {b"hdrcharset": b"BINARY", **records}
+    if part or not 0 <= seconds <= header.MAX_OCTAL:
+        records[b"mtime"] = _time(member.mtime_ns)
+    if member.uid > header.MAX_ID:
+        records[b"uid"] = b"%d" % member.uid
+    if member.gid > header.MAX_ID:
+        records[b"gid"] = b"%d" % member.gid
     if size > header.MAX_OCTAL:
         records[b"size"] = b"%d" % size
-    return records
+    for key, value in sorted(member.xattrs.items()):
+        records[b"SCHILY.xattr." + key.replace(b"%", b"%25").replace(b"=", b"%3D")] = value
+    return header.records_text(records) if records else b""
+
+
+def _time(time_ns: int) -> bytes:
+    seconds, part = divmod(abs(time_ns), _SECOND_NS)
+    text = b"%d.%09d" % (seconds, part) if part else b"%d" % seconds
+    return b"-" + text if time_ns < 0 else text
 
 
 def _sparse(member: Member) -> dict[bytes, bytes]:
@@ -108,9 +115,6 @@ def _sparse(member: Member) -> dict[bytes, bytes]:
     }
 
 
-def _extended(records: dict[bytes, bytes]) -> bytes:
-    if not all(value.isascii() for key, value in records.items() if key in (b"path", b"linkpath", b"GNU.sparse.name")):
-        records = {b"hdrcharset": b"BINARY", **records}
-    text = header.records_text(records)
-    block = header.made(b"PaxHeaders/extended", b"x", mode=0o644, uid=0, gid=0, size=len(text), mtime=0)
-    return block + text.ljust(header.padded(len(text)), b"\0")
+@lru_cache(maxsize=64)
+def _extended(size: int) -> bytes:
+    return header.made(b"PaxHeaders/extended", b"x", mode=0o644, uid=0, gid=0, size=size, mtime=0)

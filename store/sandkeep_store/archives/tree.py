@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final, Literal, Protocol
 
-from sandkeep.errors import CallerError, SandkeepError
+from sandkeep.errors import CallerError, DataError
 from sandkeep_store.archives import whiteouts
 from sandkeep_store.archives.members import TOP, Member, is_too_long, shown
-from sandkeep_store.archives.reading import Remarks, reading
+from sandkeep_store.archives.reading import Remarks, reading, unreadable
 from sandkeep_store.archives.tarreader import Reader
 
 Overlay = Literal["trusted", "user"]
@@ -83,9 +83,9 @@ class Tree:
                 try:
                     for member in self._data:
                         yield from self._translated(_moved(member, prefix))
-                except SandkeepError:
-                    program.check(prefix, self.remarks)  # it may know better why it ended in the middle
-                    raise
+                except DataError as error:
+                    program.check(prefix, self.remarks)  # it knows better why it ended in the middle
+                    raise unreadable(error.message.encode()) from None
                 program.check(prefix, self.remarks)
                 self._data = None
 

@@ -63,13 +63,14 @@ def staged(target: str, size_bytes: int, members: int) -> Iterator[Stage]:
     much and so many.
     """
     try:
-        with Stage(os.fsencode(target), beside=True) as stage:
-            room = os.statvfs(stage.path)
-            if room.f_bavail * room.f_frsize < size_bytes or (room.f_files > 0 and room.f_favail < members):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            yield stage
+        stage = Stage(os.fsencode(target), beside=True)
     except OSError as error:
-        raise unwritable(error.strerror or "it failed") from None
+        raise unwritable(error.strerror) from None
+    with stage:
+        room = os.statvfs(stage.path)
+        if room.f_bavail * room.f_frsize < size_bytes or (room.f_files > 0 and room.f_favail < members):
+            raise unwritable(os.strerror(errno.ENOSPC))
+        yield stage
 
 
 def take_place(stage: Stage, *, durable: bool) -> None:
@@ -77,4 +78,4 @@ def take_place(stage: Stage, *, durable: bool) -> None:
     try:
         swap(stage, durable=durable)
     except OSError as error:
-        raise unwritable(error.strerror or "it failed") from None
+        raise unwritable(error.strerror) from None

@@ -1,0 +1,144 @@
+"""Where snapshots lie: mounts, buckets and directories, one or two at once, there, gone, damaged or silent."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.daemon.keeping import refused, sh, soon
+
+pytestmark = pytest.mark.needs("bwrap")
+
+
+class House:
+    """A daemon with some settings, a client of it, and a sandbox in which something was written."""
+
+    def __init__(self, daemon: Any) -> None:
+        self.daemon = daemon
+        source = f"{daemon.root}/source"
+        os.mkdir(source)
+        os.chmod(source, 0o755)
+        daemon.start()
+        self.client = daemon.connect()
+        self.box = self.client.sandbox.create(self.client.image.create(source).image_id).sandbox_id
+        sh(self.client, self.box, "echo kept >kept")
+
+    def restored(self, snapshot_id: str) -> str:
+        """What a sandbox has that is restored from it."""
+        made = self.client.snapshot.restore(snapshot_id).sandbox_id
+        content = sh(self.client, made, "cat *")
+        self.client.sandbox.terminate(made)
+        soon(lambda: snapshot_id not in os.listdir(f"{self.daemon.state_dir}/layers"))
+        return content
+
+    def files(self, place: str) -> list[str]:
+        """What lies in a directory."""
+        return sorted(str(path.relative_to(place)) for path in Path(place).rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def new_house(new_daemon: Callable[[], Any]) -> Iterator[Callable[..., House]]:
+    houses: list[House] = []
+
+    def make(**env: str) -> House:
+        daemon = new_daemon()
+        for name, value in env.items():
+            daemon.env[name] = value.format(root=daemon.root)
+            if value.startswith("{root}"):
+                os.mkdir(daemon.env[name], 0o700)
+        houses.append(House(daemon))
+        return houses[-1]
+
+    yield make
+    for house in houses:
+        house.client.close()
+
+
+def test_a_mount_and_a_copy_on_disk(new_house: Callable[..., House]) -> None:
+    house = new_house(FILESYSTEM_SNAPSHOT_MOUNT_PATH="{root}/mount", SANDBOX_SNAPSHOT_DIR="{root}/kept")
+    client, mount, kept = house.client, f"{house.daemon.root}/mount", f"{house.daemon.root}/kept"
+    snapshot = client.snapshot.create(house.box, archive="bucket")
+    name = snapshot.snapshot_id
+    assert [(place.where, place.path) for place in snapshot.places] == [
+        ("mount", f"filesystem_snapshots/{name}/{name}.tar.gz"), ("directory", f"{house.box}/{name}.tar.gz"),
+    ]  # fmt: skip
+    assert house.files(mount) == [snapshot.places[0].path]
+    assert house.files(kept) == [snapshot.places[1].path]
+    assert house.restored(name) == "kept\n"
+    Path(snapshot.places[0].uri).write_bytes(b"damaged")
+    assert house.restored(name) == "kept\n"
+    Path(snapshot.places[0].uri).unlink()
+    assert house.restored(name) == "kept\n"
+    client.snapshot.delete(name)
+    assert house.files(mount) == house.files(kept) == []
+
+
+def test_what_has_to_be_in_a_bucket_is_refused_without_one(new_house: Callable[..., House]) -> None:
+    house = new_house(SANDBOX_SNAPSHOT_DIR="{root}/kept")
+    position = house.client.sandbox.get(house.box).position
+    error = refused("not_configured", lambda: house.client.snapshot.create(house.box, archive="bucket"))
+    assert "FILESYSTEM_SNAPSHOT_BUCKET" in error.message
+    assert house.client.sandbox.get(house.box).position == position
+    [place] = house.client.snapshot.create(house.box).places
+    assert (place.where, place.base) == ("directory", f"{house.daemon.root}/kept")
+
+
+def test_a_malformed_setting_is_told_and_nothing_else_fails(new_house: Callable[..., House]) -> None:
+    house = new_house(FILESYSTEM_SNAPSHOT_MOUNT_PATH="no/path")
+    assert "FILESYSTEM_SNAPSHOT_MOUNT_PATH" in refused(
+        "not_configured", lambda: house.client.snapshot.create(house.box)
+    ).message  # fmt: skip
+    assert house.client.sandbox.fork(house.box).sandboxes[0].status == "running"
+
+
+@pytest.mark.needs("gcs")
+def test_gcs(new_house: Callable[..., House], gcs_bucket: str) -> None:
+    house = new_house(FILESYSTEM_SNAPSHOT_BUCKET=gcs_bucket)
+    _check_bucket(house, f"gs://{gcs_bucket}/filesystem_snapshots/{{name}}/{{name}}.tar.gz", gcs_bucket)
+
+
+@pytest.mark.needs("s3")
+def test_s3(new_house: Callable[..., House], s3_bucket: str) -> None:
+    house = new_house(SANDBOX_S3_BUCKET=s3_bucket)
+    _check_bucket(house, f"s3://{s3_bucket}/{{box}}/{{name}}.tar.gz", s3_bucket)
+
+
+def _check_bucket(house: House, uri: str, bucket: str) -> None:
+    """A full snapshot, an increment and one from elsewhere, in a bucket alone."""
+    client = house.client
+    full = client.snapshot.create(house.box, archive="bucket")
+    assert [place.uri for place in full.places] == [uri.format(name=full.snapshot_id, box=house.box)]
+    sh(client, house.box, "echo more >more")
+    later = client.snapshot.create(house.box, incremental=True)
+    assert house.restored(later.snapshot_id) == "kept\nmore\n"
+    assert house.files(f"{house.daemon.state_dir}/archives") == []
+    path = house.daemon.state_dir + f"/sandboxes/{house.box}/metadata.json"
+    soon(lambda: f'"bucket": "{bucket}"' in Path(path).read_text())
+    with client.with_descriptors("snapshot.export", later.snapshot_id) as handed:
+        [descriptor] = handed.receive()
+        os.close(descriptor)
+        assert handed.answer().size_bytes > 0
+    client.snapshot.delete(full.snapshot_id)
+    client.snapshot.delete(later.snapshot_id)
+    refused("snapshot_not_ready", lambda: client.snapshot.restore(later.snapshot_id))
+    assert client.snapshot.gc().archives == []
+
+
+@pytest.mark.needs("gcs")
+def test_a_bucket_that_is_not_there(new_house: Callable[..., House], gcs_bucket: str) -> None:
+    house = new_house(FILESYSTEM_SNAPSHOT_BUCKET=f"{gcs_bucket}-not")
+    refused("not_configured", lambda: house.client.snapshot.create(house.box))
+    assert house.files(f"{house.daemon.state_dir}/archives") == []
+    assert sh(house.client, house.box, "cat kept") == "kept\n"
+
+
+@pytest.mark.needs("gcs")
+def test_orphans_of_others_stay(new_house: Callable[..., House], gcs_bucket: str) -> None:
+    """Two daemons share a bucket: neither removes what is the other's."""
+    one, other = (new_house(FILESYSTEM_SNAPSHOT_BUCKET=gcs_bucket) for _ in range(2))
+    snapshot = one.client.snapshot.create(one.box)
+    report = other.client.snapshot.gc()
+    assert (report.archives, len(report.left)) == ([], 1)
+    assert "log" in report.left[0]
+    assert one.restored(snapshot.snapshot_id) == "kept\n"

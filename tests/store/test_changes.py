@@ -1,0 +1,181 @@
+"""What changed in a tree since it was looked at: of any changes at all, an archive makes the earlier tree the later."""
+
+import os
+import random
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sandkeep.errors import SandkeepError
+from sandkeep_store.archives import changes
+from sandkeep_store.archives.changes import ChangedTree
+from sandkeep_store.archives.layers import compose
+from sandkeep_store.archives.members import TOP
+from sandkeep_store.archives.pack import pack, write
+
+NAMES = ("a", "b", "c", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f")
+
+
+def opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def looked_at(path: Path) -> dict[bytes, changes.Seen]:
+    """A look that leaves no doubt: everything was changed long before it."""
+    tree = opened(path)
+    try:
+        found = changes.look(tree)
+        while not all(seen.changed for seen in found.values()):
+            time.sleep(0.01)  # the clock of files goes on by itself
+            found = changes.look(tree)
+        return found
+    finally:
+        os.close(tree)
+
+
+def shown(path: Path) -> dict[str, tuple[object, ...]]:
+    """All that is in a directory, and what it is."""
+    found: dict[str, tuple[object, ...]] = {}
+    for place in sorted(path.rglob("*")):
+        status = place.lstat()
+        kind = stat.S_IFMT(status.st_mode)
+        content = os.readlink(place) if place.is_symlink() else place.read_text() if place.is_file() else ""
+        found[str(place.relative_to(path))] = (kind, stat.S_IMODE(status.st_mode), content)
+    return found
+
+
+def change(top: Path, chance: random.Random) -> None:
+    """Do something to a tree, as a program might."""
+    place, other = (top / chance.choice(NAMES) for _ in range(2))
+    what = chance.choice(("write", "append", "remove", "directory", "link", "hard", "rename", "chmod", "touch"))
+    try:
+        if what == "write":
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(str(chance.random()))
+        elif what == "append":
+            with place.open("a") as file:
+                file.write("more")
+        elif what == "remove":
+            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
+        elif what == "directory":
+            place.mkdir(parents=True)
+        elif what == "link":
+            place.symlink_to("a")
+        elif what == "hard":
+            os.link(other, place)
+        elif what == "rename":
+            other.rename(place)
+        elif what == "chmod":
+            place.chmod(chance.choice((0o600, 0o755, 0o700)))
+        else:
+            os.utime(place, (1, 1))
+    except OSError:
+        return
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 12))
+def test_an_archive_of_what_changed_makes_the_earlier_tree_the_later(seed: int, before: int, after: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="snaps-") as place:
+        top, chance = Path(place, "top"), random.Random(seed)
+        top.mkdir()
+        for _ in range(before):
+            change(top, chance)
+        earlier = looked_at(top)
+        with open(f"{place}/full", "w+b") as full, open(f"{place}/layer", "w+b") as layer:
+            tree = opened(top)
+            pack(tree, full.fileno())
+            for _ in range(after):
+                change(top, chance)
+            found = changes.compare(earlier, changes.look(tree))
+            source = ChangedTree(tree, found)
+            write(source, layer.fileno(), "gzip", source.remarks)
+            os.close(tree)
+            compose([full.fileno(), layer.fileno()], f"{place}/made", durable=False)
+        assert shown(Path(place, "made")) == shown(top)
+
+
+def test_nothing_changed_is_nothing(tmp_path: Path) -> None:
+    for name in ("a", "d/b"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = looked_at(tmp_path)
+    assert changes.compare(found, looked_at(tmp_path)) == ([TOP], [])
+
+
+def test_what_was_changed_in_the_last_moment_counts_as_changed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    tree = opened(tmp_path)
+    first, second = changes.look(tree), changes.look(tree)
+    os.close(tree)
+    assert first[b"a"].changed == b""
+    assert b"a" in changes.compare(first, second).names
+
+
+def test_a_time_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "a"
+    place.write_text("x")
+    before = looked_at(tmp_path)
+    times = place.stat()
+    place.write_text("y")
+    os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert changes.compare(before, looked_at(tmp_path)).names == [TOP, b"a"]
+
+
+def test_what_is_doubted_counts_as_changed_by_all_its_names(tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        (tmp_path / name).write_text("x")
+    os.link(tmp_path / "a", tmp_path / "b")
+    found = looked_at(tmp_path)
+    now = changes.doubted(found, {b"b", b"nothing"})
+    assert changes.compare(found, now).names == [TOP, b"a", b"b"]
+    assert len(changes.compare(found, changes.doubted(found, None)).names) == 4
+
+
+def test_a_catalogue_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "tree" / "line\nbreak").mkdir(parents=True)
+    (tmp_path / "tree" / "blank s").write_text("x")
+    found = looked_at(tmp_path / "tree")
+    assert set(found) == {TOP, b"line\nbreak", b"blank s"}
+    path = str(tmp_path / "catalogue")
+    changes.save(found, path)
+    assert changes.load(path) == found
+    for damage in (b"", Path(path).read_bytes()[:-3]):
+        Path(path).write_bytes(damage)
+        with pytest.raises(SandkeepError, match="full snapshot"):
+            changes.load(path)
+
+
+def test_a_file_that_is_called_like_a_mark_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "top").mkdir()
+    (tmp_path / "top" / ".wh.a").write_text("x")
+    tree = opened(tmp_path / "top")
+    source = ChangedTree(tree, changes.compare({}, changes.look(tree)))
+    with (tmp_path / "layer").open("wb") as file, pytest.raises(SandkeepError, match="full"):
+        write(source, file.fileno(), "gzip", source.remarks)
+    os.close(tree)
+
+
+def test_many_files_are_read_by_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(500):
+        (tmp_path / str(number)).write_text("x")
+    started: list[object] = []
+    popen = subprocess.Popen
+
+    def counted(*args: object, **options: object) -> object:
+        started.append(args)
+        return popen(*args, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "Popen", counted)
+    tree = opened(tmp_path)
+    source = ChangedTree(tree, changes.compare({}, changes.look(tree)))
+    assert len(list(source)) == 501
+    os.close(tree)
+    assert len(started) == 2
