@@ -21,7 +21,7 @@ from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import Root
 
-PAIRS = int(os.environ.get("PAIRS", "7"))
+PAIRS = 7
 SIZE = 200_000_000
 MOST = 1.3
 BIG_MIB = 2048
@@ -60,22 +60,33 @@ def have(store: ArchiveStore, path: str, name: str) -> None:
         file.writelines(archive)
 
 
-def pairs(where: str, root: str, store: ArchiveStore) -> Iterator[tuple[str, float, float]]:
-    """What was done, how long it took us, and the library. Each is as often first as the other."""
+Times = dict[str, float]
+"""Of one transfer up and one down."""
+
+
+def pairs(where: str, root: str, store: ArchiveStore) -> Iterator[tuple[Times, Times]]:
+    """How long it took us, and the library. Each is as often first as the other."""
     upload, download = library(where)
-    source = f"{root}/source"
+    source, target = f"{root}/source", f"{root}/had"
     for turn in range(PAIRS + 1):
-        ours = [partial(send, store, f"ours/{turn}", source), partial(have, store, f"ours/{turn}", f"{root}/had")]
-        theirs = [partial(upload, f"bare/{turn}", source), partial(download, f"bare/{turn}", f"{root}/had")]
-        for what, mine, bare in zip(("up", "down"), ours, theirs, strict=True):
-            if turn % 2:
-                took, floor = seconds(mine), seconds(bare)
-            else:
-                floor, took = seconds(bare), seconds(mine)
-            if turn:  # the first is for warmth alone
-                yield what, took, floor
+        ours = {
+            "up": partial(send, store, f"ours/{turn}", source),
+            "down": partial(have, store, f"ours/{turn}", target),
+        }
+        bare = {"up": partial(upload, f"bare/{turn}", source), "down": partial(download, f"bare/{turn}", target)}
+        took: dict[int, Times] = {0: {}, 1: {}}
+        for way in ("up", "down"):
+            for who in (0, 1) if turn % 2 else (1, 0):
+                took[who][way] = seconds((ours, bare)[who][way])
         store.delete(f"ours/{turn}")
         store.delete(f"bare/{turn}")
+        if turn:  # the first is for warmth alone
+            yield took[0], took[1]
+
+
+def shown(times: list[Times]) -> str:
+    up, down = (SIZE / 1e6 / statistics.median(each[way] for each in times) for way in ("up", "down"))
+    return f"up {up:.0f}, down {down:.0f} MB/s"
 
 
 def timed(where: Any) -> Iterator[Row]:
@@ -83,14 +94,11 @@ def timed(where: Any) -> Iterator[Row]:
         os.environ.update(environment)
         with open(f"{root}/source", "wb") as file:
             file.write(os.urandom(SIZE))
-        store = open_store(Root(where, "bench"))
-        found = list(pairs(where, root, store))
-        for what in ("up", "down"):
-            mine, bare = ([pair[n] for pair in found if pair[0] == what] for n in (1, 2))
-            ratio = statistics.median(a / b for a, b in zip(mine, bare, strict=True))
-            figure, floor = (f"{SIZE / 1e6 / statistics.median(times):.0f} MB/s" for times in (mine, bare))
-            case = f"an archive of {SIZE / 1e6:.0f} MB {what} {'to' if what == 'up' else 'from'} {where.upper()}"
-            yield Row(case, figure, f"the library's own {floor}", ratio, f"<= {MOST}", ratio <= MOST)
+        mine, bare = zip(*pairs(where, root, open_store(Root(where, "bench"))), strict=True)
+        both = (sum(a.values()) / sum(b.values()) for a, b in zip(mine, bare, strict=True))
+        ratio = statistics.median(both)
+        case = f"an archive of {SIZE / 1e6:.0f} MB to {where.upper()} and back"
+        yield Row(case, shown(list(mine)), f"the library's own {shown(list(bare))}", ratio, f"<= {MOST}", ratio <= MOST)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -136,7 +144,7 @@ def memory(where: str) -> Iterator[Row]:
 
 
 def run() -> list[Row]:
-    return [row for where in os.environ.get("W", "gcs s3").split() for row in (*timed(where), *memory(where))]
+    return [row for where in ("gcs", "s3") for row in (*timed(where), *memory(where))]
 
 
 if __name__ == "__main__":

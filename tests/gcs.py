@@ -1,18 +1,21 @@
 """A GCS service for tests: gcp-storage-emulator, made to keep what the real service promises.
 
-As it comes it ignores every precondition, takes a request whose body broke off for a whole one, lists everything on
-one page, cannot drop an upload that was begun, and serves one connection at a time. Here each request's conditions are
-checked and carried out in one step, so that of sixteen writers who say "must not exist" one wins. It reaches into
-the emulator's insides, whose version is therefore pinned.
+As it comes it ignores every precondition, takes a request whose body broke off for a whole one and keeps nothing of a
+part that broke off, lists everything on one page, cannot drop an upload that was begun, and serves one connection at a
+time. Here each request's conditions are checked and carried out in one step, so that of sixteen writers who say "must
+not exist" one wins. It reaches into the emulator's insides, whose version is therefore pinned.
 """
 
+import contextlib
 import http.server
 import json
+import re
 import threading
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
 
 from gcp_storage_emulator import server as emulator
 from gcp_storage_emulator.exceptions import BadRequest, NotFound
@@ -21,6 +24,7 @@ from gcp_storage_emulator.storage import Storage
 
 Handler = Callable[..., Any]
 
+_STEP = 256 * 1024
 _IN_TURN = threading.RLock()
 
 
@@ -36,6 +40,7 @@ class GcsEmulator:
     def __init__(self) -> None:
         self.storage = _Storage(use_memory_fs=True)
         self.requests: list[str] = []
+        self.heeds_ranges = True
         self._server = _Server(("127.0.0.1", 0), partial(_RequestHandler, self))
         self.port: int = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
@@ -112,21 +117,41 @@ class _RequestHandler(emulator.RequestHandler):  # type: ignore[misc]  # it has 
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = _WholeBody(self.rfile)
+        self.rfile = _Body(self.rfile, self._broke_off)
+
+    def parse_request(self) -> bool:
+        parsed: bool = super().parse_request()
+        if parsed and not self.service.heeds_ranges:
+            del self.headers["Range"]
+        return parsed
 
     def log_message(self, *args: Any) -> None:
         self.service.requests.append(self.requestline)
 
+    def _broke_off(self, data: bytes) -> None:
+        """Of a part whose body broke off the service keeps what it got, in steps of 256 KiB."""
+        upload = parse_qs(urlsplit(self.path).query).get("upload_id", [""])[0]
+        begins = re.match(r"bytes (\d+)-", self.headers.get("Content-Range", ""))
+        with _IN_TURN:
+            kept = self.storage.parts.setdefault(upload, bytearray()) if upload else bytearray()
+            if begins and int(begins[1]) == len(kept):
+                kept += data[: len(data) // _STEP * _STEP]
 
-class _WholeBody:
-    """A request's bytes. A body that broke off is no request."""
 
-    def __init__(self, file: Any) -> None:
+class _Body:
+    """A request's bytes. One that broke off is no request."""
+
+    def __init__(self, file: Any, broke_off: Callable[[bytes], None]) -> None:
         self._file = file
+        self._broke_off = broke_off
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(size)
+        data = bytearray()
+        with contextlib.suppress(ConnectionError):
+            while len(data) < size and (more := self._file.read1(size - len(data))):
+                data += more
         if len(data) < size:
+            self._broke_off(bytes(data))
             raise ConnectionAbortedError("the body broke off")
         return bytes(data)
 
@@ -221,6 +246,8 @@ def _guarded(handler: Handler) -> Handler:
             )
             if status is not None:
                 return _fail(response, status, "A precondition did not hold.", "conditionNotMet")
+            if handler in (objects.get, objects.download):
+                response["x-goog-generation"] = str(current[0])
             return handler(request, response, storage, *args, **options)
 
     return handle

@@ -112,9 +112,11 @@ class _Line:
         return True
 
     def _close(self) -> None:
-        for connection in (self._client, self._service):
-            self._proxy._open.discard(connection)
-            _break(connection)
+        self._proxy._open -= {self._client, self._service}
+        _break(self._client)
+        with contextlib.suppress(OSError):  # the service still hears what was on its way
+            self._service.shutdown(socket.SHUT_RDWR)
+        self._service.close()
 
 
 def _allowed(cuts: list[int], passed: int, data: bytes) -> int:

@@ -13,6 +13,7 @@ The nursery tree, with what ends each task::
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
+        ├── leases.run                one task a lock that is held, which renews it
         ├── one task a running sandbox (Sandboxes._keep)
         │   └── one task a running process (Carriers.carry, follow, adopt)
         ├── one task an image or sandbox being made or ended
@@ -56,6 +57,7 @@ from sandkeepd.core import Core
 from sandkeepd.hostprocess import boot_id
 from sandkeepd.images import Images
 from sandkeepd.keeping import Kept
+from sandkeepd.leases import Leases
 from sandkeepd.listeners import Listeners, opened
 from sandkeepd.output import Output
 from sandkeepd.passed import address_of
@@ -144,7 +146,9 @@ async def _run_parts(
         software.stream = [address_of(listener) for listener in listeners.stream]
         stream_access = Access(software.stream, tokens)
         retention = Retention(core, sandboxes)
-        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention, kept)
+        leases = Leases(core)
+        kept.archives.fence = leases.fence
+        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention, kept, leases)
         holdings = Holdings(settings.CLIENT_MEMORY())
         served = endpoints(core, sandboxes, processes)
         stream = StreamServer(served, tokens, settings.STREAM_ORIGINS(), holdings=holdings)
@@ -154,6 +158,7 @@ async def _run_parts(
             for sandbox_id in state.sandboxes:
                 files.mark(sandbox_id)
             carriers.start_soon(reconciler.run, software.serving)
+            await carriers.start(leases.run)
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)

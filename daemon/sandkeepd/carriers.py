@@ -118,9 +118,9 @@ class Carriers:
         if exited.exit_code is None:
             outcome = events.ProcessLost(message=exited.message or "nobody saw how the process ended")
         else:
-            sizes = [instance.read(process_id, stream, 0, 0).size for stream in ("stdout", "stderr")]
+            stdout_bytes, stderr_bytes = instance.sizes(process_id)
             outcome = events.ProcessExited(
-                exit_code=exited.exit_code, stdout_bytes=sizes[0], stderr_bytes=sizes[1], oom_killed=oom_killed
+                exit_code=exited.exit_code, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes, oom_killed=oom_killed
             )
         await self._record(process, *before, outcome, cause=intent)
         instance.forget(process_id)

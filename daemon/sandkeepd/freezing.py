@@ -98,6 +98,14 @@ def _turn(what: str) -> _Turn:
 _turns_lock: Final = threading.Lock()
 
 
+def processes(groups: Mapping[str, str], first_pid: int | None) -> list[int]:
+    """All that runs in a sandbox."""
+    found = cgroups.members(groups)
+    if not found and first_pid is not None:
+        found = _inside(os.readlink(f"/proc/{first_pid}/ns/pid"))
+    return found
+
+
 def thaw(groups: Mapping[str, str]) -> None:
     """Have a sandbox go on that an earlier daemon left standing. Safe to repeat."""
     switch = _switch(groups)

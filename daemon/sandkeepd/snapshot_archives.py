@@ -24,6 +24,7 @@ from sandkeep_store.archives.directory import DirectoryArchives, DirectoryUpload
 from sandkeep_store.archives.inspect import inspect
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE, Place, Root
+from sandkeep_store.locks.fence import Fence
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Progress
 from sandkeepd.unpacking import limits_of
@@ -31,6 +32,7 @@ from sandkeepd.watched import Meter, watched
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+FenceOf = Callable[[str, str], Fence | None]
 
 logger = logging.getLogger("sandkeepd")
 
@@ -74,6 +76,8 @@ class SnapshotArchives:
         self._log_id = log_id
         self._since = time.time()
         self.limiter = trio.CapacityLimiter(AT_ONCE)
+        self.fence: FenceOf = lambda sandbox_id, owner: None  # noqa: ARG005
+        """What is written of a sandbox carries, if a lock guards it; see `Leases.fence`."""
 
     # -- places -------------------------------------------------------------------------------------------------------
 
@@ -104,15 +108,19 @@ class SnapshotArchives:
     # -- making -------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def making(self, places: Sequence[model.Place]) -> AsyncIterator["Making"]:
+    async def making(
+        self, places: Sequence[model.Place], fence: Callable[[], Fence | None] = lambda: None
+    ) -> AsyncIterator["Making"]:
         """Make an archive that is to lie at these places, for the length of a block. Unless it was kept, nothing is
         left.
+
+        The `fence` is asked for before it is written to where others see it. What that raises is raised here.
         """
         local = [place for place in places if place.where in LOCAL]
         root = root_of(local[0]) if local else STORAGE.local_root()
         path = local[0].path if local else places[0].path
         upload = await self.in_thread(DirectoryArchives(root).create, path)
-        making = Making(self, upload, places, self._log_id)
+        making = Making(self, upload, places, self._log_id, fence)
         try:
             yield making
         finally:
@@ -184,12 +192,18 @@ class Making:
     """An archive being made: what is written to `descriptor` is its content."""
 
     def __init__(
-        self, archives: SnapshotArchives, upload: DirectoryUpload, places: Sequence[model.Place], log_id: str
+        self,
+        archives: SnapshotArchives,
+        upload: DirectoryUpload,
+        places: Sequence[model.Place],
+        log_id: str,
+        fence: Callable[[], Fence | None],
     ) -> None:
         self._archives = archives
         self._upload = upload
         self._places = places
         self._log_id = log_id
+        self._fence = fence
         self.sent: list[model.Place] = []
         self.is_kept = False
 
@@ -202,7 +216,7 @@ class Making:
         """Have it be where it is to be, complete and durable. What lies on this machine goes there last."""
         for place in self._places:
             if place.where not in LOCAL:
-                work = partial(self._send, place, sha256, size_bytes)
+                work = partial(self._send, place, sha256, size_bytes, self._fence())
                 await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
                 self.sent.append(place)
                 failpoints.reach("snapshot.sent")
@@ -211,7 +225,7 @@ class Making:
         self.is_kept = True
         failpoints.reach("snapshot.kept")
 
-    def _send(self, place: model.Place, sha256: str, size_bytes: int, moved: Meter) -> None:
+    def _send(self, place: model.Place, sha256: str, size_bytes: int, fence: Fence | None, moved: Meter) -> None:
         os.lseek(self.descriptor, 0, os.SEEK_SET)
         with open(self.descriptor, "rb", closefd=False) as file:
             open_store(root_of(place)).write(
@@ -220,6 +234,7 @@ class Making:
                 size_bytes=size_bytes,
                 sha256=sha256,
                 metadata={LOG_KEY: self._log_id},
+                fence=fence,
                 progress=moved,
             )
 

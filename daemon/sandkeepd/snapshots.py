@@ -163,7 +163,9 @@ class Snapshots:
         over: Literal["nothing", "start", "parent"] = "parent" if is_own else "start"
         if asked.kind == "full":
             over = "nothing"
-        async with archives.making(asked.places) as making:
+        fence = partial(archives.fence, asked.sandbox_id, sandbox.owner)
+        fence()  # a lock that was lost is told before anything is packed
+        async with archives.making(asked.places, fence) as making:
             order = PackRequest(
                 name=snapshot_id,
                 output=making.descriptor,

@@ -12,6 +12,8 @@ from sandkeepd.history import History
 from sandkeepd.images import Images
 from sandkeepd.journals import Journals
 from sandkeepd.keeping import Kept
+from sandkeepd.leases import Leases
+from sandkeepd.locking import Locking
 from sandkeepd.processes import Processes
 from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
@@ -34,6 +36,7 @@ def dispatch(
     access: Access,
     retention: Retention,
     kept: Kept,
+    leases: Leases,
 ) -> Dispatch:
     """The daemon's handler of calls."""
     history, upkeep, terminals, files, suspensions = (
@@ -43,7 +46,7 @@ def dispatch(
         Files(core, sandboxes),
         Suspensions(core, sandboxes),
     )
-    choosing = Choosing(core)
+    choosing, locking = Choosing(core), Locking(core, leases)
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
         "daemon.shutdown": software.shutdown,
@@ -82,6 +85,8 @@ def dispatch(
         "snapshot.import": kept.moves.bring_in,
         "snapshot.promote": kept.moves.promote,
         "snapshot.gc": kept.collection.gc,
+        "lock.acquire": locking.acquire,
+        "lock.release": locking.release,
         "event.list": history.list,
         "stream.access": access.access,
         "store.compact": retention.compact,
@@ -99,9 +104,13 @@ def dispatch(
         "sandbox.list": sandboxes.list_now,
         "snapshot.get": kept.snapshots.get_now,
         "snapshot.list": kept.snapshots.list_now,
+        "lock.get": locking.get_now,
+        "lock.list": locking.list_now,
     }
-    again = {
+    again: dict[str, Again] = {
         "provider.choose": choosing.chosen_before,
+        "lock.acquire": locking.acquired_before,
+        "lock.release": locking.released_before,
         **_again(images, sandboxes, processes, files, suspensions),
         **_kept_again(images, sandboxes, kept),
     }

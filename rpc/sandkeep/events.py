@@ -547,6 +547,109 @@ class SnapshotDeleted(Event, frozen=True, kw_only=True):
     kept: bool = False
 
 
+# -- locks ------------------------------------------------------------------------------------------------------------
+
+
+class LockAcquireRequested(Event, frozen=True, kw_only=True):
+    """A lock is about to be taken, which may be waited for. It is kept at `where`: ``gs://BUCKET``, ``s3://BUCKET``, or
+    a directory.
+
+    Each acquisition is a stream of its own, and known in the lock's document by an `owner_id` of its own.
+    """
+
+    type = "lock.acquire_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("lock.acquired", "lock.contended", "lock.acquire_failed")
+    owner: str
+    name: str
+    where: str
+    owner_id: str
+    timeout_s: float = 0.0
+
+
+class LockAcquired(Event, frozen=True, kw_only=True):
+    """The lock is held, and renewed from here on. `fence` is larger than that of every acquisition before."""
+
+    type = "lock.acquired"
+    fence: int
+
+
+class LockContended(Event, frozen=True, kw_only=True):
+    """The lock was not taken, as somebody else has it, `held_by` until `expires_at`, or will have it next: `waiting`.
+    `code` is ``lock_contended``, or ``lock_timeout`` when it was waited for.
+    """
+
+    type = "lock.contended"
+    code: str
+    message: str
+    held_by: str | None = None
+    expires_at: str | None = None
+    waiting: str | None = None
+
+
+class LockAcquireFailed(Event, frozen=True, kw_only=True):
+    """The lock was not taken. `interrupted`: as in `image.create_failed`, or whoever waited for it has gone."""
+
+    type = "lock.acquire_failed"
+    code: str
+    message: str
+    interrupted: bool = False
+
+
+class LockReleaseRequested(Event, frozen=True, kw_only=True):
+    """The lock is about to be given back; from here on nothing is written under it."""
+
+    type = "lock.release_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("lock.released", "lock.lost", "lock.expired")
+
+
+class LockReleased(Event, frozen=True, kw_only=True):
+    """The lock was given back."""
+
+    type = "lock.released"
+
+
+class LockExpired(Event, frozen=True, kw_only=True):
+    """The lock was not renewed in time, and is held no more, whether or not somebody else has it by now."""
+
+    type = "lock.expired"
+    message: str
+
+
+class LockLost(Event, frozen=True, kw_only=True):
+    """The lock is held no more: ``taken`` by somebody else, ``freed`` by an administrator, its document ``damaged``, or
+    the machine's ``clock`` cannot be relied on.
+    """
+
+    type = "lock.lost"
+    reason: str
+    message: str
+
+
+class LockStealRequested(Event, frozen=True, kw_only=True):
+    """An administrator is about to free a lock, whoever holds it, and whatever is in the place of its document."""
+
+    type = "lock.steal_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("lock.stolen", "lock.steal_failed")
+    owner: str
+    name: str
+    where: str
+
+
+class LockStolen(Event, frozen=True, kw_only=True):
+    """The lock is free, and its owner, who hears of it when he renews it, has lost it."""
+
+    type = "lock.stolen"
+
+
+class LockStealFailed(Event, frozen=True, kw_only=True):
+    """The lock may be as it was. `interrupted`: as in `image.create_failed`."""
+
+    type = "lock.steal_failed"
+    code: str
+    message: str
+    interrupted: bool = False
+
+
 def _all_events() -> dict[str, type[Event]]:
     found: dict[str, type[Event]] = {}
     for kind in Event.__subclasses__():

@@ -77,6 +77,8 @@ POINTS: Final = (
     "output.removed",
     "output.cut",
     "output.answers_cut",
+    "lock.taken",
+    "lock.given_back",
     "stop.asked",
     "stop.carriers_ended",
 )

@@ -20,6 +20,8 @@ MAX_FORKS: Final = 256
 MAX_WRITE_BYTES: Final = 8 * 1024 * 1024
 """How much one `sandbox.write_file` takes. More goes by `sandbox.copy_in`, or the stream server."""
 
+MAX_LOCK_WAIT_S: Final = 3600.0
+
 TerminalSide = Annotated[int, Meta(ge=1, le=1000)]
 TerminalName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)")]
 PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
@@ -501,6 +503,38 @@ class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     wait_s: Wait = 0
 
 
+class LockAcquire(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The lock to take, by its name: that of the sandbox that daemons share. While somebody else holds it, it is waited
+    for up to `timeout_s`, unless another waits already; with 0 not at all. A caller who goes meanwhile gives it up.
+    """
+
+    name: Name
+    timeout_s: Annotated[float, Meta(ge=0, le=MAX_LOCK_WAIT_S)] = 30.0
+
+
+class LockRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A lock, by its name, which means its last acquisition here, or by its lock_id."""
+
+    name: Name
+
+
+class LockRelease(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The lock to give back, by its name or its lock_id. With `force` the lock of that name is free afterwards, whoever
+    held it, and a document that was damaged is mended; its owner loses it, and writes nothing more under it.
+    """
+
+    name: Name
+    force: bool = False
+
+
+class LockQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`all` adds the acquisitions that are over, or came to nothing."""
+
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
 class EventQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Events after a token, oldest first; with nothing new it waits up to `wait_s` for some. No `after`: from the
     first there is.
@@ -537,7 +571,8 @@ class Method(Struct, frozen=True, kw_only=True):
     `subject` is the parameter that names the object whose owner may call; `admin_if` are values that only an
     administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
     what writes files: to write one twice does no harm), and by which a repeated command is known. Mutations without
-    one, such as a write to a process's input, are remembered beside the log.
+    one, such as a write to a process's input, are remembered beside the log. What `needs_caller` is given up when its
+    caller goes; every other mutation goes on.
     """
 
     name: str
@@ -550,7 +585,8 @@ class Method(Struct, frozen=True, kw_only=True):
     descriptors: int = 0
     intent: str | None = None
     deadline_s: float | None = None
-    admin_if: dict[str, str] = field(default_factory=dict)
+    admin_if: dict[str, Any] = field(default_factory=dict)
+    needs_caller: bool = False
 
 
 def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:
@@ -866,6 +902,27 @@ METHODS: Final[dict[str, Method]] = {
             StreamQuery,
             deadline_s=30.0,
         ),
+        _M(
+            "lock.acquire",
+            "Take the lock of a sandbox that daemons share, and keep it until it is released.",
+            model.Lock,
+            LockAcquire,
+            intent="lock.acquire_requested",
+            deadline_s=MAX_LOCK_WAIT_S + 60.0,
+            needs_caller=True,
+        ),
+        _M(
+            "lock.release",
+            "Give a lock back.",
+            model.Lock,
+            LockRelease,
+            access=Access.OWNER,
+            intent="lock.release_requested",
+            deadline_s=120.0,
+            admin_if={"force": True},
+        ),
+        _M("lock.get", "Show a lock as this daemon has it.", model.Lock, LockRef, access=Access.OWNER),
+        _M("lock.list", "List the locks that this daemon holds.", model.LockList, LockQuery),
         _M("event.list", "Events in the order they were committed.", model.EventPage, EventQuery),
         _M(
             "store.verify",

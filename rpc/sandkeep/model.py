@@ -60,6 +60,9 @@ SnapshotStatus: TypeAlias = Literal["creating", "ready", "failed", "deleting", "
 SnapshotKind: TypeAlias = Literal["full", "incremental"]
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.zst"]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
+LockStatus: TypeAlias = Literal[
+    "acquiring", "held", "releasing", "released", "contended", "failed", "expired", "lost", "stealing", "stolen"
+]
 Network: TypeAlias = Literal["none", "host", "bridge"]
 IsolationMode: TypeAlias = Literal["default", "none"]
 
@@ -644,3 +647,34 @@ class RepairReport(Struct, frozen=True, kw_only=True):
 
 class Empty(Struct, frozen=True, kw_only=True):
     """An answer that says only that it was done."""
+
+
+class Lock(Struct, frozen=True, kw_only=True):
+    """One acquisition of a lock by this daemon: under way, held, or over, and how.
+
+    `where` is the bucket or directory that the lock's document is in, which knows this acquisition as `owner_id`.
+    `fence` is larger than that of every acquisition before, whoever's. Of one that was ``contended``, `held_by` is who
+    had the lock, until `expires_at` if he did not renew it. One that was ``stolen`` is an administrator's, who freed
+    the lock whoever held it.
+    """
+
+    lock_id: str
+    name: str
+    status: LockStatus
+    owner: str
+    where: str
+    requested_at: Timestamp
+    owner_id: str | None = None
+    fence: int | None = None
+    acquired_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
+    held_by: str | None = None
+    expires_at: Timestamp | None = None
+    error: str | None = None
+
+
+class LockList(Struct, frozen=True, kw_only=True):
+    """`next` is what to give as `after` for more; None when that was all."""
+
+    locks: list[Lock]
+    next: str | None = None

@@ -16,21 +16,14 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from sandkeep import (
-    docker_settings,  # noqa: F401  # puts its settings into the table
-    events,
-    methods,
-    model,
-    storage_settings,  # noqa: F401  # and so does this
-    stubs,
-)
+from sandkeep import events, methods, model, stubs
+from sandkeep.all_settings import ALL_SETTINGS
 from sandkeep.cli.manual import man_page
 from sandkeep.cli.markdown import cli_page
 from sandkeep.errors import CODES, MEANINGS
 from sandkeep.jsonrpc import number_of
 from sandkeep.methods import METHODS, Access, Method
 from sandkeep.openrpc import error_codes
-from sandkeep.settings import SETTINGS
 
 _TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "typed.pyi")
 _MADE: Final = "<!-- Written by `python -m sandkeep.reference --write docs/reference`: do not edit. -->"
@@ -188,7 +181,7 @@ def settings_page() -> Iterator[str]:
     yield ""
     yield "| variable | default | meaning |"
     yield "|---|---|---|"
-    for setting in SETTINGS.values():
+    for setting in ALL_SETTINGS.values():
         yield f"| `{setting.name}` | {_cell(setting.shown_default)} | {_cell(setting.summary)} |"
 
 

@@ -67,6 +67,14 @@ LOCK_BUCKET = Setting[str | None](
     "none",
     "The GCS bucket of the locks of sandboxes that several daemons share (`sandboxes/<sandbox_id>/lock.json`).",
 )
+LOCK_MOUNT_PATH = Setting[str | None](
+    "SANDBOX_LOCK_MOUNT_PATH",
+    _directory,
+    _absent,
+    "none",
+    "A directory for locks instead of that bucket: of this machine, or on a network file system that daemons share. "
+    "One where a bucket is mounted is refused.",
+)
 METADATA_BUCKET = Setting[str | None](
     "SANDBOX_METADATA_BUCKET",
     _bucket,

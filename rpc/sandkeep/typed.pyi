@@ -443,6 +443,42 @@ class TrioStream:
     ) -> model.StreamAccess:
         """Where the stream server listens, and the caller's token for it on TCP."""
 
+class TrioLock:
+    async def acquire(
+        self,
+        name: str,
+        *,
+        timeout_s: float = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Lock:
+        """Take the lock of a sandbox that daemons share, and keep it until it is released."""
+    async def release(
+        self,
+        name: str,
+        *,
+        force: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Lock:
+        """Give a lock back."""
+    async def get(
+        self,
+        name: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Lock:
+        """Show a lock as this daemon has it."""
+    async def list(
+        self,
+        *,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.LockList:
+        """List the locks that this daemon holds."""
+
 class TrioEvent:
     async def list(
         self,
@@ -493,6 +529,7 @@ class TrioMethods:
     process: TrioProcess
     snapshot: TrioSnapshot
     stream: TrioStream
+    lock: TrioLock
     event: TrioEvent
     store: TrioStore
 
@@ -932,6 +969,42 @@ class BlockingStream:
     ) -> model.StreamAccess:
         """Where the stream server listens, and the caller's token for it on TCP."""
 
+class BlockingLock:
+    def acquire(
+        self,
+        name: str,
+        *,
+        timeout_s: float = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Lock:
+        """Take the lock of a sandbox that daemons share, and keep it until it is released."""
+    def release(
+        self,
+        name: str,
+        *,
+        force: bool = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Lock:
+        """Give a lock back."""
+    def get(
+        self,
+        name: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Lock:
+        """Show a lock as this daemon has it."""
+    def list(
+        self,
+        *,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.LockList:
+        """List the locks that this daemon holds."""
+
 class BlockingEvent:
     def list(
         self,
@@ -982,5 +1055,6 @@ class BlockingMethods:
     process: BlockingProcess
     snapshot: BlockingSnapshot
     stream: BlockingStream
+    lock: BlockingLock
     event: BlockingEvent
     store: BlockingStore

@@ -1,9 +1,10 @@
 """Compaction: what ended long ago goes from the log into the archive, so that log, views and starts stay small.
 
 What goes: the events of sandboxes that ended, with all their processes; of processes that ended in sandboxes that are
-still here, once no view shows them; of images that were removed. They go as whole streams, and only when all of a
-stream is older than a given moment. Of streams that do not end (the daemon's, the log's, of files written into a
-sandbox that is here) all but the last event go. What is as old but still needed stays and is folded as before.
+still here, once no view shows them; of images that were removed; of locks that nobody holds any more. They go as whole
+streams, and only when all of a stream is older than a given moment. Of streams that do not end (the daemon's, the
+log's, of files written into a sandbox that is here) all but the last event go. What is as old but still needed stays
+and is folded as before.
 
 How it survives a crash at any instant: first ``log.compact_requested`` says which sandboxes and images no view holds
 any more. Then, portion by portion, events are written into a segment, which is made durable and read back; only then
@@ -90,6 +91,7 @@ class Compaction:
             frozenset(state.processes),
             frozenset(state.images).difference(images),
             frozenset((*state.snapshots, *state.forks)).difference(snapshots),
+            frozenset(lock.lock_id for lock in state.locks.values() if (lock.ended_us or before_us) >= before_us),
         )
         positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
         if len(positions) < least and not state.log.compacting:

@@ -153,6 +153,19 @@ class Storage:
             raise _unset("share a sandbox with other daemons", rows.LOCK_BUCKET)
         return bucket
 
+    def lock_root(self) -> Root:
+        """Where locks are kept: the directory, else the GCS bucket, else S3's; `not_configured` when none is set."""
+        mount = rows.LOCK_MOUNT_PATH(self._environ)
+        if mount is not None:
+            return Root("mount", mount)
+        bucket = rows.LOCK_BUCKET(self._environ)
+        if bucket is not None:
+            return Root("gcs", bucket)
+        bucket = rows.S3_BUCKET(self._environ)
+        if bucket is not None:
+            return Root("s3", bucket)
+        raise _unset("keep locks", rows.LOCK_BUCKET, rows.LOCK_MOUNT_PATH, rows.S3_BUCKET)
+
     def metadata_bucket(self) -> str:
         """The bucket of shared sandboxes' metadata; `not_configured` without."""
         bucket = rows.METADATA_BUCKET(self._environ)

@@ -28,6 +28,7 @@ from sandkeep_store import blanks, codec, fold, views
 from sandkeep_store.durable import sync_directory
 from sandkeep_store.log import EventLog
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -57,6 +58,8 @@ class Header(Struct, array_like=True):
     images: list[ImageState]
     snapshots: list[SnapshotState]
     forks: list[ForkState]
+    locks: list[LockState]
+    ended_locks: list[str]
 
 
 _OWN: Final = [f for f in msgspec.structs.fields(SandboxState) if f.name not in (*_REFERENCES, *_NOT_KEPT)]
@@ -107,6 +110,8 @@ def records(state: State, log: EventLog) -> Iterator[bytes]:
         images=list(state.images.values()),
         snapshots=list(state.snapshots.values()),
         forks=list(state.forks.values()),
+        locks=list(state.locks.values()),
+        ended_locks=list(state.ended_locks),
     )
     yield _encode(header)
     of: dict[str, list[tuple[int, ProcessState]]] = {name: [] for name in state.sandboxes}
@@ -213,6 +218,8 @@ def _restored(content: bytes, log: EventLog) -> State:
     state.images = {image.image_id: image for image in header.images}
     state.snapshots = {snapshot.snapshot_id: snapshot for snapshot in header.snapshots}
     state.forks = {fork.fork_id: fork for fork in header.forks}
+    state.locks = {lock.lock_id: lock for lock in header.locks}
+    state.ended_locks = deque(header.ended_locks)
     placed: list[tuple[int, ProcessState]] = []
     for part in parts:
         placed += _add(state, _sandbox(part))

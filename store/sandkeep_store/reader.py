@@ -84,6 +84,7 @@ class Kept(NamedTuple):
     images: AbstractSet[str]
     snapshots: AbstractSet[str] = frozenset()
     """And forks."""
+    locks: AbstractSet[str] = frozenset()
 
 
 class Leaving(Struct, frozen=True, gc=False):
@@ -101,7 +102,7 @@ def _is_gone(type: str, stream: str, kept: Kept) -> bool:
     noun, _, verb = type.partition(".")
     if noun == "sandbox" and verb.startswith("fork"):
         return stream not in kept.snapshots
-    held = {"image": kept.images, "process": kept.processes, "snapshot": kept.snapshots}.get(noun)
+    held = {"image": kept.images, "process": kept.processes, "snapshot": kept.snapshots, "lock": kept.locks}.get(noun)
     return held is not None and stream not in held
 
 

@@ -16,17 +16,17 @@ SECONDS_AN_ATTEMPT: Final = 15
 CONNECTIONS: Final = 16
 
 
-def connect(storage: Storage = STORAGE, patience_s: float = 60) -> Any:
+def connect(storage: Storage = STORAGE, patience_s: float = 60, answer_s: float = READ_S) -> Any:
     """The SDK's client, which many threads may use; made on first use. Raises `not_configured`.
 
-    What fails for a moment it tries again, for about so many seconds.
+    What fails for a moment it tries again, for about so many seconds; an answer may take `answer_s`.
     """
     attempts = 1 if patience_s < 1 else 2 + int(patience_s / SECONDS_AN_ATTEMPT)
-    return _connect(replace(storage.s3(), bucket=""), attempts)
+    return _connect(replace(storage.s3(), bucket=""), attempts, answer_s)
 
 
 @lru_cache
-def _connect(settings: S3Settings, attempts: int) -> Any:
+def _connect(settings: S3Settings, attempts: int, answer_s: float) -> Any:
     from boto3.session import Session
     from botocore.config import Config
 
@@ -37,7 +37,7 @@ def _connect(settings: S3Settings, attempts: int) -> Any:
         use_ssl=settings.use_ssl,
         config=Config(
             connect_timeout=CONNECT_S,
-            read_timeout=READ_S,
+            read_timeout=answer_s,
             max_pool_connections=CONNECTIONS,
             retries={"mode": "standard", "total_max_attempts": attempts},
             s3={"addressing_style": "path" if settings.endpoint_url else "auto"},
@@ -49,7 +49,13 @@ def _connect(settings: S3Settings, attempts: int) -> Any:
 def speaking_about(name: str) -> Iterator[None]:
     """Turns the SDK's errors into ours. `name` is an ``s3://`` URI. The codes are those of `gcs_client`'s."""
     import urllib3
-    from botocore.exceptions import BotoCoreError, ClientError, FlexibleChecksumError, NoCredentialsError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        FlexibleChecksumError,
+        NoCredentialsError,
+        ParamValidationError,
+    )
 
     try:
         yield
@@ -62,6 +68,8 @@ def speaking_about(name: str) -> Iterator[None]:
             "The daemon has no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment.",
             setting="AWS_ACCESS_KEY_ID",
         ) from None
+    except ParamValidationError:
+        raise  # a defect of ours
     except FlexibleChecksumError:
         raise DataError(
             "snapshot_corrupt",

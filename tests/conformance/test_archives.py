@@ -13,17 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
+from tests.s3 import S3Server
 
 from sandkeep.errors import CallerError, DataError, StateError
-from sandkeep_store.archives.base import ArchiveStore, Stored
+from sandkeep_store.archives import s3_upload
+from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives
 from sandkeep_store.archives.memory import MemoryArchives
+from sandkeep_store.archives.objects import Stored
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import Root, Storage
 
 T = TypeVar("T")
 
 PART = 8 * 1024**2
+S3_PART = 5 * 1024**2
 PATH = "filesystem_snapshots/snp_1/snp_1.tar.gz"
 
 
@@ -137,7 +141,7 @@ def unless_conflict(write: Callable[[], T]) -> T | None:
 # -- writing and reading ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 1, 65537, PART, PART + 1, 2 * PART])
+@pytest.mark.parametrize("size", [0, 1, 65537, S3_PART, PART, PART + 1, 2 * S3_PART])
 def test_what_was_written_is_read(store: ArchiveStore, size: int) -> None:
     data = bytes_of(size)
     digest = hashlib.sha256(data).hexdigest()
@@ -175,6 +179,17 @@ def test_every_kind_of_source(store: ArchiveStore) -> None:
     assert content(store, "pipe") == data
     store.write("nothing", iter(()))
     assert content(store, "nothing") == b""
+
+
+@pytest.mark.parametrize("path", ["a b/ä+%2F?#&=.tar.gz", "~/$HOME/*", "'\"<>|\\:;,", "漢字/🙂", "...", "x" * 254])
+def test_every_other_path_means_what_it_says(store: ArchiveStore, path: str) -> None:
+    store.write(path, [b"content"])
+    version = store.write_document(f"{path}-", b"{}", over=None)
+    assert content(store, path) == b"content"
+    assert store.read_document(f"{path}-") == (b"{}", version)
+    assert sorted(stored.path for stored in store.objects(path)) == [path, f"{path}-"]
+    assert store.delete(path) is True
+    assert [stored.path for stored in store.objects(path)] == [f"{path}-"]
 
 
 def test_an_object_is_written_once(kind: Kind) -> None:
@@ -271,6 +286,13 @@ def test_only_the_generation_that_was_meant_is_read_or_deleted(store: ArchiveSto
     assert list(store.objects()) == []
 
 
+def test_an_object_of_another_size_is_not_even_read(store: ArchiveStore) -> None:
+    store.write(PATH, [b"content"])
+    assert content(store, size_bytes=7) == b"content"
+    for size in (0, 6, 8):
+        refused("snapshot_corrupt", store.read, PATH, size_bytes=size)
+
+
 def test_a_reader_never_mixes_two_generations(store: ArchiveStore) -> None:
     data = bytes_of(PART)
     store.write(PATH, [data])
@@ -327,6 +349,31 @@ def put_what_is_no_plain_file(base: str, outside: str) -> None:
     os.symlink(f"{outside}/secret", f"{base}/link")
     os.symlink(outside, f"{base}/directory")
     os.mkfifo(f"{base}/fifo")
+
+
+@pytest.mark.needs("s3")
+def test_parts_for_s3_grow_and_have_an_end(s3: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_upload, "PARTS_OF_A_SIZE", 1)
+    monkeypatch.setattr(s3_upload, "MOST_PARTS", 2)
+    store = open_store(Root("s3", s3_bucket), Storage({**s3.environ, "SANDBOX_S3_BUCKET": s3_bucket}))
+    data = bytes_of(3 * S3_PART)
+    tag = store.write(PATH, io.BytesIO(data)).generation
+    assert tag.endswith("-2"), "the service counts parts: one of five, one of ten"
+    assert content(store) == data
+    refused("invalid", store.write, "more", io.BytesIO(data + b"x"))
+    assert [stored.path for stored in store.objects()] == [PATH]
+    assert s3.unfinished(s3_bucket) == []
+
+
+@pytest.mark.needs("s3")
+def test_uploads_to_s3_that_nobody_finishes_are_swept(s3: S3Server, s3_bucket: str) -> None:
+    """Those of others, below another prefix, are left alone. The service says of all that they began in 2010."""
+    store = open_store(Root("s3", s3_bucket), Storage({**s3.environ, "SANDBOX_S3_BUCKET": s3_bucket}))
+    for key in ("filesystem_snapshots/a", "filesystem_snapshots/b", "others"):
+        s3.client().create_multipart_upload(Bucket=s3_bucket, Key=key)
+    assert store.sweep(1000 * 365 * 86_400, "filesystem_snapshots/") == 0
+    assert store.sweep(86_400, "filesystem_snapshots/") == 2
+    assert s3.unfinished(s3_bucket) == ["others"]
 
 
 # -- fences -----------------------------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ async def test_what_holds_inside(world: World) -> None:
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert (await run(instance, "sh", "-c", "echo x >/etc/new"))[0] != 0
     await sh(instance, "echo x >/tmp/new; echo x >/run/new; echo x >/workspace/new")
-    assert (await run(instance, "sh", "-c", "echo 'run prc_x none exec id' >/run/sandkeep/in/.control"))[0] != 0
+    assert (await run(instance, "sh", "-c", "echo 'run prc_x none 0' >/run/sandkeep/in/.control"))[0] != 0
     assert (await run(instance, "sh", "-c", "rm -f /run/sandkeep/out/exits; touch /run/sandkeep/out/x"))[0] != 0
-    assert await sh(instance, "cat /proc/1/comm; ls /sys/class/net") == "sh\nlo\n"
+    assert await sh(instance, "cat /proc/1/comm; ls /sys/class/net") == ".keeper\nlo\n"
 
 
 async def test_the_root_of_an_image_is_no_root_of_the_host(world: World) -> None:

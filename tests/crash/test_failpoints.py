@@ -35,10 +35,12 @@ NOT_IN_THE_STORY = {
 NOT_LOCAL = ("sandbox.suspend", "sandbox.resume")
 """What the local provider cannot do; see `test_suspending`."""
 
-APART = (*GROWTH, *KEEPING, *NOT_LOCAL)
+APART = (*GROWTH, *KEEPING, *NOT_LOCAL, "lock.")
+"""What another test tells of: for locks `test_locks`."""
+
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))
 COMMITS = [f"{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]
-POINTS = [point for point in failpoints.POINTS if not point.startswith((*GROWTH, *KEEPING, "docker."))]
+POINTS = [point for point in failpoints.POINTS if not point.startswith((*GROWTH, *KEEPING, "docker.", "lock."))]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 
 

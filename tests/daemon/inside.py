@@ -1,6 +1,6 @@
 """A daemon inside the test: the real parts, the fake provider that can be told to fail, and no socket."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from sandkeepd.api.peer import Peer
 from sandkeepd.core import Core
 from sandkeepd.images import Images
 from sandkeepd.keeping import Kept
+from sandkeepd.leases import Leases
 from sandkeepd.processes import Processes
 from sandkeepd.providers.fake import FakeProvider, open_fake
 from sandkeepd.reconcile import Reconciler
@@ -29,6 +30,7 @@ class Inside:
     """The parts, and `call`, which goes the way of a request behind the socket."""
 
     retention: Retention
+    leases: Leases
 
     def __init__(
         self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], kept: Kept, dispatch: Any
@@ -58,7 +60,7 @@ class Inside:
 
 
 @asynccontextmanager
-async def inside(state_dir: str) -> AsyncIterator[Inside]:
+async def inside(state_dir: str, leases_of: Callable[[Core], Leases] = Leases) -> AsyncIterator[Inside]:
     """The parts of a daemon on a state directory, as `app.run` has them, but for servers and periodic tasks."""
     app.prepare_state_dir(state_dir)
     log = EventLog.open(f"{state_dir}/events.db")
@@ -74,10 +76,11 @@ async def inside(state_dir: str) -> AsyncIterator[Inside]:
             software = Software(core, state_dir, "", trio.Event())
             software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
-            kept = Kept(core, images, sandboxes, state_dir)
-            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept)
+            kept, leases = Kept(core, images, sandboxes, state_dir), leases_of(core)
+            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
             made = Inside(core, fake, parts, kept, dispatch)
-            made.retention = retention
+            made.retention, made.leases = retention, leases
+            kept.archives.fence = leases.fence
             made.reconciler.announce()
             yield made
             carriers.cancel_scope.cancel()

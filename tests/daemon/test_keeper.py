@@ -1,4 +1,4 @@
-"""The keeper in each shell that is here, its requests, and how its answers and journals are read."""
+"""The keeper, with each shell that is here for what needs one, and what is said to it and by it."""
 
 import os
 import shutil
@@ -6,15 +6,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.keeper import KEEPER_SOURCE, journal, requests
+from sandkeepd.keeper import journal, program, requests
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import fake
 from sandkeepd.providers.base import Caller, ImageRequest, Launch, Terminal
@@ -32,13 +33,15 @@ async def quiet(sentence: str) -> None:
 
 @pytest.mark.needs("tmux")
 @pytest.mark.parametrize("shell", SHELLS)
-async def test_the_keeper_in_this_shell(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that differs between shells: jobs, signals, traps, reading lines, and what is in a variable."""
-    words = ["busybox", "sh"] if shell == "busybox" else [shell]
-    if shell == "bash":
-        words.append("--posix")
+async def test_the_keeper_with_this_shell(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What differs between shells in the scripts of terminals: signals, traps, reading lines, what is in a variable."""
+    (tmp_path / "sh").symlink_to(shutil.which(shell) or shell)
     spawn = fake.spawn
-    monkeypatch.setattr(fake, "spawn", lambda argv, **rest: spawn([*words, *argv[1:]], **rest))
+
+    def with_it(argv: list[str], *, env: dict[str, str], **rest: Any) -> int:
+        return spawn(argv, env={**env, "PATH": f"{tmp_path}:{env['PATH']}"}, **rest)
+
+    monkeypatch.setattr(fake, "spawn", with_it)
     (tmp_path / "source").mkdir()
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(fake.open_fake(str(tmp_path / "state")))
@@ -133,16 +136,16 @@ def test_request_lines_fit_and_stay_lines() -> None:
         len(line) <= requests.MAX_REQUEST_BYTES and line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines
     )
     text = b"".join(line.removeprefix(b"secret prc_1 ").rstrip(b"\n") for line in lines)
-    assert text.startswith(b"export NAME='a'\"$4\"'b'\\''c")
+    assert text == b"NAME=" + rb"a\nb'c" * 5000 + b"\0"
     with pytest.raises(CallerError, match="invalid"):
         list(requests.secret_requests("prc_1", {"A;id": "x"}))
 
 
 def test_a_script_that_no_kernel_would_start() -> None:
     with pytest.raises(CallerError, match="too long"):
-        requests.script(["env"], ["x" * 1_100_000, "y" * 1_100_000], {}, None)
+        requests.record(["x" * 1_100_000, "y" * 1_100_000], {}, None)
     with pytest.raises(CallerError, match="UTF-8"):
-        requests.script(["env"], ["\ud800"], {}, None)
+        requests.record(["\ud800"], {}, None)
 
 
 @pytest.mark.parametrize(
@@ -246,20 +249,20 @@ async def test_one_file_watched_by_several(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-# -- the script by itself ---------------------------------------------------------------------------------------------
+# -- the program by itself --------------------------------------------------------------------------------------------
 
 
 class Bare:
-    """A keeper in one of the shells, without a daemon."""
+    """A keeper without a daemon."""
 
-    def __init__(self, shell: str, root: Path) -> None:
-        words = ["busybox", "sh"] if shell == "busybox" else [shell]
+    def __init__(self, root: Path) -> None:
         self.inside, self.out = root / "in", root / "out"
         self.inside.mkdir()
         (self.out / "p").mkdir(parents=True)
         os.mkfifo(root / "requests")
         self._requests = os.open(root / "requests", os.O_RDWR)
-        command = [*words, str(KEEPER_SOURCE), str(self.inside), str(self.out)]
+        program.install(str(self.inside))
+        command = program.command(str(self.inside), str(self.out))
         self.process = subprocess.Popen(command, stdin=self._requests, stdout=subprocess.PIPE, start_new_session=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
@@ -267,22 +270,36 @@ class Bare:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        ended = {line.split()[0] for line in self.said() if line[-1:].isdigit() and "+" not in line}
+        for name, pid in (line.split(" +") for line in self.said() if " +" in line):
+            if name not in ended:
+                with suppress(ProcessLookupError):
+                    os.killpg(int(pid), signal.SIGKILL)
         assert self.process.stdout is not None
         self.process.stdout.close()
         os.close(self._requests)
 
+    def send(self, data: bytes) -> None:
+        """Send requests, or pieces of them."""
+        os.write(self._requests, data)
+
     def tell(self, *lines: str) -> None:
         """Send requests."""
-        os.write(self._requests, "".join(f"{line}\n" for line in lines).encode())
+        self.send("".join(f"{line}\n" for line in lines).encode())
 
-    def run(self, name: str, script: str) -> None:
+    def run(self, name: str, script: str, *, mode: str = "none", quick_ms: int = 0) -> None:
         """Ask for a process."""
-        (self.inside / name).write_text(script)
-        self.tell(f"run {name} none")
+        line = requests.run_by(requests.record(["sh", "-c", script], {}, None), name, mode, quick_ms)
+        assert line is not None
+        self.send(line)
 
     def said(self) -> list[str]:
         """All answers so far."""
         return (self.out / "exits").read_text().splitlines()
+
+    def wrote(self, name: str) -> str:
+        """What a process has written."""
+        return (self.out / "p" / f"{name}.stdout").read_text()
 
     def until(self, done: Callable[[list[str]], object]) -> list[str]:
         """The answers, once they are as they should be."""
@@ -293,25 +310,30 @@ class Bare:
         return self.said()
 
 
-@pytest.fixture(params=SHELLS)
-def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bare]:
-    keeper = Bare(request.param, tmp_path)
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Bare]:
+    keeper = Bare(tmp_path)
     yield keeper
     keeper.close()
 
 
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_what_an_ended_process_left_behind_stays(bare: Bare) -> None:
-    """Its watcher has told its end and gone, and the keeper hears of a sweep before it hears of that."""
+    """The keeper hears of a sweep before it has heard of the end."""
     go, left = bare.out / "go", bare.out / "left"
     bare.run("p1", f"sleep 1000 & echo $! >{left}; until [ -e {go} ]; do sleep 0.01; done; exit 3")
-    bare.until(lambda said: left.exists() and left.read_text().endswith("\n"))
+    said = bare.until(lambda said: left.exists() and left.read_text().endswith("\n") and said)
     os.kill(bare.process.pid, signal.SIGSTOP)
     bare.tell("sweep -")
     go.touch()
-    bare.until(lambda said: "p1 3" in said)
+    bare.until(lambda _: state_of(int(said[0].partition("+")[2])) == "Z")
     pid = int(left.read_text())
     try:
         os.kill(bare.process.pid, signal.SIGCONT)
+        bare.until(lambda said: "p1 3" in said)
         bare.tell("sweep -", "check p1")
         said = bare.until(lambda said: said.count("p1 3") == 2)  # the second time as it was asked
         assert "p1 lost" not in said
@@ -321,24 +343,126 @@ def test_what_an_ended_process_left_behind_stays(bare: Bare) -> None:
 
 
 def test_how_any_of_the_last_ended_is_known(bare: Bare) -> None:
-    names = [f"p{number}" for number in range(130)]
+    names = [f"p{number}" for number in range(400)]
     for name in names:
         bare.run(name, "exit 5")
     bare.until(lambda said: sum(line.endswith(" 5") for line in said) == len(names))
-    bare.until(lambda said: bare.tell("check p0") or "p0 live" not in said[-1:])
     bare.tell(f"ask - {' '.join(names)}", "check end")
     said = bare.until(lambda said: "end none" in said)
     assert [line for line in said if line.endswith(" none")] == ["end none"]
+    assert sum(line.endswith(" 5") for line in said) == 2 * len(names)
 
 
-def test_what_is_killed_before_its_pid_is_known_does_not_run_on(bare: Bare) -> None:
+def test_what_is_killed_at_once_does_not_run_on(bare: Bare) -> None:
     mark = f"10{os.getpid()}"
     names = [f"p{number}" for number in range(50)]
     for name in names:
-        (bare.inside / name).write_text(f"exec sleep {mark}")
-        bare.tell(f"run {name} none", f"kill {name} 9")
-    bare.until(lambda said: {name for name in names if f"{name} 137" in said or f"{name} lost" in said} == set(names))
+        bare.run(name, f"exec sleep {mark}")
+        bare.tell(f"kill {name} 9")
+    bare.until(lambda said: {name for name in names if f"{name} 137" in said} == set(names))
     assert subprocess.run(["pgrep", "-f", f"sleep {mark}"], stdout=subprocess.DEVNULL, check=False).returncode == 1
+
+
+def test_more_processes_at_once_than_there_was_room_for_at_first(bare: Bare) -> None:
+    names = [f"p{number}" for number in range(800)]
+    hold = bare.out / "hold"
+    os.mkfifo(hold)
+    for name in names:
+        bare.run(name, f"exec <>{hold}; read line; exit 7")
+    bare.until(lambda said: len(said) == len(names))
+    bare.tell("check p0", "check p799")
+    bare.until(lambda said: "p0 live" in said and "p799 live" in said)
+    with hold.open("w") as file:
+        file.write("go\n" * len(names))
+        file.flush()
+        bare.until(lambda said: sum(line.endswith(" 7") for line in said) == len(names))
+    bare.run("more", "exit 3")
+    bare.until(lambda said: "more 3" in said)
+
+
+def test_one_that_ends_soon_is_told_of_once(bare: Bare) -> None:
+    bare.run("p1", "exit 1", quick_ms=20_000)
+    bare.until(lambda said: "p1 1" in said)
+    bare.run("p2", "exec sleep 1000", quick_ms=20)
+    said = bare.until(lambda said: any(line.startswith("p2 +") for line in said))
+    assert [line.partition("+")[0] for line in said] == ["p1 ", "p1 1", "p2 "]
+    bare.run("p3", "exec sleep 1000", quick_ms=20_000)
+    bare.tell("check p3")
+    said = bare.until(lambda said: "p3 live" in said)
+    assert said[-2].startswith("p3 +")
+
+
+def test_requests_in_pieces_and_garbage_between_them(bare: Bare) -> None:
+    line = requests.run_by(requests.record(["printf", "%s", "a\n\\ b\\n"], {"V": "\n"}, "/"), "p1", "none", 0)
+    assert line is not None
+    garbage = [b"\n", b"run\n", b"run  \n", b"run ../x none 0 \n", b"run p2\n", b"run p3 none 0 /\0\n", b"kill\n"]
+    garbage += [
+        b"secret\n",
+        b"ask\n",
+        b"ask - \n",
+        b"pid p1 5\n",
+        b"done p1 5\n",
+        b"eof p1\n",
+        b"x" * 70_000 + b"\n",
+        b"\0\n",
+    ]
+    for piece in garbage:
+        for start in range(0, len(piece), 30_000):
+            bare.send(piece[start : start + 30_000])
+    for byte in line:
+        bare.send(bytes([byte]))
+    said = bare.until(lambda said: "p1 0" in said)
+    assert bare.wrote("p1") == "a\n\\ b\\n"
+    assert "p3 125" in said
+    assert not list(bare.out.glob("**/*x.std*"))
+
+
+def test_secrets_are_for_one_although_others_start_in_between(bare: Bare) -> None:
+    bare.tell("share - S=shared\0", "secret p1 A=on")
+    bare.run("p2", 'echo "$S,$A"')
+    bare.tell("secret p1 e\0", "secret p1 B=t\\nwo\0")
+    bare.run("p1", 'echo "$S,$A,$B"')
+    bare.run("p3", 'echo "$S,$A,$B"')
+    bare.until(lambda said: {"p1 0", "p2 0", "p3 0"} <= set(said))
+    assert [bare.wrote(name) for name in ("p1", "p2", "p3")] == ["shared,one,t\nwo\n", "shared,\n", "shared,,\n"]
+
+
+@pytest.mark.parametrize("plant", ["link", "fifo", "directory"])
+def test_what_lies_in_the_place_of_a_journal_holds_nobody_up(bare: Bare, tmp_path: Path, plant: str) -> None:
+    place = bare.out / "p" / "p1.stdout"
+    if plant == "link":
+        place.symlink_to(tmp_path / "elsewhere")
+    elif plant == "fifo":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    bare.run("p1", "echo x")
+    bare.run("p2", "echo y")
+    said = bare.until(lambda said: "p2 0" in said)
+    assert "p1 none" in said
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_terminal_whose_script_goes_without_a_word(bare: Bare) -> None:
+    """What it had started is ended; of one that has said its last nothing more is told."""
+    (bare.inside / "t1").write_text('sleep 1000 & echo "pid t1 $!.$$" >&3; echo "t1 +$!" >&4; kill -9 $$')
+    (bare.inside / "t2").write_text('echo "t2 5" >&4; echo "done t2 5" >&3')
+    bare.tell("run t1 tty 0 ", "run t2 tty 0 ")
+    said = bare.until(lambda said: {"t1 lost", "t2 5"} <= set(said))
+    pid = int(next(line for line in said if line.startswith("t1 +")).partition("+")[2])
+    bare.until(lambda _: not Path(f"/proc/{pid}").exists() or state_of(pid) == "Z")
+    bare.tell("check t1", "check t2")
+    assert bare.until(lambda said: said.count("t2 5") == 2)[-3:] == ["t1 none", "t2 +0", "t2 5"]
+
+
+def test_it_ends_when_nobody_can_ask_it_any_more(tmp_path: Path) -> None:
+    keeper = Bare(tmp_path)
+    command = program.command(str(keeper.inside), str(keeper.out))
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (0, b"ready\n")
+    keeper.close()
+    refused = subprocess.run([command[0], "/nowhere", "/nowhere"], capture_output=True, timeout=20, check=False)
+    assert (refused.returncode, refused.stderr) == (125, b"its answers cannot be opened\n")
 
 
 @pytest.mark.parametrize(

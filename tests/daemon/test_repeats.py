@@ -180,6 +180,8 @@ ELSEWHERE = {
     "sandbox.suspend": "tests/daemon/test_suspending.py",
     "sandbox.resume": "tests/daemon/test_suspending.py",
     "provider.choose": "tests/rpc/test_gcri.py",
+    "lock.acquire": "tests/daemon/test_locking.py",
+    "lock.release": "tests/daemon/test_locking.py",
 }
 """Those that need another world than this one, and where they are repeated."""
 

@@ -181,6 +181,37 @@ def test_an_increment_holds_what_changed_and_no_more(client: Any, box: str) -> N
     assert sorted(listed.split()) == ["./", "many/", "many/.wh.9", "many/7", "many/8", "many/nine"]
 
 
+WRITER = """
+import mmap, sys, time
+file = open("mapped", "r+b")
+memory = mmap.mmap(file.fileno(), 0)
+for line in sys.stdin:
+    memory[0] = ord(line[0])
+    print(line, flush=True)
+"""
+
+
+def test_what_is_written_in_memory_is_not_missed(client: Any, box: str) -> None:
+    """The kernel gives the file no other time for it."""
+    sh(client, box, "head -c 100000 /dev/zero >mapped")
+    client.process.launch(box, ["python3", "-c", WRITER], name="writer", stdin=True)
+
+    def write(letter: bytes) -> None:
+        client.process.write_stdin(box, "writer", letter + b"\n")
+        soon(lambda: client.process.read(box, "writer").stdout.endswith(letter + b"\n\n"))
+
+    write(b"1")
+    client.snapshot.create(box)
+    for letter in (b"2", b"3"):
+        soon(lambda: client.snapshot.create(box, incremental=True).member_count == 2)  # it alone may still change
+        write(letter)
+        snapshot = client.snapshot.create(box, incremental=True)
+        made = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
+        assert sh(client, made, "head -c 1 mapped").encode() == letter
+        client.sandbox.terminate(made)
+    client.process.signal(box, "writer", "KILL")
+
+
 def test_an_increment_over_the_image_alone(client: Any, box: str, image: str) -> None:
     sh(client, box, CHANGE)
     before = tree(client, box)

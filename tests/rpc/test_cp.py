@@ -639,15 +639,17 @@ def test_a_sandbox_that_ends_ends_the_command(shared_daemon: Any, image: str, he
 
 
 def test_nothing_is_written_any_more_for_a_command_that_was_killed(shared_daemon: Any, image: str, here: Path) -> None:
-    """The code inside holds the pipe open, and goes on to feed it."""
+    """The code inside holds the pipe open, and goes on to feed it. It waits for it before anything else goes on."""
     feed = """
     until [ -p "$f" ]; do for f in /run/sandkeep/in/hlp_*.data; do :; done; done
-    exec 9<>"$f"; until [ -e go ]; do sleep 0.01; done; exec head -c 300G /dev/zero >&9
+    exec 9<>"$f"; touch fed; until [ -e go ]; do sleep 0.01; done; exec head -c 300G /dev/zero >&9
     """
+    wait = "printf '%s\\n' '#!/bin/sh' 'until [ -e /workspace/fed ]; do sleep 0.01; done; exec /bin/sh \"$@\"'"
     endless = archive(("t", None), member("t/endless", size=2**40), contents=bytes(1024))
     with new_box(shared_daemon, image, env={"PATH": "/workspace/bin:/usr/bin:/bin"}) as box:
         hostile(box, endless, "touch /workspace/go; sleep 1000")
-        box.client.process.launch(box.id, ["sh", "-c", feed], name="feeder")
+        box.sh(f"{wait} >bin/wait; chmod +x bin/wait; mv bin/wait bin/sh")
+        box.client.process.launch(box.id, ["/bin/sh", "-c", feed], name="feeder")
         with running(box, f"{box.id}:hello", str(here / "target")) as program:
             until(lambda: [name for _, _, names in os.walk(here) for name in names])
             program.kill()

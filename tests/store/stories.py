@@ -77,7 +77,9 @@ def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
     yield [("img_1", None, events.ImageCreated(digest="sha256:0", size_bytes=1, file_count=1))]
     open_boxes: list[str] = []
     running: list[tuple[str, str]] = []  # process, sandbox
+    locks = lives_of_locks(seed)
     for step in range(steps):
+        yield from next(locks)
         if len(open_boxes) < boxes:
             box = f"sbx_{step}"
             yield [(box, box, requested())]
@@ -112,6 +114,38 @@ def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
             yield [(box, box, events.SandboxAdopted())]
         elif what < 0.99:
             yield from [[(box, box, event)] for event in PAUSES[: chance.randrange(1, len(PAUSES) + 1)]]
+
+
+LOCK_ENDS = (
+    [events.LockAcquired(fence=7), events.LockReleaseRequested(), events.LockReleased()],
+    [events.LockAcquired(fence=8), events.LockLost(reason="taken", message="gone")],
+    [events.LockAcquired(fence=9), events.LockReleaseRequested(), events.LockExpired(message="late")],
+    [events.LockContended(code="lock_contended", message="held", held_by="x", expires_at="t", waiting=None)],
+    [events.LockAcquireFailed(code="internal", message="no", interrupted=True)],
+    [events.LockAcquired(fence=10)],
+    [],
+)
+
+
+def lock(number: int, *then: Event) -> list[Append]:
+    """An acquisition and what came of it."""
+    stream = f"lck_{number}"
+    wanted = events.LockAcquireRequested(owner="uid:7", name=f"box{number % 3}", where="/locks", owner_id=f"o{number}")
+    return [[(stream, None, event)] for event in (wanted, *then)]
+
+
+def lives_of_locks(seed: int) -> Iterator[list[Append]]:
+    """Now and then something happens to a lock."""
+    chance, number = random.Random(seed + 1), 0
+    while True:
+        number += 1
+        steal = events.LockStealRequested(owner="uid:0", name="box0", where="/locks")
+        stolen = chance.choice((events.LockStolen(), events.LockStealFailed(code="internal", message="no")))
+        stealing: list[Append] = [[(f"lck_s{number}", None, steal)], [(f"lck_s{number}", None, stolen)]]
+        for append in [*lock(number, *chance.choice(LOCK_ENDS)), *(stealing if chance.random() < 0.1 else [])]:
+            yield [append]
+            for _ in range(chance.randrange(10)):
+                yield []
 
 
 def crowded(box: str, seed: int) -> Iterator[Append]:

@@ -157,7 +157,12 @@ DirectoryArchives(Root("directory", sys.argv[1])).write("a/b", source())
 
 def test_a_mount_that_is_not_there_is_not_made(base: str) -> None:
     absent = mount(base)
-    for call in (lambda: absent.write(PATH, [b"x"]), lambda: absent.stat(PATH), lambda: absent.read_document(PATH)):
+    for call in (
+        lambda: absent.write(PATH, [b"x"]),
+        lambda: absent.stat(PATH),
+        lambda: absent.read_document(PATH),
+        lambda: absent.write_document(PATH, b"{}", over=None),
+    ):
         with pytest.raises(ProviderError, match="mount it") as caught:
             call()
         assert caught.value.code == "provider_unavailable"

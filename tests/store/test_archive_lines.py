@@ -10,13 +10,15 @@ import random
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
+from tests.gcs import GcsEmulator
 from tests.proxy import BreakingLine
 
 from sandkeep.errors import DataError, ProviderError, SetupError, StateError
 from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.gcs import GcsArchives
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import Root, Storage
 
@@ -36,6 +38,7 @@ class Far(NamedTuple):
 
 
 SERVICES = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("gcs", "s3")]
+IN_GCS = pytest.mark.parametrize("line", [SERVICES[0]], indirect=True)
 LAST_REQUEST = {"gcs": rb"Content-Range: bytes \d+-\d+/\d", "s3": rb"POST [^ ]*uploadId"}
 
 
@@ -69,7 +72,11 @@ def content(store: ArchiveStore) -> bytes:
         return b"".join(archive)
 
 
-@pytest.mark.parametrize("cuts", [[1000], [3_000_000], [PART], [2_000_000, 5_000_000, 15_000_000]])
+def soaked(*cuts: int) -> Any:
+    return pytest.param([*cuts], marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("cuts", [[2_000_000, 5_000_000, 15_000_000], soaked(1000), soaked(3_000_000), soaked(PART)])
 def test_an_upload_goes_on_after_the_line_broke(far: Far, cuts: list[int]) -> None:
     far.line.cut_up = list(cuts)
     stored = far.store.write(PATH, io.BytesIO(DATA), size_bytes=len(DATA))
@@ -79,12 +86,35 @@ def test_an_upload_goes_on_after_the_line_broke(far: Far, cuts: list[int]) -> No
     assert far.unfinished() == []
 
 
-@pytest.mark.parametrize("cuts", [[1000], [3_000_000], [2_000_000, 5_000_000, 5_000_010, 15_000_000]])
+@pytest.mark.parametrize("cuts", [[2_000_000, 5_000_000, 5_000_010, 15_000_000], soaked(1000), soaked(3_000_000)])
 def test_a_download_goes_on_after_the_line_broke(far: Far, cuts: list[int]) -> None:
     far.near.write(PATH, [DATA])
     far.line.cut_down = list(cuts)
     assert content(far.store) == DATA
     assert far.line.broken == len(cuts)
+
+
+@IN_GCS
+def test_an_upload_goes_on_with_the_byte_that_the_service_has_not(far: Far) -> None:
+    """Of a part that broke off GCS keeps what it got. Here an earlier attempt had brought 256 KiB of the first part."""
+    upload = cast("GcsArchives", far.near)._begin(PATH, {}, lambda: None)
+    upload._put(DATA[: 256 * 1024], 0, None)
+    upload.send(DATA[:PART])
+    upload.send(DATA[PART : 2 * PART])
+    upload.finish(DATA[2 * PART :])
+    assert content(far.near) == DATA
+
+
+@IN_GCS
+def test_a_service_that_heeds_no_ranges_is_not_believed(
+    far: Far, gcs: GcsEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = open_store(far.store.root, settings("gcs", far.store.root.base, far.line.url), patience_s=0.2)
+    far.near.write(PATH, [DATA])
+    monkeypatch.setattr(gcs, "heeds_ranges", False)
+    far.line.cut_down = [3_000_000]
+    with pytest.raises(ProviderError):
+        content(hasty)
 
 
 def test_a_lost_answer_is_no_failure(far: Far) -> None:
@@ -240,13 +270,12 @@ def test_a_bucket_that_is_not_there_is_a_matter_of_settings(far: Far) -> None:
         assert "no-such-bucket" in caught.value.message
 
 
-def test_bytes_that_are_not_what_the_service_says(far: Far, request: pytest.FixtureRequest) -> None:
+@IN_GCS
+def test_bytes_that_are_not_what_the_service_says(far: Far, gcs: GcsEmulator) -> None:
     """A truncated object, and one that grew: neither is taken for whole."""
     far.near.write(PATH, [DATA])
-    if far.store.root.where == "gcs":
-        service = request.getfixturevalue("gcs")
-        for wrong in (DATA[:-1], DATA[: PART // 2], b""):
-            service.overwrite(far.store.root.base, PATH, wrong)
-            with pytest.raises(DataError) as caught:
-                content(far.store)
-            assert caught.value.code == "snapshot_corrupt"
+    for wrong in (DATA[:-1], DATA[: PART // 2], b"", DATA + b"x"):
+        gcs.overwrite(far.store.root.base, PATH, wrong)
+        with pytest.raises(DataError) as caught:
+            content(far.store)
+        assert caught.value.code == "snapshot_corrupt"

@@ -94,7 +94,7 @@ def test_an_archive_of_what_changed_makes_the_earlier_tree_the_later(seed: int, 
             pack(tree, full.fileno())
             for _ in range(after):
                 change(top, chance)
-            found = changes.compare(earlier, changes.look(tree), lambda _: False)
+            found = changes.compare(earlier, changes.look(tree))
             source = ChangedTree(tree, found)
             write(source, layer.fileno(), "gzip", source.remarks)
             os.close(tree)
@@ -107,7 +107,7 @@ def test_nothing_changed_is_nothing(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     found = looked_at(tmp_path)
-    assert changes.compare(found, looked_at(tmp_path), lambda _: False) == ([TOP], [])
+    assert changes.compare(found, looked_at(tmp_path)) == ([TOP], [])
 
 
 def test_what_was_changed_in_the_last_moment_counts_as_changed(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_was_changed_in_the_last_moment_counts_as_changed(tmp_path: Path) -
     first, second = changes.look(tree), changes.look(tree)
     os.close(tree)
     assert first[b"a"].changed == b""
-    assert b"a" in changes.compare(first, second, lambda _: False).names
+    assert b"a" in changes.compare(first, second).names
 
 
 def test_a_time_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
@@ -126,7 +126,17 @@ def test_a_time_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
     times = place.stat()
     place.write_text("y")
     os.utime(place, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert changes.compare(before, looked_at(tmp_path), lambda _: False).names == [TOP, b"a"]
+    assert changes.compare(before, looked_at(tmp_path)).names == [TOP, b"a"]
+
+
+def test_what_is_doubted_counts_as_changed_by_all_its_names(tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        (tmp_path / name).write_text("x")
+    os.link(tmp_path / "a", tmp_path / "b")
+    found = looked_at(tmp_path)
+    now = changes.doubted(found, {b"b", b"nothing"})
+    assert changes.compare(found, now).names == [TOP, b"a", b"b"]
+    assert len(changes.compare(found, changes.doubted(found, None)).names) == 4
 
 
 def test_a_catalogue_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -147,7 +157,7 @@ def test_a_file_that_is_called_like_a_mark_is_refused(tmp_path: Path) -> None:
     (tmp_path / "top").mkdir()
     (tmp_path / "top" / ".wh.a").write_text("x")
     tree = opened(tmp_path / "top")
-    source = ChangedTree(tree, changes.compare({}, changes.look(tree), lambda _: False))
+    source = ChangedTree(tree, changes.compare({}, changes.look(tree)))
     with (tmp_path / "layer").open("wb") as file, pytest.raises(SandkeepError, match="full"):
         write(source, file.fileno(), "gzip", source.remarks)
     os.close(tree)
@@ -165,7 +175,7 @@ def test_many_files_are_read_by_one_program(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(subprocess, "Popen", counted)
     tree = opened(tmp_path)
-    source = ChangedTree(tree, changes.compare({}, changes.look(tree), lambda _: False))
+    source = ChangedTree(tree, changes.compare({}, changes.look(tree)))
     assert len(list(source)) == 501
     os.close(tree)
     assert len(started) == 2

@@ -19,6 +19,7 @@ from sandkeep.model import CompactReport
 from sandkeep_store import compaction, folded, offline, repair, segments
 from sandkeep_store.compaction import Compaction
 from sandkeep_store.log import EventLog, NewEvent
+from sandkeep_store.views.locks import RECENT_LOCKS
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
 
@@ -103,6 +104,26 @@ async def test_the_state_stays_as_it_was_but_for_what_ended(tmp_path: Path, seed
     archived = positions_in_archive(tmp_path)
     assert len(archived) == report.events
     assert sorted([*archived, *positions_in_log(tmp_path)]) == list(range(1, head + 3))
+
+
+async def test_of_locks_those_that_are_held_and_the_last_of_the_others_stay(tmp_path: Path) -> None:
+    """More than a view shows; some ended before the moment that counts, some after it, and some are held since."""
+    count = RECENT_LOCKS + 50
+    held = [stories.lock(n, events.LockAcquired(fence=n)) for n in range(2)]
+    over = [stories.lock(n, *stories.LOCK_ENDS[n % 5]) for n in range(2, count)]
+    stories.write(str(tmp_path / "events.db"), [append for life in [*held, *over] for append in life])
+    async with opened(tmp_path) as here:
+        assert len(here.state.locks) == 2 + RECENT_LOCKS
+        middle = here.log.at(here.log.head // 2)
+        assert middle is not None
+        await here.compact(middle.time_us)
+        assert bytes_of(offline.fold(here.log), here.log) == bytes_of(here.state, here.log)
+        ended = [lock.ended_us for lock in here.state.locks.values() if lock.ended_us is not None]
+        assert min(ended) >= middle.time_us
+        await here.compact()
+        assert bytes_of(offline.fold(here.log), here.log) == bytes_of(here.state, here.log)
+        assert sorted(here.state.locks) == ["lck_0", "lck_1"]
+        assert here.log.verify() == []
 
 
 async def test_of_a_sandbox_that_runs_what_its_view_shows_stays(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ BAD_DIRECTORIES = ("relative", "./x", "/", "//", "/..", "nul\0")
 # variable, (text, what it means) of good values, bad values, what it is when unset
 TABLE: list[tuple[Setting[Any], list[tuple[str, Any]], tuple[str, ...], Any]] = [
     (rows.LOCK_BUCKET, [("locks", "locks"), ("a.b_c-9", "a.b_c-9")], BAD_BUCKETS, None),
+    (rows.LOCK_MOUNT_PATH, [("/mnt/locks", "/mnt/locks")], BAD_DIRECTORIES, None),
     (rows.METADATA_BUCKET, [("meta", "meta")], BAD_BUCKETS, None),
     (rows.CHECKPOINT_BUCKET, [("points", "points")], BAD_BUCKETS, None),
     (rows.SNAPSHOT_BUCKET, [("shots", "shots")], BAD_BUCKETS, None),
@@ -230,3 +231,20 @@ def test_only_what_is_on_this_machine_has_a_directory() -> None:
     assert [directory_of(root) for root in ROOTS.values()] == ["/mnt/it", None, None, "/archives", "/state/archives"]
     assert [root.is_shared for root in ROOTS.values()] == [True, True, True, False, False]
     assert [root.is_bucket for root in ROOTS.values()] == [False, True, True, False, False]
+
+
+def test_locks_are_in_the_directory_that_is_set_or_else_in_a_bucket() -> None:
+    bucket, mount = {"SANDBOX_LOCK_BUCKET": "locks"}, {"SANDBOX_LOCK_MOUNT_PATH": "/mnt/locks"}
+    assert Storage(bucket).lock_root() == Root("gcs", "locks")
+    assert Storage(mount).lock_root() == Root("mount", "/mnt/locks")
+    s3 = {"SANDBOX_S3_BUCKET": "s3-locks"}
+    assert Storage({**bucket, **mount, **s3}).lock_root() == Root("mount", "/mnt/locks")
+    assert Storage({**bucket, **s3}).lock_root() == Root("gcs", "locks")
+    assert Storage(s3).lock_root() == Root("s3", "s3-locks")
+    with pytest.raises(SetupError) as caught:
+        Storage({}).lock_root()
+    assert caught.value.code == "not_configured"
+    assert "SANDBOX_LOCK_BUCKET" in caught.value.message
+    assert "SANDBOX_LOCK_MOUNT_PATH" in caught.value.message
+    with pytest.raises(SetupError, match="SANDBOX_LOCK_MOUNT_PATH"):
+        Storage({**bucket, "SANDBOX_LOCK_MOUNT_PATH": "locks"}).lock_root()

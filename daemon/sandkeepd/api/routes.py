@@ -52,7 +52,7 @@ def _route(row: Method, immediate: Mapping[str, Callable[[Call], Any]]) -> Route
         decode=params.decoder(row.params),
         immediate=immediate.get(row.name),
         # An administrator's command, such as a shutdown, changes something too, though it makes no event of its own.
-        lasting=row.mutates or row.access is Access.ADMIN,
+        lasting=(row.mutates or row.access is Access.ADMIN) and not row.needs_caller,
         sized_by=sized_by,
         factor=_ANSWER_BYTES.get(sized_by or "", 0),
     )

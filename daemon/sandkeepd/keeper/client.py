@@ -18,7 +18,6 @@ from sandkeepd.keeper import fifo, files, journal, pipes, requests
 from sandkeepd.keeper.following import Journals
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
 from sandkeepd.keeper.launching import Launcher
-from sandkeepd.keeper.leader import leader_of
 from sandkeepd.keeper.pausing import Pausable
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import LOST_END, Known
@@ -40,9 +39,8 @@ STUCK_S: Final = KILL_DEADLINE_S / 2
 class KeeperInstance(Pausable):
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
 
-    `directory` holds `in` and `out`. `leader` are the words that put a process into a group of its own, with default
-    signals, where `in` does not hold our program for that; `input_owner` is the uid and gid that must be able to open a
-    process's input; `inside` is what the code inside calls `directory`, when that is not the same.
+    `directory` holds `in` and `out`. `input_owner` is the uid and gid that must be able to open a process's input;
+    `inside` is what the code inside calls `directory`, when that is not the same.
     """
 
     no_terminals: str | None = None
@@ -55,7 +53,6 @@ class KeeperInstance(Pausable):
         *,
         isolation: Isolation,
         handle: dict[str, Any],
-        leader: Sequence[str],
         env: Mapping[str, str],
         working_dir: str,
         input_owner: tuple[int, int] | None = None,
@@ -69,10 +66,7 @@ class KeeperInstance(Pausable):
         self._journals = Journals(self._place.out_dir, watcher)
         self._talk = Talk(sandbox_id, self._place, watcher, self._heard)
         self.pause = self._talk.pause
-        words = leader_of(self._place.in_dir, f"{inside or directory}/in", leader)
-        self._launcher = Launcher(
-            self._talk, self._place, self._journals, leader=words, env=env, working_dir=working_dir
-        )
+        self._launcher = Launcher(self._talk, self._place, self._journals, env=env, working_dir=working_dir)
         self._helpers = Helpers(self, self._talk, self._place, self._launcher)
         self._viewers = Viewers(self, self._talk, self._place, handle)
 
@@ -198,6 +192,10 @@ class KeeperInstance(Pausable):
     def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Instance.read`."""
         return self._journals.read(process_id, stream, offset, max_bytes)
+
+    def sizes(self, process_id: str) -> tuple[int, int]:
+        """See `Instance.sizes`."""
+        return self._journals.sizes(process_id)
 
     async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
         """See `Instance.wait_output`."""

@@ -22,6 +22,10 @@ class Journals:
         """See `Instance.read`."""
         return journal.read_journal(self._out, requests.check_process_id(process_id), stream, offset, max_bytes)
 
+    def sizes(self, process_id: str) -> tuple[int, int]:
+        """See `Instance.sizes`."""
+        return journal.sizes(self._out, requests.check_process_id(process_id))
+
     async def wait(self, process_id: str, process: Known, stdout_offset: int, stderr_offset: int) -> None:
         """See `Instance.wait_output`."""
         more = trio.Event()

@@ -69,7 +69,7 @@ class Helpers:
         try:
             with pipes.Ends(self._place.in_dir, process_id, self._place.input_owner) as ends:
                 launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
-                await self._launcher.launch(launch, ends.opening(incoming=incoming))
+                await self._launcher.launch(launch, "in" if incoming else "out")
                 piped = pipes.Piped(self._instance, process_id, ends.data(incoming=incoming), ends.control())
                 try:
                     await self._hear_ready(piped)

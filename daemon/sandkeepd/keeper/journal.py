@@ -1,14 +1,17 @@
 """Reading what a sandbox wrote: journals of processes, and the keeper's answers. Nothing here is trusted.
 
 The code inside can put anything in the place of a journal, at any moment. So a name is opened relative to a directory
-that the code inside cannot replace, never through a link; its type is looked at on a descriptor that opens nothing
-yet; and the real open goes through that descriptor. Reads are bounded and never block.
+that the code inside cannot replace, never through a link, waiting for nobody; and what was opened is looked at before
+it is read. What the code inside can make, which no device is, does nothing by being opened so. Reads are bounded and
+never block.
 """
 
 import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 from sandkeep.errors import StateError
@@ -54,25 +57,45 @@ class NotAFileError(Exception):
 
 def open_regular(path: str, *, dir_fd: int | None = None) -> int:
     """Open a regular file for reading, following no link and waiting for nobody. Raises OSError, `NotAFileError`."""
-    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise NotAFileError(path)
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    finally:
-        os.close(place)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=dir_fd)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise NotAFileError(path)
 
 
 def open_journal(out_dir: str, process_id: str, part: str) -> int:
-    """Open ``stdout`` or ``stderr`` of a process. Raises OSError, `NotAFileError`.
+    """Open ``stdout`` or ``stderr`` of a process. Raises OSError, `NotAFileError`."""
+    with _journals(out_dir) as directory:
+        return open_regular(f"{process_id}.{part}", dir_fd=directory)
 
-    `out_dir` itself is the daemon's; only `p` in it could, with a user's own daemon, be replaced from inside.
+
+@contextmanager
+def _journals(out_dir: str) -> Iterator[int]:
+    """The directory of the journals, for the length of a block. `out_dir` itself is the daemon's; only `p` in it could,
+    with a user's own daemon, be replaced from inside.
     """
     directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        return open_regular(f"{process_id}.{part}", dir_fd=directory)
+        yield directory
     finally:
         os.close(directory)
+
+
+def sizes(out_dir: str, process_id: str) -> tuple[int, int]:
+    """How long the journals of a process are, ``stdout`` and ``stderr``; 0 for one that is no file."""
+    try:
+        with _journals(out_dir) as directory:
+            return _size(f"{process_id}.stdout", directory), _size(f"{process_id}.stderr", directory)
+    except OSError:
+        return 0, 0
+
+
+def _size(name: str, directory: int) -> int:
+    with suppress(OSError):
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return 0
 
 
 def open_for_caller(out_dir: str, process_id: str, stream: str) -> int:

@@ -2,8 +2,8 @@
 
 A pipe is a FIFO in `in/`, which both sides can open by name; the name goes as soon as they have. Neither side may take
 the other's being late for an end of file, or wait for one that has died. So each holds the FIFO open in both
-directions while it opens its own end: the daemon until the command has said that it is ready, the command for the
-moment of opening.
+directions while it opens its own end: the daemon until the command has said that it is ready, the keeper, which
+gives it to the command, for the moment of opening.
 """
 
 import fcntl
@@ -31,12 +31,6 @@ _NO_OFFSET: Final = 2**62
 
 _LEFT: Final = re.compile(rf"({HELPER}_[0-9a-z]+)(\.\w+)?")
 
-# The first opening of each waits for nobody, as it has both directions; the second is the one that stays. What is in
-# $3 is the path of the script that this stands in.
-_OPENING: Final = b"""\
-exec 5<>"$3.data" && exec 3%s"$3.data" 5>&- || exit 125
-exec 5<>"$3.control" && exec 4<"$3.control" 5>&- || exit 125"""
-
 
 class Ends:
     """The FIFOs of one command, for the length of a block. What a command was given stays when the block ends."""
@@ -62,10 +56,6 @@ class Ends:
         if self._owner:
             os.chown(path, *self._owner)
         self._held.append(_open(path, os.O_RDWR | os.O_NONBLOCK))
-
-    def opening(self, *, incoming: bool) -> bytes:
-        """The commands by which the sandbox's side opens its ends."""
-        return _OPENING % (b"<" if incoming else b">")
 
     def data(self, *, incoming: bool) -> int:
         """The daemon's end of the data, with room for much at once. Blocking: whoever is given it expects that."""

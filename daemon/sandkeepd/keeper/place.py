@@ -1,8 +1,7 @@
 """The two directories that a sandbox shares with the daemon, and the files in them that belong to one process.
 
 in/   .control      FIFO of requests; the keeper's standard input, so it needs no name inside
-      .keeper       the script
-      .leader       what processes are started by
+      .keeper       the keeper's program
       ID            how to start a process, if that is long     ID.stdin   its input: a file, or a FIFO
 out/  exits         the keeper's answers        p/ID.{stdout,stderr}   written inside, only read here
 """
@@ -30,7 +29,9 @@ class Place:
     def __init__(self, directory: str, inside: str | None, input_owner: tuple[int, int] | None) -> None:
         self.in_dir = f"{directory}/in"
         self.out_dir = f"{directory}/out"
-        self.journals = f"{inside or directory}/out/p"
+        self.inside = inside or directory
+        """The directory that holds both, as the code inside sees it."""
+        self.journals = f"{self.inside}/out/p"
         """The directory of the journals, as the code inside sees it."""
         self.input_owner = input_owner
 

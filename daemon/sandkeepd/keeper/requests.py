@@ -1,4 +1,4 @@
-"""What is said to the keeper: request lines, and the scripts that start processes. No input or output here."""
+"""What is said to the keeper: request lines, and what starts processes. No input or output here."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,9 +11,6 @@ MAX_REQUEST_BYTES: Final = 4096
 
 MAX_SCRIPT_BYTES: Final = 2 * 1024 * 1024
 """About what the kernel takes for the arguments and environment of a program; more could not be started."""
-
-NEWLINE: Final = b"'\"$4\"'"
-"""A newline inside quotes, in a request that must stay one line: the keeper passes one as the fourth parameter."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROCESS_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -55,21 +52,19 @@ def variable(name: str, field: str) -> bytes:
     )
 
 
-MAX_INLINE_BYTES: Final = 1024
-"""A script up to this length goes with its request: a shell reads those byte by byte, a file at once."""
+def record(command: Sequence[str], env: Mapping[str, str], working_dir: str | None) -> bytes:
+    """What the keeper starts a process by: see ``keeper.c``. Raises `invalid` for what no program can be given."""
+    settings = [variable(name, "env") + b"=" + to_bytes(value, "env") for name, value in env.items()]
+    words = [to_bytes(word, "command") for word in command]
+    fields = [to_bytes(working_dir or "", "working_dir"), *settings, b"", *words]
+    return _checked(b"\0".join(fields) + b"\0")
 
 
 def script(
-    leader: Sequence[str],
-    command: Sequence[str],
-    env: Mapping[str, str],
-    working_dir: str | None,
-    opening: bytes = b"",
-    failing: Sequence[str] = (),
-) -> list[bytes]:
-    """The commands of a shell that becomes the process. `leader` are the words that make it the leader of a group of
-    its own; `failing` is executed by them where the directory is not there, if the shell cannot just end with 126.
-    `opening` are commands that come first; the path of the script itself is ``$3`` to them.
+    leader: Sequence[str], command: Sequence[str], env: Mapping[str, str], working_dir: str, opening: bytes
+) -> bytes:
+    """A script of a shell that becomes a process, for a file. `leader` are the words that make it one as which all
+    processes begin; `opening` are commands that come first.
 
     The environment is set by the leader, and not by the shell, which has variables of its own that cannot be set to
     everything. A first word with ``=`` would be taken for a variable by it, so a shell stands between.
@@ -78,59 +73,54 @@ def script(
     if b"=" in words[0]:
         words = [b"sh", b"-c", b'exec "$0" "$@"', *words]
     settings = [variable(name, "env") + b"=" + to_bytes(value, "env") for name, value in env.items()]
-    commands = [b"umask 022", *([opening] if opening else [])]
-    if working_dir is not None:
-        otherwise = b"exec " + _words([*leader, *failing]) if failing else b"exit 126"
-        commands.append(b"cd -- " + quote(to_bytes(working_dir, "working_dir")) + b" || " + otherwise)
-        commands.append(b"unset OLDPWD")
-    commands.append(b"exec " + _words(leader) + b" " + b" ".join(quote(word) for word in [*settings, *words]))
-    if sum(map(len, commands)) > MAX_SCRIPT_BYTES:
+    started = [*(word.encode() for word in leader), *settings, *words]
+    enter = b"cd -- " + quote(to_bytes(working_dir, "working_dir")) + b" || exit 126"
+    commands = [b"umask 022", opening, enter, b"unset OLDPWD", b"exec " + b" ".join(quote(word) for word in started)]
+    return _checked(b"\n".join(commands) + b"\n")
+
+
+def _checked(text: bytes) -> bytes:
+    if len(text) > MAX_SCRIPT_BYTES:
         raise CallerError(
             "invalid", "command: the words and variables are too long together: put them into a file", field="command"
         )
-    return commands
-
-
-def _words(words: Sequence[str]) -> bytes:
-    return b" ".join(quote(word.encode()) for word in words)
-
-
-def in_a_file(commands: Sequence[bytes]) -> bytes:
-    """A script for a file."""
-    return b"\n".join(commands) + b"\n"
-
-
-def in_a_line(commands: Sequence[bytes]) -> bytes | None:
-    """A script without an opening as part of a request; None when it is better put into a file."""
-    line = b"; ".join(command.replace(b"\n", NEWLINE) for command in commands)
-    return line if len(line) <= MAX_INLINE_BYTES else None
+    return text
 
 
 def secret_requests(process_id: str, secrets: Mapping[str, str]) -> Iterator[bytes]:
     """The request lines that give `secrets` to one process, or to all that start from now on (`process_id` ``-``)."""
     verb = b"share - " if process_id == "-" else b"secret " + process_id.encode() + b" "
+    step = (MAX_REQUEST_BYTES - len(verb) - 1) // 2  # each byte may take two
     for name, value in secrets.items():
-        text = (
-            b"export "
-            + variable(name, "secrets")
-            + b"="
-            + quote(to_bytes(value, "secrets")).replace(b"\n", NEWLINE)
-            + b";"
-        )
-        step = MAX_REQUEST_BYTES - len(verb) - 1
+        text = variable(name, "secrets") + b"=" + to_bytes(value, "secrets") + b"\0"
         for start in range(0, len(text), step):
-            yield verb + text[start : start + step] + b"\n"
+            yield verb + escape(text[start : start + step]) + b"\n"
 
 
-def request(verb: str, process_id: str, argument: str = "-", script: bytes | None = None) -> bytes:
+def escape(text: bytes) -> bytes:
+    """A text as part of a request, which is one line."""
+    return text.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+
+
+def request(verb: str, process_id: str, argument: str = "-") -> bytes:
     """One request line."""
-    line = f"{verb} {process_id} {argument}".encode()
-    return line + (b"\n" if script is None else b" " + script + b"\n")
+    return f"{verb} {process_id} {argument}\n".encode()
+
+
+def run(process_id: str, mode: str, quick_ms: int) -> bytes:
+    """The request that starts a process by its file."""
+    return request("run", process_id, f"{mode} {quick_ms}")
+
+
+def run_by(text: bytes, process_id: str, mode: str, quick_ms: int) -> bytes | None:
+    """The request that starts a process by this record; None when it is better put into a file."""
+    line = f"run {process_id} {mode} {quick_ms} ".encode() + escape(text) + b"\n"
+    return line if len(line) <= MAX_REQUEST_BYTES else None
 
 
 def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
-    """The request lines that have it told which processes have lost their watchers, and how those of `process_ids`
-    that have ended did.
+    """The request lines that have what was stopped go on, and have it told how those of `process_ids` that have ended
+    did.
     """
     yield request("sweep", "-")
     line = b""

@@ -21,7 +21,7 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.base import Exit
 
 LOOK_S: Final = 0.5
-"""How soon after something was told, or somebody who could tell has gone, it is asked whether all is well."""
+"""How soon it is asked after the processes when the code inside has spoilt what was told."""
 
 LOOK_EACH_S: Final = 0.005
 """How much later for each process: a keeper with many, on a machine with much to do, takes its time for that."""
@@ -57,7 +57,7 @@ class Talk:
         self._allowance = Allowance()
         self._exits = journal.ExitsReader(place.out_dir)
         try:
-            self._watch: int | None = watcher.add(self._exits.fd, self._hear, closings=True)
+            self._watch: int | None = watcher.add(self._exits.fd, self._hear)
         except BaseException:
             self._exits.close()
             raise
@@ -108,19 +108,12 @@ class Talk:
         return process
 
     def sweep(self) -> None:
-        """Ask after the processes whose watchers may have been killed, or whose ends were not told, and have what ended
-        reaped. Nothing is waited for: what finds no room in the FIFO is asked another time.
+        """Ask after the processes whose ends may not have been told. Nothing is waited for: what finds no room in the
+        FIFO is asked another time.
         """
-        self._watcher.never(self._look)
+        self._watcher.never(self.sweep)
         if self._ask_after([name for name, process in self.processes.items() if process.runs]):
             self._exits.spoilt = False
-
-    def _look(self) -> None:
-        """A watcher has gone, perhaps without a word; or the code inside has spoilt what was said."""
-        if self._exits.spoilt:
-            self.sweep()
-        elif any(process.exit is None for process in self.processes.values()):
-            self._ask_after(())
 
     def _ask_after(self, process_ids: Sequence[str]) -> bool:
         """Whether all could be asked."""
@@ -159,9 +152,10 @@ class Talk:
     def _hear(self) -> None:
         if self.closed or self._watch is None:
             return
-        self._watcher.later(self._look, LOOK_S + LOOK_EACH_S * len(self.processes))
         with self._allowance.spending():
             more = self._read_answers()
+        if self._exits.spoilt:
+            self._watcher.later(self.sweep, LOOK_S + LOOK_EACH_S * len(self.processes))
         if self._allowance.is_spent:
             self._rest()
             self._watcher.later(self._hear_again, REST_S)
@@ -178,7 +172,7 @@ class Talk:
         if self.closed:
             return
         try:
-            self._watch = self._watcher.add(self._exits.fd, self._hear, closings=True)
+            self._watch = self._watcher.add(self._exits.fd, self._hear)
         except ProviderError:  # there is no watch to be had
             self._watcher.later(self._hear_again, REST_S)
         else:
@@ -210,7 +204,7 @@ class Talk:
         """Listen no more, and let go of the processes' input. The sandbox goes on."""
         self.closed = True
         self._rest()
-        for callback in (self._hear_again, self._look, self._forget_earlier):
+        for callback in (self._hear_again, self.sweep, self._forget_earlier):
             self._watcher.never(callback)
         self._exits.close()
         for process in self.processes.values():

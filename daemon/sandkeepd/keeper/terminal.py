@@ -48,11 +48,14 @@ def is_viewer(process_id: str) -> bool:
     return process_id.startswith(VIEWER + "_")
 
 
-def script(journals: str, process_id: str, terminal: Terminal) -> bytes:
-    """The script that gives a process a terminal. `journals` is their directory as the sandbox sees it."""
-    sizes = f"{terminal.rows} {terminal.cols}".encode()
-    names = requests.quote(terminal.session.encode()) + b" " + requests.quote(os.fsencode(socket(journals, process_id)))
-    return b'set -- "$1" "$3" "$5" ' + sizes + b" " + names + b"\n" + _TERMINAL
+def script(inside: str, process_id: str, terminal: Terminal) -> bytes:
+    """The script that gives a process a terminal. `inside` is where the sandbox sees `in` and `out`."""
+    journals = f"{inside}/out/p"
+    words = [
+        process_id, f"{inside}/in/{process_id}", f"{journals}/{process_id}", str(terminal.rows), str(terminal.cols),
+        terminal.session, socket(journals, process_id),
+    ]  # fmt: skip
+    return b"set -- " + b" ".join(requests.quote(os.fsencode(word)) for word in words) + b"\n" + _TERMINAL
 
 
 def socket(journals: str, process_id: str) -> str:

@@ -1,4 +1,4 @@
-# How a process gets a terminal: a tmux server of its own. The keeper's watcher reads this file in, after a line that sets
+# How a process gets a terminal: a tmux server of its own. The keeper starts a shell with this, after a line that sets
 # $1 the process  $2 IN/ID  $3 OUT/p/ID  $4 rows  $5 columns  $6 the session's name  $7 the socket, as seen from OUT/p.
 # Descriptor 3 is the keeper's FIFO, 4 is OUT/exits. Only tmux knows when the process starts and ends, so all that is told of
 # it is told here.
@@ -8,12 +8,16 @@
 #
 # In the terminal a shell waits for the process, and tells of it through the FIFO IN/ID.told. tmux would tell, too, but it
 # misses ends (3.3a: one that comes while it writes to utmp), and when it is killed nobody knows.
+not_started() {
+	echo "$1 none" >&4
+	echo "done $1" >&3
+	exit 0
+}
 if ! command -v tmux >/dev/null; then
 	echo 'tmux is missing' >&2
-	echo "$1 none" >&4
-	exit 0
+	not_started "$1"
 fi
-cd "${3%/*}" || { echo "$1 none" >&4; exit 0; }
+cd "${3%/*}" || not_started "$1"
 exec 6<>"$2.told" 7<"$2.told"
 
 # One call, so that nothing is missed of a program that ends at once. It prints the server's pid when all has worked.

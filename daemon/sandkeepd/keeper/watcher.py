@@ -15,7 +15,6 @@ from sandkeep.errors import ProviderError
 Callback = Callable[[], None]
 
 _CHANGES: Final = flags.MODIFY | flags.MASK_ADD  # the code inside can have two names for what is one file to the kernel
-_CLOSINGS: Final = _CHANGES | flags.CLOSE_WRITE
 
 _AT_ONCE: Final = 4
 """How many files one round of the event loop is told of, when many have grown at once."""
@@ -36,14 +35,13 @@ class Watcher:
         self._due: dict[Callback, float] = {}
         self._sleep = trio.CancelScope()
 
-    def add(self, fd: int, callback: Callback, *, closings: bool = False) -> int:
-        """Watch the open file `fd`, which may be closed afterwards. Answers what `remove` wants. With `closings` it
-        counts, too, when somebody closes it who could write to it.
+    def add(self, fd: int, callback: Callback) -> int:
+        """Watch the open file `fd`, which may be closed afterwards. Answers what `remove` wants.
 
         Raises `provider_unavailable` when the kernel gives out no more watches.
         """
         try:
-            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", _CLOSINGS if closings else _CHANGES)
+            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", _CHANGES)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 message = "all file watches of this user are in use: raise fs.inotify.max_user_watches"

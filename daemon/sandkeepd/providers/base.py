@@ -236,6 +236,10 @@ class Instance(Protocol):
         """Read the journal of ``stdout`` or ``stderr``. Never blocks; beyond the end there are no bytes."""
         ...
 
+    def sizes(self, process_id: str) -> tuple[int, int]:
+        """How long the journals of ``stdout`` and ``stderr`` are. Never blocks."""
+        ...
+
     async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
         """Return when the journal holds more than that, or the process has ended. It may also return early."""
         ...

@@ -19,7 +19,6 @@ from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
-from sandkeepd.keeper import leader
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
 from sandkeepd.providers.base import Caller, Chunk, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
@@ -220,14 +219,14 @@ class DockerProvider(KeptProvider[Held]):
     def _hold(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle
     ) -> Held | None:
-        env = {**plan.env, **{name: value for name, value in spec.env.items() if name not in handle.secrets}}
+        env = {name: value for name, value in spec.env.items() if name not in handle.secrets}
 
         document, working_dir = msgspec.to_builtins(handle), spec.working_dir or plan.workspace
 
         def with_keeper() -> Held:
             made = DockerInstance(
                 sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
-                handle=document, leader=plan.leader, env=env, working_dir=working_dir,
+                handle=document, env=env, working_dir=working_dir,
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
             made.contain(plan, self.engine)
@@ -253,8 +252,6 @@ class DockerProvider(KeptProvider[Held]):
             notes.append("its code is root inside, and on the host, without any capabilities")
         if plan.shell is None:
             notes += docker_exec.NOTES
-        elif not leader.has_program() and not any(word.startswith("--default-signal") for word in plan.leader):
-            notes.append("its image's env cannot reset signals: what runs in it ignores SIGINT and SIGQUIT")
         return Isolation(
             mechanism="docker", files=self._driver, host_uid=plan.uid, workspace=plan.workspace, limits=held,
             notes=notes,
@@ -266,18 +263,7 @@ class DockerProvider(KeptProvider[Held]):
         """See `Provider.adopt`. A container whose first process runs needs no engine to be taken over."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
         self._begin_to_follow()
-        try:
-            instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
-        except OSError as error:  # nothing of that tells whether the sandbox is gone
-            raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
-        if instance is None:
-            return None
-        try:
-            await instance.remember_earlier()
-        except BaseException:
-            await self._let_go(instance)
-            raise
-        return instance
+        return await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`. What runs ends at once, also when the engine is down; the rest waits for it."""

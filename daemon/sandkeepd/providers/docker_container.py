@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from sandkeep.model import SandboxSpec
+from sandkeepd.keeper import program
 from sandkeepd.providers.docker_plan import INSIDE, Plan, Volume
 
 SANDBOX_LABEL: Final = "sandkeep.sandbox"
@@ -18,10 +19,7 @@ LOG_LABEL: Final = "sandkeep.log"
 SANDBOX_VARIABLE: Final = "SANDKEEP_SANDBOX"
 
 SAID: Final = "p/.start"
-"""What the first program says before the keeper speaks, in `out`."""
-
-_START: Final = f'exec "$0" "$@" <>{INSIDE}/in/.control 2>{INSIDE}/out/{SAID}'
-"""Opened in both directions, so that the daemon's death is no end of file."""
+"""What the keeper says when it cannot start, in `out`."""
 
 _SCRATCH: Final = "rw,nosuid,nodev"
 _MAX_HOST_NAME: Final = 63
@@ -38,7 +36,7 @@ def configuration(
     plan: Plan,
     spec: SandboxSpec,
     directory: str,
-    program: list[str],
+    words: list[str],
     seccomp: str | None,
     secrets: Collection[str],
 ) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def configuration(
         "Env": [f"{name}={value}" for name, value in env.items() if name not in secrets],
         "Labels": {**spec.labels, **labels(sandbox_id, plan.owner, log_id)},
         "WorkingDir": plan.workspace,
-        "Entrypoint": program,
+        "Entrypoint": words,
         "Cmd": [],
         "Tty": False,
         "OpenStdin": False,
@@ -127,10 +125,9 @@ def _volume(volume: Volume, marks: Mapping[str, str]) -> dict[str, Any]:
     return {**mount, "VolumeOptions": {"Labels": dict(marks)}}
 
 
-def keeper(shell: str, disk_bytes: int) -> list[str]:
+def keeper(disk_bytes: int) -> list[str]:
     """The words that start the keeper: the container's only program of ours."""
-    limits = [str(-(-disk_bytes // 512)), "", ""]
-    return [shell, "-c", _START, shell, f"{INSIDE}/in/.keeper", f"{INSIDE}/in", f"{INSIDE}/out", *limits]
+    return program.command(f"{INSIDE}/in", f"{INSIDE}/out", [str(-(-disk_bytes // 512))], by_name=True)
 
 
 def host_name(name: str) -> str:

@@ -147,6 +147,10 @@ class ExecInstance(Container):
         """See `Instance.read`."""
         return docker_records.noted(self._out, process_id, self._journals.read(process_id, stream, offset, max_bytes))
 
+    def sizes(self, process_id: str) -> tuple[int, int]:
+        """See `Instance.sizes`."""
+        return self._journals.sizes(process_id)
+
     async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
         """See `Instance.wait_output`."""
         await self._journals.wait(process_id, self._execs.known(process_id), stdout_offset, stderr_offset)

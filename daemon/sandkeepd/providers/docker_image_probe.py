@@ -7,17 +7,15 @@ it says was said by the image, and is believed only as far as it can be checked 
 import posixpath
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-import msgspec
 from msgspec import Struct
 
 from sandkeep.errors import CallerError
-from sandkeepd.keeper import leader
 from sandkeepd.providers.docker_container import LOG_LABEL
-from sandkeepd.providers.docker_plan import WORKSPACE, Details, is_lost_by_shells
+from sandkeepd.providers.docker_plan import WORKSPACE, Details
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -28,15 +26,13 @@ PROBE_LABEL: Final = "sandkeep.probe"
 ANSWER_S: Final = 15
 """How long an image's shell may take."""
 
-MOST_ENV_BYTES: Final = 32 * 1024
 _MOST_SAID_BYTES: Final = 16 * 1024
 _MOST_PASSWD_BYTES: Final = 1024 * 1024
 _MOST_ID: Final = 2**32 - 2
-_SIGNALS: Final = "--default-signal=INT,QUIT,USR1"
 NO_SHELL: Final = "its image has no shell"
 _MARK: Final = "sandkeep-probe"
 
-# Builtins only, but for the check of `env`. The first word of a line says what the rest is.
+# Builtins only. The first word of a line says what the rest is.
 _SCRIPT: Final = f"""
 find() {{
 	IFS=:
@@ -48,13 +44,8 @@ find() {{
 echo {_MARK}
 if [ -x /bin/sh ]; then found=/bin/sh; else find sh; fi
 echo "sh $found"
-find setsid
-echo "setsid $found"
 find tmux
 echo "tmux $found"
-find env
-echo "env $found"
-[ -n "$found" ] && "$found" {_SIGNALS} "$found" >/dev/null 2>&1 && echo "signals yes"
 IFS=' 	'
 while read -r key first second rest; do
 	case $key in Uid:) echo "uid $second" ;; Gid:) echo "gid $second" ;; esac
@@ -67,10 +58,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     """What the container said, as far as it makes sense."""
 
     shell: str | None = None
-    setsid: str | None = None
-    env: str | None = None
     tmux: bool = False
-    signals: bool = False
     user: tuple[int, int] | None = None
 
 
@@ -89,14 +77,9 @@ def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, l
     if why == NO_SHELL:
         with _container(client, _configuration("sh", found["Id"], image_id, log_id)) as container:
             answer, why = _ask(client, container)
-    words = [answer.setsid, answer.env] if answer.setsid and answer.env else []
-    can_start = bool(words) or leader.has_program()
-    if answer.shell and not can_start:
-        why = "its image has no setsid, or no env, by which a keeper starts processes on this machine"
     return Details(
-        docker_image_id=found["Id"], docker_image_tag=tag, user=user, env=_environment(config.get("Env") or ()),
-        shell=answer.shell if can_start else None, leader=[*words, _SIGNALS] if words and answer.signals else words,
-        tmux=answer.tmux, workdir=workdir, writable=writable, why=why,
+        docker_image_id=found["Id"], docker_image_tag=tag, user=user, shell=answer.shell, tmux=answer.tmux,
+        workdir=workdir, writable=writable, why=why,
     )  # fmt: skip
 
 
@@ -182,8 +165,7 @@ def understood(said: bytes) -> Answer | None:
     told = {word: rest for word, _, rest in (line.partition(" ") for line in lines[1:-1])}
     uid, gid = _number(told.get("uid", "")), _number(told.get("gid", ""))
     return Answer(
-        shell=_path(told.get("sh", "")), setsid=_path(told.get("setsid", "")), env=_path(told.get("env", "")),
-        tmux=_path(told.get("tmux", "")) is not None, signals=told.get("signals") == "yes",
+        shell=_path(told.get("sh", "")), tmux=_path(told.get("tmux", "")) is not None,
         user=None if uid is None or gid is None else (uid, gid),
     )  # fmt: skip
 
@@ -194,13 +176,6 @@ def _path(text: str) -> str | None:
 
 def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= _MOST_ID else None
-
-
-def _environment(settings: Iterable[str]) -> dict[str, str]:
-    env = {name: value for name, _, value in (s.partition("=") for s in settings) if is_lost_by_shells(name)}
-    if len(msgspec.json.encode(env)) > MOST_ENV_BYTES:
-        raise CallerError("invalid", f"source: the image's environment has more than {MOST_ENV_BYTES >> 10} KiB")
-    return env
 
 
 # -- what its files say -----------------------------------------------------------------------------------------------

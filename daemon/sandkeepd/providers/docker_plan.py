@@ -27,25 +27,20 @@ DEFAULT_SCRATCH_BYTES: Final = 1024**3
 RESERVED: Final = "sandkeep."
 """What the names of our own labels begin with."""
 
-_PLAIN: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _UID: Final = re.compile(r"uid:[0-9]+")
-_SHELLS_OWN: Final = frozenset({"IFS", "OPTIND", "OPTARG", "PPID", "PS1", "PS2", "PS4", "PWD", "OLDPWD"})
 
 
 class Details(Struct, frozen=True, kw_only=True):
     """What was found out about an image when it was made. `shell` is None when it has none, and `why` says more.
 
-    `leader` are the words that make a process the leader of a group of its own; `user` is the uid and gid of the
-    image's own user; `workdir` is where its programs start, and `writable` whether that user can write there. `env`
-    are the image's variables that a shell might not pass on; the others every process has anyway.
+    `user` is the uid and gid of the image's own user; `workdir` is where its programs start, and `writable` whether
+    that user can write there.
     """
 
     docker_image_id: str
     docker_image_tag: str
     user: tuple[int, int] = (0, 0)
-    env: dict[str, str] = field(default_factory=dict)
     shell: str | None = None
-    leader: list[str] = field(default_factory=list)
     tmux: bool = False
     workdir: str = WORKSPACE
     writable: bool = False
@@ -65,7 +60,7 @@ class Volume(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What `DockerProvider.plan` decided. `env` are the variables that a shell could not pass on unchanged."""
+    """What `DockerProvider.plan` decided."""
 
     name: str
     owner: str
@@ -73,7 +68,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     uid: int
     gid: int
     shell: str | None
-    leader: list[str]
     tmux: bool
     workspace: str
     writable: bool
@@ -88,13 +82,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     cpus: float | None
     disk_bytes: int
     scratch_bytes: int
-    env: dict[str, str] = field(default_factory=dict)
     why_no_shell: str | None = None
-
-
-def is_lost_by_shells(name: str) -> bool:
-    """Whether a shell, as which the keeper runs, may not pass a variable of this name on as it got it."""
-    return not _PLAIN.fullmatch(name) or name in _SHELLS_OWN
 
 
 def default_network() -> Network:
@@ -122,14 +110,13 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     to_itself = (uid, gid) == image.user and (image.writable or uid == 0)
     return Plan(
         name=f"sandbox-{sandbox_id}", owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
-        shell=image.shell, leader=image.leader, tmux=image.tmux, why_no_shell=image.why,
+        shell=image.shell, tmux=image.tmux, why_no_shell=image.why,
         workspace=workspace, writable=to_itself,
         workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
         volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or settings.READ_ONLY(),
         network=_network(spec.network), seccomp=settings.SECCOMP(), pids=_pids(spec.pids),
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
-        env=image.env,
     )  # fmt: skip
 
 

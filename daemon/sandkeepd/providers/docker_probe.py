@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from sandkeep.model import Capability, ProviderCapabilities
+from sandkeepd.keeper import program
 from sandkeepd.providers import docker_idle
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
         "uid_per_sandbox": Capability(works=False, why="processes are the image's user: give sandboxes a user"),
     }
     why = None if "rootless" not in options else "the engine is rootless, for which this was not tried"
-    return ProviderCapabilities(provider=provider, works=True, why=why, features=features)
+    missing = program.why_missing()
+    return ProviderCapabilities(provider=provider, works=missing is None, why=missing or why, features=features)
 
 
 def _if(works: Any, why: str) -> Capability:

@@ -16,7 +16,7 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeepd.hostprocess import Identity, identify, run_tool
-from sandkeepd.keeper import KEEPER_SOURCE, leader
+from sandkeepd.keeper import program
 from sandkeepd.providers import docker_idle
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
 from sandkeepd.providers.docker_plan import INSIDE, Plan
@@ -77,9 +77,7 @@ def make_directories(job: Job) -> None:
         if job.plan.shell is None:
             _make_idle(job)
             return
-        with open(KEEPER_SOURCE, "rb") as source, open(f"{job.directory}/in/.keeper", "wb") as copy:
-            copy.write(source.read())
-        leader.install(f"{job.directory}/in")
+        program.install(f"{job.directory}/in")
         _make_control(job)
         _give_away(job)
     except OSError as error:
@@ -88,9 +86,9 @@ def make_directories(job: Job) -> None:
 
 
 def _make_idle(job: Job) -> None:
-    program = docker_idle.program()
-    assert program is not None  # else there is no such plan
-    leader.put_program(f"{job.directory}/in/{IDLE}", program)
+    idle = docker_idle.program()
+    assert idle is not None  # else there is no such plan
+    program.put_program(f"{job.directory}/in/{IDLE}", idle)
 
 
 def _make_control(job: Job) -> None:
@@ -143,9 +141,9 @@ def _give_away(job: Job) -> None:
 
 def start(client: "APIClient", job: Job) -> Handle:
     """Make and start the container; answer by what it is found again. Raises what the engine refuses in our words."""
-    program = [f"{INSIDE}/in/{IDLE}"] if job.plan.shell is None else keeper(job.plan.shell, job.plan.disk_bytes)
+    words = [f"{INSIDE}/in/{IDLE}"] if job.plan.shell is None else keeper(job.plan.disk_bytes)
     body = configuration(
-        job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, program, _profile(job.plan.seccomp), job.secrets
+        job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, words, _profile(job.plan.seccomp), job.secrets
     )
     container_id = _create(client, job, body)
     failpoints.reach("docker.created")

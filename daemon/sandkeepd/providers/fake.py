@@ -31,7 +31,7 @@ from sandkeepd.hostprocess import (
     reap,
     spawn,
 )
-from sandkeepd.keeper import KEEPER_SOURCE, leader
+from sandkeepd.keeper import program
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
@@ -200,7 +200,6 @@ class FakeProvider(KeptProvider[FakeInstance]):
         def make() -> FakeInstance:
             instance = FakeInstance(
                 sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
-                leader=leader.of_host(),
                 env={name: value for name, value in env.items() if name not in handle["secrets"]},
                 working_dir=spec.working_dir or isolation.workspace,
             )  # fmt: skip
@@ -326,11 +325,11 @@ async def open_fake(state_dir: str, log_id: str = "") -> AsyncIterator[FakeProvi
 
 
 def _start_keeper(sandbox_id: str, directory: str) -> Identity:
-    leader.install(f"{directory}/in")
+    program.install(f"{directory}/in")
     control = os.open(f"{directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)
     talk, talk_end = os.pipe()
     try:
-        argv = ["sh", KEEPER_SOURCE, f"{directory}/in", f"{directory}/out"]
+        argv = program.command(f"{directory}/in", f"{directory}/out")
         child = spawn(argv, stdin=control, output=talk_end, env={**TOOL_ENV, _MARK: sandbox_id})
         identity = identify(child) if b"ready\n" in listen(talk, 30) else None
     finally:

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
+from sandkeep.errors import ProviderError
 from sandkeep.model import Network
 from sandkeepd.hostprocess import Identity, keep_descriptors_private, open_process, reap, wait_ended
 from sandkeepd.keeper import dropping, journal
@@ -22,7 +23,7 @@ from sandkeepd.providers.base import Chunk, Dropped, Ending, Exit
 from sandkeepd.turns import my_turn
 
 SWEEP_PERIOD_S: Final = 20.0
-"""How often the keepers are asked after watchers that were killed."""
+"""How often the keepers are asked after ends that were not told."""
 
 END_TOLD_S: Final = 5.0
 """How long the end of a sandbox that was killed may take to be noticed."""
@@ -47,6 +48,10 @@ class Held(Protocol):
 
     async def went(self, ending: Ending) -> None:
         """The sandbox is gone, and that is how."""
+        ...
+
+    async def remember_earlier(self) -> None:
+        """Take note of what an earlier daemon was told. Raises OSError."""
         ...
 
     def sweep(self) -> None:
@@ -131,6 +136,24 @@ class KeptProvider(ABC, Generic[InstanceT]):
         self._nursery.start_soon(self._await_end, instance)
         return instance
 
+    async def _take_over(self, hold: Callable[[], InstanceT | None]) -> InstanceT | None:
+        """Hold a sandbox of an earlier daemon, with what that one was told. None when it is not there any more.
+
+        Raises `provider_unavailable` when it cannot be looked at, which does not tell whether it is gone.
+        """
+        try:
+            instance = hold()
+            if instance is None:
+                return None
+            try:
+                await instance.remember_earlier()
+            except BaseException:
+                await self._let_go(instance)
+                raise
+        except OSError as error:
+            raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
+        return instance
+
     async def _await_end(self, instance: InstanceT) -> None:
         with instance.scope:
             await trio.lowlevel.checkpoint()  # it may have been closed already
@@ -160,7 +183,7 @@ class KeptProvider(ABC, Generic[InstanceT]):
         self._instances.clear()
 
     async def sweep(self) -> None:
-        """Ask all keepers after lost watchers, now and then. Runs until cancelled."""
+        """Ask all keepers after ends that were not told, now and then. Runs until cancelled."""
         while True:
             await trio.sleep(SWEEP_PERIOD_S)
             for instance in list(self._instances.values()):

@@ -26,7 +26,6 @@ from sandkeepd.hostprocess import (
     in_fresh_thread,
     reap,
 )
-from sandkeepd.keeper import leader
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, local_plan
 from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
@@ -84,9 +83,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         self._starts = trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0))))
         """More at once end no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
-        self._asking_leader = trio.Lock()
         self._abilities: Abilities | None = None
-        self._leader: list[str] = []
 
     # What works
 
@@ -104,18 +101,11 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
 
     async def abilities(self) -> Abilities:
         """What was found out about this machine, once."""
-        await self._know_leader()
         async with self._probing:
             if self._abilities is None:
                 self.layout.prepare()
                 self._abilities = await self._in_thread(probe, self.layout.trash, self._uid_base, self.root)
         return self._abilities
-
-    async def _know_leader(self) -> None:
-        if leader.has_program():
-            return
-        async with self._asking_leader:
-            self._leader = self._leader or await self._in_thread(leader.of_host)
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
@@ -291,7 +281,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         def make() -> LocalInstance:
             instance = LocalInstance(
                 sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
-                handle=msgspec.to_builtins(handle), leader=self._leader, env=env,
+                handle=msgspec.to_builtins(handle), env=env,
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
@@ -309,23 +299,14 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> LocalInstance | None:
         """See `Provider.adopt`."""
-        await self._know_leader()
         try:
             earlier = msgspec.convert(handle, Handle)
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
         freezing.thaw(decided.cgroups)  # a daemon may have died while its files were read, and its guard, too
-        try:
-            instance = self._hold(sandbox_id, spec, decided, isolation, earlier)
-        except OSError as error:  # nothing of that tells whether the sandbox is gone
-            raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
+        instance = await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
-            try:
-                await instance.remember_earlier()
-            except BaseException:
-                await self._let_go(instance)
-                raise
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
             await self._in_thread(self._clearing.end, sandbox_id, decided, handle)

@@ -8,7 +8,6 @@ the sandbox stands still. Everything here blocks.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Final
 
 from sandkeep import failpoints
@@ -20,8 +19,9 @@ from sandkeep_store.archives.compression import Codec
 from sandkeep_store.archives.members import TOP
 from sandkeep_store.archives.pack import Packed, write
 from sandkeep_store.archives.tree import Overlay, Tree
-from sandkeepd.freezing import Pause, frozen
+from sandkeepd.freezing import Pause, frozen, processes
 from sandkeepd.hostprocess import run_tool
+from sandkeepd.mapped import mapped_files
 from sandkeepd.providers.base import PackedFiles, PackRequest
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
 from sandkeepd.providers.local_files import HeldFiles
@@ -42,6 +42,7 @@ class Packer:
         self._layers = layers
         self._state_dir = state_dir
         self._shares_blocks = shares_blocks
+        self._overlay: Overlay = "trusted" if layers.uid is not None else "user"
 
     def pack(self, held: HeldFiles, request: PackRequest, moved: Meter) -> PackedFiles:
         """Pack a sandbox's files as they are at one moment, and write the catalogue of them."""
@@ -50,8 +51,7 @@ class Packer:
                 packed = self._pack_tree(open_shown([upper, *held.lowers], self._state_dir), request, held, None, moved)
         elif request.over == "start":
             with self._at_one_moment(held, request.name, request) as (upper, pause):
-                overlay: Overlay = "trusted" if self._layers.uid is not None else "user"
-                packed = self._pack_tree(_opened(upper), request, held, overlay, moved)
+                packed = self._pack_tree(_opened(upper), request, held, self._overlay, moved)
         else:
             packed, pause = self._pack_changes(held, request, moved)
         return told(packed, pause)
@@ -92,12 +92,14 @@ class Packer:
         return count <= COPIED_FILES and size <= COPIED_BYTES
 
     def _look(self, held: HeldFiles, request: PackRequest) -> dict[bytes, changes.Seen]:
+        """See what there is while it stands still, and write it down."""
         tree = _opened(held.upper)
         try:
-            found = changes.look(tree, self._layers.enter)
+            found = changes.look(tree, self._layers.enter, self._overlay)
         finally:
             os.close(tree)
-        changes.save(found, request.catalogue)
+        mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
+        changes.save(changes.doubted(found, mapped), request.catalogue)
         return found
 
     def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:
@@ -110,7 +112,7 @@ class Packer:
             with frozen(held.plan.cgroups, held.first_pid) as pause:
                 failpoints.reach("snapshot.frozen")
                 now = self._look(held, request)
-                found = changes.compare(before, now, partial(self._is_opaque, tree), wanted)
+                found = changes.compare(before, now, wanted)
                 source = ChangedTree(tree, found, self._reader(held))
                 packed = write(
                     source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved
@@ -118,13 +120,6 @@ class Packer:
         finally:
             os.close(tree)
         return packed, pause
-
-    def _is_opaque(self, tree: int, name: bytes) -> bool:
-        kind = "trusted" if self._layers.uid is not None else "user"
-        try:
-            return os.getxattr(b"/proc/self/fd/%d/%b" % (tree, name), f"{kind}.overlay.opaque") == b"y"
-        except OSError:
-            return False
 
     def _pack_tree(
         self, tree: int, request: PackRequest, held: HeldFiles, overlay: Overlay | None, moved: Meter

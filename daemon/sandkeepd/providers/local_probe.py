@@ -10,6 +10,7 @@ from msgspec import Struct
 from sandkeep.model import Capability
 from sandkeepd import mounts
 from sandkeepd.hostprocess import in_fresh_thread, run_tool
+from sandkeepd.keeper import program
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
@@ -57,6 +58,8 @@ def _no_nested_userns() -> Capability:
 
 
 def _bubblewrap(image_uid: int, root: bool) -> Capability:
+    if missing := program.why_missing():
+        return Capability(works=False, why=missing)
     if shutil.which("bwrap") is None:
         return Capability(works=False, why="bwrap is missing: install the package bubblewrap")
     enter = ["setpriv", "--reuid", str(image_uid), "--regid", str(image_uid), "--clear-groups"] if root else []

@@ -18,7 +18,7 @@ from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
-from sandkeepd.keeper import KEEPER_SOURCE, leader
+from sandkeepd.keeper import program
 from sandkeepd.providers.local_bubblewrap import INSIDE, View, arguments, marks, write_etc
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.local_plan import Plan
@@ -127,8 +127,7 @@ def _make_directories(job: Job) -> None:
         os.makedirs(f"{directory}/{name}", 0o755, exist_ok=job.anew)
     write_mark(f"{directory}/{SANDBOX_MARK}", job.log_id)
     os.mkfifo(f"{directory}/in/.control", 0o600)
-    shutil.copyfile(KEEPER_SOURCE, f"{directory}/in/.keeper")
-    leader.install(f"{directory}/in")
+    program.install(f"{directory}/in")
     with open(f"{directory}/out/exits", "ab" if job.anew else "xb"):
         pass
     write_etc(
@@ -243,14 +242,13 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
 
 
 def _program(job: Job, view: View) -> list[str]:
-    """The keeper, in bubblewrap or bare, with the limits that a shell can hold."""
+    """The keeper, in bubblewrap or bare, with the limits that every process has of its own."""
     if job.plan.mechanism == "none":
-        return ["sh", f"{view.in_dir}/.keeper", view.in_dir, view.out_dir, *_shell_limits(job.plan)]
-    keeper = ["sh", f"{INSIDE}/in/.keeper", f"{INSIDE}/in", f"{INSIDE}/out", *_shell_limits(job.plan)]
-    return [*arguments(view, _INFO_FD), *keeper]
+        return program.command(view.in_dir, view.out_dir, _limits(job.plan))
+    return [*arguments(view, _INFO_FD), *program.command(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))]
 
 
-def _shell_limits(plan: Plan) -> list[str]:
+def _limits(plan: Plan) -> list[str]:
     blocks = str(-(-plan.disk_bytes // 512))
     pids = str(plan.limits.pids) if plan.held_by.get("pids") == "rlimit" else ""
     memory = plan.limits.memory_bytes if plan.held_by.get("memory") == "rlimit" else None

@@ -122,6 +122,13 @@ def _images(ctx: click.Context, incomplete: str) -> list[Item]:
     return _beginning(incomplete, _ask(ctx, question))
 
 
+def _locks(ctx: click.Context, incomplete: str) -> list[Item]:
+    def question(client: Client) -> list[Item]:
+        return [CompletionItem(lock.name, help=f"{lock.status}, {lock.where}") for lock in client.lock.list().locks]
+
+    return _beginning(incomplete, _ask(ctx, question))
+
+
 def _snapshots(ctx: click.Context, incomplete: str) -> list[Item]:
     from sandkeep.cli.output import age
 
@@ -263,6 +270,7 @@ LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Item]]]] = {
     "snapshot": _snapshots,
     "image source": _sources,
     "reference": _references,
+    "lock": _locks,
     "process": _processes,
     "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
     "place": _places,

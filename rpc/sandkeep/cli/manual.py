@@ -7,11 +7,11 @@ from typing import Final
 
 import click
 
+from sandkeep.all_settings import ALL_SETTINGS
 from sandkeep.cli import EXIT_CODES
 from sandkeep.cli.options import command
 from sandkeep.cli.tree import Entry, common_options, entries, root_options
 from sandkeep.cli.words import Word
-from sandkeep.settings import SETTINGS
 from sandkeep.version import VERSION
 
 
@@ -58,7 +58,7 @@ def _page() -> Iterator[str]:
             yield from _entry(entry)
     yield from (".SH EXIT STATUS", *_definitions((str(code), meaning) for code, meaning in EXIT_CODES.items()))
     yield ".SH ENVIRONMENT"
-    yield from _definitions((s.name, f"{s.summary} Default: {s.shown_default}.") for s in SETTINGS.values())
+    yield from _definitions((s.name, f"{s.summary} Default: {s.shown_default}.") for s in ALL_SETTINGS.values())
     yield from _definitions([("NO_COLOR", "When it is set, there are no colours; --color is stronger.")])
     yield from (".SH FILES", *_definitions(_FILES))
     yield from (".SH SEE ALSO", ".BR tmux (1),", ".BR bwrap (1)")

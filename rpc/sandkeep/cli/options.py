@@ -16,6 +16,7 @@ from sandkeep.cli.words import (
     FILE,
     IMAGE,
     INSIDE,
+    LOCK,
     METHOD,
     PLACE,
     PROCESS,
@@ -34,7 +35,7 @@ from sandkeep.model import Volume
 from sandkeep.settings import parse_size
 
 __all__ = [
-    "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "METHOD", "PLACE", "PROCESS", "PROVIDER", "REFERENCE",
+    "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "LOCK", "METHOD", "PLACE", "PROCESS", "PROVIDER", "REFERENCE",
     "RUNNING", "SANDBOX", "SIGNAL", "SNAPSHOT", "SOURCE", "VARIABLE", "Command", "Frontend", "Mount", "Pair", "Refusal",
     "Size", "command", "common", "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
 ]  # fmt: skip

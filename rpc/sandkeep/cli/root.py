@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "wait": ("processes:wait", "Wait until a process has ended."),
     "cp": ("cp:cp", "Copy files and trees into sandboxes and out of them."),
     "snapshot": ("root:snapshot", "Keep the files of sandboxes, restore them and move them."),
+    "lock": ("root:lock", "Take, keep and release the locks of sandboxes that daemons share."),
     "events": ("events:events", "What happened, in the order it was committed."),
     "history": ("events:history", "The life of one sandbox."),
     "store": ("root:store", "Check the event log, and what is computed from it."),
@@ -50,6 +51,7 @@ SUBJECTS: Final = {
     "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "fork", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp", "snapshot"),
+    "Shared with other daemons": ("lock",),
     "What happened": ("events", "history"),
     "The daemon": ("daemon", "status", "capabilities", "store", "rpc"),
 }
@@ -77,6 +79,13 @@ SNAPSHOT_COMMANDS: Final = {
     "import": ("snapshots:import_", "Keep an archive from elsewhere as a snapshot."),
     "promote": ("snapshots:promote", "Make an image of a snapshot."),
     "gc": ("snapshots:gc", "Delete what retention lets go, and archives that nobody owns."),
+}
+
+LOCK_COMMANDS: Final = {
+    "acquire": ("locks:acquire", "Take a lock."),
+    "release": ("locks:release", "Give a lock back."),
+    "get": ("locks:get", "Show a lock as this daemon has it."),
+    "ls": ("locks:ls", "List the locks that this daemon holds."),
 }
 
 STORE_COMMANDS: Final = {
@@ -207,6 +216,9 @@ sandbox = LazyGroup(
 )
 snapshot = LazyGroup(
     name="snapshot", table=SNAPSHOT_COMMANDS, help="The files of sandboxes, kept as archives.", context_settings=HELP
+)
+lock = LazyGroup(
+    name="lock", table=LOCK_COMMANDS, help="Locks of sandboxes that several daemons share.", context_settings=HELP
 )
 store = LazyGroup(
     name="store", table=STORE_COMMANDS, help="The event log and what is computed from it.", context_settings=HELP

@@ -255,9 +255,7 @@ def promote(front: Frontend, snapshot: str, label: Any) -> None:
     return json_line(image) if front.as_json else print(image.image_id)
 
 
-@command(
-    examples=["sandkeep fork $BOX", "for box in $(sandkeep fork $BOX --count 8); do sandkeep exec $box -- make; done"]
-)
+@command(examples=["sandkeep fork $BOX", "for b in $(sandkeep fork $BOX --count 8); do sandkeep exec $b make; done"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="How many.")
 @secret_option

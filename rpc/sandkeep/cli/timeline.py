@@ -117,6 +117,17 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.terminate_requested": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.terminated": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.file_written": _written,
+    "lock.acquire_requested": lambda data: f"{data['name']} at {data['where']}",
+    "lock.acquired": lambda data: f"fence {data['fence']}",
+    "lock.contended": _failure,
+    "lock.acquire_failed": _failure,
+    "lock.release_requested": lambda _: "",
+    "lock.released": lambda _: "",
+    "lock.expired": lambda data: str(data["message"]),
+    "lock.lost": lambda data: str(data["message"]),
+    "lock.steal_requested": lambda data: f"{data['name']} at {data['where']}",
+    "lock.stolen": lambda _: "freed, whoever held it",
+    "lock.steal_failed": _failure,
     "snapshot.create_requested": _snapshot,
     "snapshot.stored": _stored,
     "snapshot.failed": _failure,
@@ -136,7 +147,8 @@ COLOURS: Final = {
     "failed": "red", "lost": "red", "suspend_failed": "red", "resume_failed": "red", "resumed": "green",
     "restored": "green", "forked": "green", "stored": "green", "restore_failed": "red", "fork_failed": "red",
     "deleted": "dim", "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim",
-    "removed": "dim",
+    "removed": "dim", "acquired": "green", "contended": "yellow", "acquire_failed": "red", "released": "dim",
+    "expired": "red", "stolen": "yellow", "steal_failed": "red",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 

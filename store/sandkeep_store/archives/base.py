@@ -36,88 +36,28 @@ or refuses the daemon; `provider_unavailable` for a bucket that does not answer;
 cannot be read or written.
 """
 
-import hashlib
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import BinaryIO, Final, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
-from sandkeep.errors import DataError, ProviderError, SandkeepError, StateError
+from sandkeep.errors import ProviderError, SandkeepError
+from sandkeep_store.archives.objects import (
+    MAX_DOCUMENT_BYTES,
+    WRITE_ID,
+    Document,
+    Fence,
+    Progress,
+    Source,
+    Stored,
+    Upload,
+    Waiting,
+    conflict,
+    corrupt,
+)
+from sandkeep_store.archives.transfer import Measured, Reader, send
 from sandkeep_store.config import Root, checked_path
 
-CHUNK_BYTES: Final = 1024**2
-"""What a reader gives at once, at most."""
-
-MAX_DOCUMENT_BYTES: Final = 1024**2
-PATIENCE_S: Final = 60.0
-"""How long a transfer is tried again that gets nowhere."""
-
-WRITE_ID: Final = "sandkeep-write"
-"""The key of metadata by which a writer knows its own object again."""
-
-FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 5.0
-HEARD_EVERY_S: Final = 0.5
-"""How often `progress` is called while there is none, so that it can cancel."""
-
-T = TypeVar("T")
-Source: TypeAlias = BinaryIO | Iterable[bytes]
-Progress: TypeAlias = Callable[[int], object]
-"""Called with how many bytes passed so far."""
-Waiting: TypeAlias = Callable[[], object]
-"""Called while nothing passes; what it raises ends the waiting."""
-
-
-class Stored(NamedTuple):
-    """What a store knows of an object. `changed_at` is in seconds since 1970, by the store's clock."""
-
-    path: str
-    size_bytes: int
-    generation: str
-    metadata: Mapping[str, str]
-    changed_at: float
-
-
-class Document(NamedTuple):
-    """A document as it was read, and which version it was."""
-
-    content: bytes
-    generation: str
-
-
-class Fence(Protocol):
-    """A shared sandbox's writer proves by it that the sandbox is still its own."""
-
-    @property
-    def number(self) -> int:
-        """The fencing number; grows with every owner. It is kept in the object's metadata."""
-        ...
-
-    def check(self) -> None:
-        """Raises `lock_lost` when somebody else may have taken over."""
-        ...
-
-
-class Upload(Protocol):
-    """An object while it is written. Whoever began it calls `finish` after the last part, or `abort`."""
-
-    @property
-    def part_bytes(self) -> int:
-        """How long the next part has to be, if it is not the last."""
-        ...
-
-    def send(self, part: bytes) -> None:
-        """Take one part."""
-        ...
-
-    def finish(self, part: bytes) -> Stored:
-        """Take the last part, which may be empty, and make the object appear. Raises `conflict`."""
-        ...
-
-    def abort(self) -> None:
-        """Leave nothing. Raises no SandkeepError: what cannot be cleaned up now is by `sweep`."""
-        ...
+__all__ = ["ArchiveStore", "Document", "Fence", "Progress", "Reader", "Source", "Stored"]
 
 
 class ArchiveStore(ABC):
@@ -146,10 +86,10 @@ class ArchiveStore(ABC):
         if fence is not None:
             fence.check()
             metadata = {**(metadata or {}), "fence": str(fence.number)}
-        measured = _Measured(source, self.where(checked_path(path)), size_bytes, sha256)
+        measured = Measured(source, self.where(checked_path(path)), size_bytes, sha256)
         upload = self._begin(path, dict(metadata or {}), lambda: progress(measured.passed))
         try:
-            last = _send(upload, measured, progress)
+            last = send(upload, measured, progress)
             if fence is not None:
                 fence.check()
             return upload.finish(last)
@@ -157,11 +97,22 @@ class ArchiveStore(ABC):
             upload.abort()
             raise
 
-    def read(self, path: str, *, generation: str | None = None, progress: Progress = lambda _: None) -> "Reader":
-        """Open an object. Use it in a `with`. Another generation than the one asked for is `conflict`."""
+    def read(
+        self,
+        path: str,
+        *,
+        generation: str | None = None,
+        size_bytes: int | None = None,
+        progress: Progress = lambda _: None,
+    ) -> "Reader":
+        """Open an object. Use it in a `with`. Another generation than the one asked for is `conflict`; another size is
+        `snapshot_corrupt`, before a byte of it is read.
+        """
         stored = self.stat(path)
         if generation is not None and generation != stored.generation:
             raise conflict(self.where(path))
+        if size_bytes is not None and size_bytes != stored.size_bytes:
+            raise corrupt(self.where(path), f"it has {stored.size_bytes} bytes and not {size_bytes}")
         return Reader(self.where(path), stored, self._fetch, self.patience_s, progress)
 
     def stat(self, path: str) -> Stored:
@@ -213,10 +164,11 @@ class ArchiveStore(ABC):
 
     def _landed(self, path: str, write_id: str, error: SandkeepError) -> Stored:
         """The object, if that write made it in spite of the error; else raises the error."""
-        if error.code in ("conflict", "snapshot_missing"):
-            found = self._found(path)
-            if found is not None and found.metadata.get(WRITE_ID) == write_id:
-                return found
+        if error.code in ("conflict", "snapshot_missing", "provider_unavailable"):
+            with suppress(ProviderError):
+                found = self._found(path)
+                if found is not None and found.metadata.get(WRITE_ID) == write_id:
+                    return found
         raise error
 
     @abstractmethod
@@ -238,186 +190,3 @@ class ArchiveStore(ABC):
 
     @abstractmethod
     def _write_document(self, path: str, content: bytes, over: str | None) -> str: ...
-
-
-class Reader:
-    """The bytes of one object, in chunks. `stored` says what they are. Use it in a `with`."""
-
-    def __init__(
-        self,
-        where: str,
-        stored: Stored,
-        fetch: Callable[[Stored, int], Iterator[bytes]],
-        patience_s: float,
-        progress: Progress,
-    ) -> None:
-        self.stored = stored
-        self._progress = progress
-        self._patience = Patience(patience_s, lambda: progress(self._offset))
-        self._where = where
-        self._fetch = fetch
-        self._chunks: Iterator[bytes] = iter(())
-        self._offset = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give back the connection or descriptor. Idempotent."""
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
-
-    def __iter__(self) -> Iterator[bytes]:
-        """The chunks. After a broken connection it goes on with the next byte, while it gets anywhere."""
-        while self._offset < self.stored.size_bytes:
-            before = self._offset
-            try:
-                yield from self._until_it_breaks()
-            except ProviderError as error:
-                self._patience.wait(error, moved=self._offset > before)
-
-    def _until_it_breaks(self) -> Iterator[bytes]:
-        self.close()
-        self._chunks = self._fetch(self.stored, self._offset)
-        for chunk in self._chunks:
-            self._offset += len(chunk)
-            if self._offset > self.stored.size_bytes:
-                raise corrupt(self._where, f"it has more than the {self.stored.size_bytes} bytes that it says it has")
-            self._progress(self._offset)
-            yield chunk
-        if self._offset < self.stored.size_bytes:
-            raise corrupt(self._where, f"{self._offset} bytes are there of the {self.stored.size_bytes} it says it has")
-
-
-class Patience:
-    """How long something is tried again that gets nowhere, and how long to wait before each time."""
-
-    def __init__(self, seconds: float, waiting: Waiting) -> None:
-        self._seconds = seconds
-        self._waiting = waiting
-        self._since: float | None = None
-        self._pause_s = FIRST_PAUSE_S
-
-    def wait(self, error: Exception, *, moved: bool) -> None:
-        """Wait a while, or raise the error when it was long enough. `moved` says that it got somewhere this time."""
-        now = time.monotonic()
-        if moved or self._since is None:
-            self._since, self._pause_s = now, FIRST_PAUSE_S
-        if now + self._pause_s > self._since + self._seconds:
-            raise error
-        while (left := now + self._pause_s - time.monotonic()) > 0:
-            self._waiting()
-            time.sleep(min(left, HEARD_EVERY_S))
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-
-
-def patiently(seconds: float, waiting: Waiting, attempt: Callable[[], T]) -> T:
-    """What an attempt answers, made again for so many seconds while the provider is unavailable."""
-    patience = Patience(seconds, waiting)
-    while True:
-        try:
-            return attempt()
-        except ProviderError as error:
-            patience.wait(error, moved=False)
-
-
-class _Measured:
-    """A source of bytes, taken in parts, that has to be what is known of it."""
-
-    def __init__(self, source: Source, where: str, size_bytes: int | None, sha256: str | None) -> None:
-        self._take = _taker(source)
-        self._where = where
-        self._size_bytes = size_bytes
-        self._sha256 = sha256
-        self._digest = hashlib.sha256()
-        self.passed = 0
-
-    def take(self, wanted: int) -> bytes:
-        """So many bytes; fewer only at the end, where `snapshot_corrupt` is raised for what is not as it has to be."""
-        part = self._take(wanted)
-        self.passed += len(part)
-        if self._sha256 is not None:
-            self._digest.update(part)
-        if len(part) < wanted:
-            self._check()
-        return part
-
-    def _check(self) -> None:
-        if self._size_bytes not in (None, self.passed):
-            raise corrupt(self._where, f"it has {self.passed} bytes and not {self._size_bytes}")
-        if self._sha256 not in (None, self._digest.hexdigest()):
-            raise corrupt(self._where, "its bytes are not those that its digest was made of")
-
-
-def _send(upload: Upload, source: _Measured, progress: Progress) -> bytes:
-    """Send all parts but the last, and answer that one."""
-    while True:
-        wanted = upload.part_bytes
-        part = source.take(wanted)
-        if len(part) < wanted:
-            return part
-        upload.send(part)
-        del part  # so that there are never two
-        progress(source.passed)
-
-
-def _taker(source: Source) -> Callable[[int], bytes]:
-    read = getattr(source, "read", None)
-    return _from_file(read) if read is not None else _from_chunks(iter(source))
-
-
-def _from_file(read: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    def take(wanted: int) -> bytes:
-        part = read(wanted)
-        while part and len(part) < wanted:  # a pipe gives what is there
-            more = read(wanted - len(part))
-            if not more:
-                break
-            part += more
-        return part
-
-    return take
-
-
-def _from_chunks(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
-    rest = memoryview(b"")
-
-    def take(wanted: int) -> bytes:
-        nonlocal rest
-        pieces: list[memoryview] = []
-        while wanted:
-            if not rest:
-                chunk = next(chunks, None)
-                if chunk is None:
-                    break
-                rest = memoryview(chunk)
-            pieces.append(rest[:wanted])
-            rest = rest[wanted:]
-            wanted -= len(pieces[-1])
-        return b"".join(pieces)
-
-    return take
-
-
-# -- errors that all stores have in common ----------------------------------------------------------------------------
-
-
-def conflict(where: str) -> StateError:
-    """Somebody else was quicker."""
-    return StateError("conflict", f"{where} was changed meanwhile, or is there already.", place=where)
-
-
-def missing(where: str) -> DataError:
-    """There is none."""
-    return DataError("snapshot_missing", f"There is no {where}.", place=where)
-
-
-def corrupt(where: str, why: str) -> DataError:
-    """It is not what it has to be."""
-    return DataError("snapshot_corrupt", f"{where} is damaged: {why}. Use another copy.", place=where)

@@ -20,6 +20,7 @@ from sandkeep_store.archives import whiteouts
 from sandkeep_store.archives.members import TOP, Member, shown
 from sandkeep_store.archives.reading import Remarks, reading_only
 from sandkeep_store.archives.tarreader import Reader
+from sandkeep_store.archives.tree import Overlay
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 _RECENT_NS: Final = 50_000_000
@@ -27,11 +28,14 @@ _RECENT_NS: Final = 50_000_000
 
 _FORMAT: Final = r"%y %i %C@ %P\0"
 WHITEOUT: Final = b"c"
+DIRECTORY: Final = b"d"
+OPAQUE: Final = b"o"
+_DIRECTORIES: Final = (DIRECTORY, OPAQUE)
 
 
 class Seen(NamedTuple):
     """What the kernel said of one thing: its kind by find's letter, its number, and when it was changed; empty when
-    that tells nothing.
+    that tells nothing. A directory that hides what an overlay has below it is `OPAQUE`.
     """
 
     kind: bytes
@@ -43,9 +47,9 @@ Catalogue = Mapping[bytes, Seen]
 """Everything in a tree by its path. The top is called ``.``."""
 
 
-def look(tree: int, enter: Sequence[str] = (), doubtful: Collection[bytes] = ()) -> dict[bytes, Seen]:
-    """Look at an open directory. What is `doubtful` may change without being seen to. `enter` are words before the
-    program that looks. Blocks.
+def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
+    """Look at an open directory, the upper one of an `overlay` or a plain one. `enter` are words before the program
+    that looks. Blocks.
     """
     recent = time.time_ns() - _RECENT_NS
     found: dict[bytes, Seen] = {}
@@ -60,15 +64,34 @@ def look(tree: int, enter: Sequence[str] = (), doubtful: Collection[bytes] = ())
         raise ProviderError("provider_unavailable", "the sandbox's files cannot be looked through: try again")
     for line in content.split(b"\0")[:-1]:
         kind, inode, changed, path = line.split(b" ", 3)
-        if _ns(changed) >= recent or path in doubtful:
+        if _ns(changed) >= recent:
             changed = b""
+        if kind == DIRECTORY and overlay is not None and is_opaque(tree, path, overlay):
+            kind = OPAQUE
         found[path or TOP] = Seen(kind, inode, changed)
     return found
+
+
+def doubted(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
+    """A catalogue by which these names, None for all, will count as changed, with all other names of the same files."""
+    doubtful = {catalogue[name].inode for name in (catalogue if names is None else names) if name in catalogue}
+    return {name: seen._replace(changed=b"") if seen.inode in doubtful else seen for name, seen in catalogue.items()}
 
 
 def _ns(seconds: bytes) -> int:
     whole, _, part = seconds.partition(b".")
     return int(whole) * 1_000_000_000 + int(part[:9].ljust(9, b"0"))
+
+
+def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
+    """Whether a directory of an overlay's upper one hides what is below it."""
+    try:
+        attribute = os.getxattr(
+            b"/proc/self/fd/%d/%b" % (tree, name), f"{overlay}.overlay.opaque", follow_symlinks=False
+        )
+    except OSError:
+        return False
+    return attribute == b"y"
 
 
 def save(catalogue: Catalogue, path: str) -> None:
@@ -106,18 +129,15 @@ class Changes(NamedTuple):
 Asked = Callable[[bytes], bool]
 
 
-def compare(before: Catalogue, now: Catalogue, is_opaque: Asked, is_wanted: Asked = lambda _: True) -> Changes:
-    """What is different of what `is_wanted`, and the top in any case. `is_opaque` is asked of directories that were not
-    there before, whether they hide what an overlay has below them.
-    """
+def compare(before: Catalogue, now: Catalogue, is_wanted: Asked = lambda _: True) -> Changes:
+    """What is different of what `is_wanted`, and the top in any case."""
     names: list[bytes] = []
     marks: list[bytes] = []
     anew: set[bytes] = set()  # directories in which nothing is as before
     for name in sorted(now, key=in_order):
         seen, earlier = now[name], before.get(name)
         inside = name != TOP and _parent(name) in anew
-        is_anew = seen.kind == b"d" and (inside or earlier is None or not _same_thing(seen, earlier))
-        if is_anew:
+        if seen.kind in _DIRECTORIES and (inside or _is_anew(seen, earlier)):
             anew.add(name)
         is_different = inside or earlier is None or _is_changed(seen, earlier)
         if name != TOP and not (is_wanted(name) and is_different):
@@ -126,18 +146,28 @@ def compare(before: Catalogue, now: Catalogue, is_opaque: Asked, is_wanted: Aske
             marks.append(whiteouts.whiteout(name))
             continue
         names.append(name)
-        if is_anew and (is_opaque(name) or (earlier is not None and earlier.kind == b"d" and not inside)):
+        if name in anew and (seen.kind == OPAQUE or (not inside and earlier is not None)):
             marks.append(whiteouts.opaque(name))
     gone = (name for name in before if name not in now and is_wanted(name))
     marks += [whiteouts.whiteout(name) for name in gone if _leaves_gap(name, before, now, anew)]
     return Changes(names, marks)
 
 
+def _is_anew(directory: Seen, earlier: Seen | None) -> bool:
+    """Whether a directory may be another than was there before. A number alone does not tell, as it is soon given to
+    another: of one that hides what is below it, any change makes it another. Where nothing is hidden, it is seen by
+    what is gone from it.
+    """
+    if earlier is None or earlier.kind not in _DIRECTORIES or earlier.inode != directory.inode:
+        return True
+    return directory.kind == OPAQUE and _is_changed(directory, earlier)
+
+
 def _leaves_gap(name: bytes, before: Catalogue, now: Catalogue, anew: Collection[bytes]) -> bool:
     """Whether something that is gone would show through: its directory is there, and does not hide it."""
     parent = _parent(name)
     holder = now.get(parent)
-    return before[name].kind != WHITEOUT and holder is not None and holder.kind == b"d" and parent not in anew
+    return before[name].kind != WHITEOUT and holder is not None and holder.kind in _DIRECTORIES and parent not in anew
 
 
 def in_order(name: bytes) -> bytes:
@@ -147,10 +177,6 @@ def in_order(name: bytes) -> bytes:
 
 def _parent(name: bytes) -> bytes:
     return name.rpartition(b"/")[0] or TOP
-
-
-def _same_thing(seen: Seen, earlier: Seen) -> bool:
-    return (seen.kind, seen.inode) == (earlier.kind, earlier.inode)
 
 
 def _is_changed(seen: Seen, earlier: Seen) -> bool:

@@ -7,8 +7,9 @@ deletes it only when the other is still there, complete.
 import os
 from typing import Final
 
-from sandkeep_store.archives.base import ArchiveStore, Fence, Progress, Stored, corrupt
+from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives
+from sandkeep_store.archives.objects import Fence, Progress, Stored, corrupt
 
 DIGEST: Final = "sha256"
 """The key of the metadata that tells an archive's digest."""

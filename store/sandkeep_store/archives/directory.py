@@ -14,10 +14,11 @@ from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeep_store.archives.base import (
+from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.beneath import Beneath, NotPlainError
+from sandkeep_store.archives.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
-    ArchiveStore,
     Document,
     Stored,
     Waiting,
@@ -25,7 +26,6 @@ from sandkeep_store.archives.base import (
     corrupt,
     missing,
 )
-from sandkeep_store.archives.beneath import Beneath, NotPlainError
 from sandkeep_store.config import PARTIAL, Root, checked_path
 
 PART_BYTES: Final = 1024**2
@@ -181,14 +181,14 @@ class DirectoryUpload:
         self.abort()
 
     def send(self, part: bytes) -> None:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         with self._store.translated(self._path):
             rest = memoryview(part)
             while rest:
                 rest = rest[os.write(self.descriptor, rest) :]
 
     def finish(self, part: bytes = b"") -> Stored:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         self._complete(part)
         with self._put() as (partial, directory, name):
             try:
@@ -210,7 +210,7 @@ class DirectoryUpload:
         return self._store.stat(self._path)
 
     def abort(self) -> None:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

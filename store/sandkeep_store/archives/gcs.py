@@ -13,18 +13,18 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sandkeep.errors import SandkeepError, StateError
-from sandkeep_store.archives.base import (
+from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.gcs_upload import GcsUpload
+from sandkeep_store.archives.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
-    PATIENCE_S,
     WRITE_ID,
-    ArchiveStore,
     Document,
     Stored,
     Waiting,
     conflict,
 )
-from sandkeep_store.archives.gcs_upload import GcsUpload
+from sandkeep_store.archives.patience import PATIENCE_S
 from sandkeep_store.config import STORAGE, Root, Storage, is_path
 from sandkeep_store.gcs_client import TIMEOUT_S, connect, refusal, retrying, speaking_about
 
@@ -79,6 +79,7 @@ class GcsArchives(ArchiveStore):
                 headers=headers,
                 stream=True,
                 timeout=TIMEOUT_S,
+                allow_redirects=False,
             ) as answer,
         ):
             if answer.status_code == 404:

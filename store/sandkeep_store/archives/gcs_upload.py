@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.base import Patience, Stored, Waiting
+from sandkeep_store.archives.objects import Stored, Waiting
+from sandkeep_store.archives.patience import Patience
 from sandkeep_store.gcs_client import TIMEOUT_S, refusal, speaking_about
 
 PART_BYTES: Final = 8 * 1024**2
@@ -22,7 +23,7 @@ _HELD: Final = re.compile(r"bytes=0-([0-9]{1,18})")
 
 
 class GcsUpload:
-    """See `base.Upload`. `url` is the session's; `landed` tells, given an error, whether the object is there anyway."""
+    """See `objects.Upload`. `url` is the session's; `landed` tells, given an error, whether the object is there."""
 
     part_bytes = PART_BYTES
 
@@ -47,13 +48,13 @@ class GcsUpload:
         self._sent = 0
 
     def send(self, part: bytes) -> None:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         self._checksum.update(part)
         self._transfer(part, None)
         self._sent += len(part)
 
     def finish(self, part: bytes) -> Stored:
-        """See `base.Upload`. The service compares the whole with our checksum before the object appears."""
+        """See `objects.Upload`. The service compares the whole with our checksum before the object appears."""
         self._checksum.update(part)
         try:
             return stored_from(self._transfer(part, self._sent + len(part)))
@@ -61,7 +62,7 @@ class GcsUpload:
             return self._landed(error)
 
     def abort(self) -> None:
-        """See `base.Upload`. A session that could not be dropped ends by itself after a week."""
+        """See `objects.Upload`. A session that could not be dropped ends by itself after a week."""
         with suppress(SandkeepError), speaking_about(self._where):
             self._http.delete(self._url, timeout=TIMEOUT_S)
 

@@ -5,10 +5,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from sandkeep_store.archives.base import (
+from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
-    ArchiveStore,
     Document,
     Stored,
     Waiting,

@@ -3,8 +3,9 @@
 from typing import assert_never
 
 from sandkeep.errors import SetupError
-from sandkeep_store.archives.base import PATIENCE_S, ArchiveStore
+from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives
+from sandkeep_store.archives.patience import PATIENCE_S
 from sandkeep_store.config import STORAGE, Root, Storage
 
 

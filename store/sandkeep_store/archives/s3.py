@@ -12,17 +12,17 @@ from functools import partial
 from typing import Any
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.base import (
+from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
-    PATIENCE_S,
     WRITE_ID,
-    ArchiveStore,
     Document,
     Stored,
     Waiting,
     conflict,
 )
+from sandkeep_store.archives.patience import PATIENCE_S
 from sandkeep_store.archives.s3_upload import S3Upload
 from sandkeep_store.config import STORAGE, Root, Storage, is_path
 from sandkeep_store.s3_client import connect, refusal, speaking_about
@@ -59,8 +59,9 @@ class S3Archives(ArchiveStore):
         if self._found(path) is not None:
             raise conflict(self.where(path))
         metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
+        stat = partial(self._stat, path)
         landed = partial(self._landed, path, metadata[WRITE_ID])
-        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, waiting, landed)
+        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, waiting, stat, landed)
 
     def _stat(self, path: str) -> Stored:
         try:

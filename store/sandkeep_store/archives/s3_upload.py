@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from datetime import UTC, datetime
 from threading import Event
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.base import HEARD_EVERY_S, Stored, Waiting, patiently
+from sandkeep_store.archives.objects import Stored, Waiting
+from sandkeep_store.archives.patience import HEARD_EVERY_S, patiently
 from sandkeep_store.s3_client import speaking_about
 
 PART_BYTES: Final = 5 * 1024**2
-"""The least that the service takes for a part that is not the last."""
+"""The least that the service takes. Memory that was freed comes back late, so what counts is how large parts are."""
 BYTES_AT_ONCE: Final = 3 * PART_BYTES
-"""How much is under way, at least one part: a second and third connection while the service thinks about the first."""
+"""How much is under way, at least one part: the service thinks about one while the next are on their way."""
 MOST_PARTS: Final = 10_000
 """What the service allows."""
 PARTS_OF_A_SIZE: Final = 1000
@@ -35,7 +35,7 @@ class _EndedError(Exception):
 
 
 class S3Upload:
-    """See `base.Upload`. `landed` tells, given an error, whether the object is there anyway."""
+    """See `objects.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class S3Upload:
         metadata: dict[str, str],
         patience_s: float,
         waiting: Waiting,
+        stat: Callable[[], Stored],
         landed: Callable[[SandkeepError], Stored],
     ) -> None:
         self._client = client
@@ -53,6 +54,7 @@ class S3Upload:
         self._metadata = metadata
         self._patience_s = patience_s
         self._waiting = waiting
+        self._stat = stat
         self._landed = landed
         self._upload_id: str | None = None
         self._pool = ThreadPoolExecutor(BYTES_AT_ONCE // PART_BYTES)
@@ -64,11 +66,11 @@ class S3Upload:
 
     @property
     def part_bytes(self) -> int:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         return PART_BYTES << min(self._begun // PARTS_OF_A_SIZE, LARGEST_DOUBLING)
 
     def send(self, part: bytes) -> None:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         if self._begun == MOST_PARTS:
             raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes.")
         if self._upload_id is None:
@@ -79,22 +81,23 @@ class S3Upload:
         self._settle(max(1, BYTES_AT_ONCE // len(part)) - 1)
 
     def finish(self, part: bytes) -> Stored:
-        """See `base.Upload`."""
+        """See `objects.Upload`."""
         if self._upload_id is not None and part:
             self.send(part)
-        size = self._sent if self._upload_id is not None else len(part)
         self._settle(0)
         self._pool.shutdown()
         try:
             with speaking_about(self._where):
-                made = self._complete() if self._upload_id is not None else self._put(part)
+                if self._upload_id is not None:
+                    self._complete()
+                else:
+                    self._put(part)
+            return self._stat()
         except SandkeepError as error:
             return self._landed(error)
-        tag = str(made["ETag"]).strip('"')
-        return Stored(self._object["Key"], size, tag, self._metadata, datetime.now(UTC).timestamp())
 
     def abort(self) -> None:
-        """See `base.Upload`. A part that arrives later would stay, so those under way are waited for."""
+        """See `objects.Upload`. A part that arrives later would stay, so those under way are waited for."""
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         if self._upload_id is not None:
@@ -125,12 +128,12 @@ class S3Upload:
             begun = self._client.create_multipart_upload(**self._object, Metadata=self._metadata, ContentType=_TYPE)
             return str(begun["UploadId"])
 
-    def _complete(self) -> Any:
-        return self._client.complete_multipart_upload(
+    def _complete(self) -> None:
+        self._client.complete_multipart_upload(
             **self._object, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}, IfNoneMatch="*"
         )
 
-    def _put(self, content: bytes) -> Any:
-        return self._client.put_object(
+    def _put(self, content: bytes) -> None:
+        self._client.put_object(
             **self._object, Body=content, Metadata=self._metadata, ContentType=_TYPE, IfNoneMatch="*"
         )

@@ -8,6 +8,7 @@ from sandkeep import events
 from sandkeep.clock import rfc3339
 from sandkeep_store.blanks import REDACTED, redact_event
 from sandkeep_store.views.base import Fact, folds
+from sandkeep_store.views.locks import forget_before
 
 if TYPE_CHECKING:
     from sandkeep_store.views.images import ImageState
@@ -46,6 +47,7 @@ def _compact_requested(state: "State", event: events.LogCompactRequested, fact: 
     for image_id in event.images:
         state.images.pop(image_id, None)
     _forget_snapshots(state, set(event.snapshots), set(event.sandboxes))
+    forget_before(state, event.before_us)
     without_sandbox = set()
     for sandbox_id in event.sandboxes:
         sandbox = state.sandboxes.pop(sandbox_id, None)
@@ -79,6 +81,9 @@ def _redacted(state: "State", event: events.LogRedacted, fact: Fact) -> None:
     state.log.redacting = [position for position in state.log.redacting if position != event.position]
     image, sandbox, process = state.images.get(event.of), state.sandboxes.get(event.of), state.processes.get(event.of)
     snapshot = state.snapshots.get(event.of)
+    lock = state.locks.get(event.of)
+    if lock is not None and lock.error is not None and event.time_us == lock.ended_us:
+        lock.error = (lock.error[0], REDACTED)
     if image is not None:
         _blank(image, event)
         if event.what == events.ImageCreated.type and image.created is not None:

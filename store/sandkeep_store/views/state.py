@@ -1,19 +1,21 @@
 """All views in one state, moved on by one fold, so that they always stand at the same position."""
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.events import DAEMON_STREAM, Event
-from sandkeep_store.views import daemon, images, log, processes, sandboxes, snapshots
+from sandkeep_store.views import daemon, images, locks, log, processes, sandboxes, snapshots
 from sandkeep_store.views.base import HANDLERS, Fact
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 
 # Importing a noun's module registers its handlers; naming them here says that all of them are needed.
-_NOUNS: Final = (daemon, images, log, processes, sandboxes, snapshots)
+_NOUNS: Final = (daemon, images, locks, log, processes, sandboxes, snapshots)
 
 
 class State:
@@ -29,6 +31,8 @@ class State:
         self.processes: dict[str, ProcessState] = {}
         self.snapshots: dict[str, SnapshotState] = {}
         self.forks: dict[str, ForkState] = {}
+        self.locks: dict[str, LockState] = {}
+        self.ended_locks: deque[str] = deque()
 
     def apply(self, event: Event, fact: Fact) -> None:
         """Move on by one event."""
@@ -42,7 +46,7 @@ class State:
             return sandbox.owner if sandbox else None
         if stream == DAEMON_STREAM:
             return None
-        found = self.images.get(stream) or self.snapshots.get(stream)
+        found = self.images.get(stream) or self.snapshots.get(stream) or self.locks.get(stream)
         return found.owner if found else None
 
     def image_users(self, image_id: str) -> Iterator[SandboxState]:

@@ -1,0 +1,964 @@
+/* Sandkeep's keeper: the first process of a sandbox. It takes requests, one a line, starts and signals processes, and tells
+ * in OUT/exits, one line each, what became of them.
+ *
+ *   keeper IN OUT [FILE_BLOCKS [PROCESSES [ADDRESS_KIB]]]   requests come from standard input, a FIFO; says "ready"
+ *   keeper -c IN OUT [...]                                  requests come from IN/.control; what fails is said in OUT/p/.start
+ *   keeper - [NAME=VALUE...] PROGRAM [ARGUMENT...]          becomes PROGRAM, with signals that do what they do by default
+ *
+ * Requests. In TEXT a newline is \n and a backslash \\; a RECORD is a text of fields, each with a NUL after it: the
+ * directory to start in, NAME=VALUE for the environment, an empty one, and the words of the command.
+ *   run ID MODE MS [RECORD]  start a process, by the record or the one in IN/ID. What ends within MS milliseconds is told of
+ *                   once, which spares the daemon from being woken twice. MODE is the kind of its standard input: none, file,
+ *                   pipe; in or out: none, and IN/ID.data and IN/ID.control as descriptors 3 and 4; or tty: IN/ID is the
+ *                   script of a shell then, `terminal.sh`, which speaks for itself
+ *   secret ID TEXT  NAME=VALUE for the process ID alone, with a NUL after it, or a piece of that; comes before its run
+ *   share - TEXT    the same for every process that starts from now on
+ *   kill ID SIGNAL [N]  signal the process's group, and say that it was N    eof ID   no more input will come
+ *   check ID        say live, none, or how it ended     ask - ID...   say how these ended, if they did
+ *   sweep -         have what the code inside has stopped go on
+ *   pid ID PID.GROUP    from a terminal's script: started       done ID [CODE]   from one: its last line is written
+ *
+ * Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost", "ID ~N" signal N was sent.
+ *
+ * It needs no library and no shell: an image may have neither, what has to be linked takes longer to start than all else does,
+ * and a shell forks twice for what is done here once. scripts/build-keeper makes keeper.x86_64 and keeper.aarch64 of this,
+ * which are what is installed.
+ */
+
+typedef unsigned long word;
+
+enum { NOENT = -2, INTR = -4, NOEXEC = -8, ACCES = -13, NOTDIR = -20 }; /* what the kernel answers */
+enum { RDONLY = 0, WRONLY = 1, RDWR = 2, CREAT = 0100, TRUNC = 01000, APPEND = 02000, NONBLOCK = 04000, CLOEXEC = 02000000, HERE = -100 };
+enum { SIGINT = 2, SIGKILL = 9, SIGCHLD = 17, SIGCONT = 18, SIGXFSZ = 25, SIGNALS = 64 };
+enum { FSIZE = 1, CORE = 4, NPROC = 6, NOFILE = 7, AS = 9, LIMITS = 10 };
+enum { BLOCK = 0, SETMASK = 2, NOHANG = 1, MONOTONIC = 1, DUP_CLOEXEC = 1030, READABLE = 1, SEEK_TO_END = 2 };
+enum { PATH_BYTES = 4096, LINE_BYTES = 256, REQUEST_BYTES = 65536, ID_BYTES = 65, REMEMBERED = 512, FIRST_ROOM = 65536 };
+enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125 };
+
+#if defined(__x86_64__)
+enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, CLONE = 56,
+       EXECVE = 59, EXIT = 60, WAIT4 = 61, KILL = 62, FCNTL = 72, CHDIR = 80, UMASK = 95, SETSID = 112, CLOCK_GETTIME = 228,
+       OPENAT = 257, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302, NOFOLLOW = 0400000 };
+
+static long call(long number, long first, long second, long third, long fourth, long fifth) {
+	register long r10 __asm__("r10") = fourth;
+	register long r8 __asm__("r8") = fifth;
+	register long r9 __asm__("r9") = 0;
+	long answer;
+	__asm__ volatile("syscall"
+	                 : "=a"(answer)
+	                 : "a"(number), "D"(first), "S"(second), "d"(third), "r"(r10), "r"(r8), "r"(r9)
+	                 : "rcx", "r11", "memory");
+	return answer;
+}
+
+__asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall begin\n");
+#elif defined(__aarch64__)
+enum { DUP3 = 24, FCNTL = 25, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
+       SIGNALFD = 74, EXIT = 93, CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SETSID = 157,
+       UMASK = 166, MREMAP = 216, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000 };
+
+static long call(long number, long first, long second, long third, long fourth, long fifth) {
+	register long x8 __asm__("x8") = number;
+	register long x0 __asm__("x0") = first;
+	register long x1 __asm__("x1") = second;
+	register long x2 __asm__("x2") = third;
+	register long x3 __asm__("x3") = fourth;
+	register long x4 __asm__("x4") = fifth;
+	register long x5 __asm__("x5") = 0;
+	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+	return x0;
+}
+
+__asm__(".globl _start\n_start:\n\tmov x0, sp\n\tbl begin\n");
+#else
+#error "the system calls of this machine are not known here"
+#endif
+
+static void leave(int code) {
+	for (;;)
+		call(EXIT, code, 0, 0, 0, 0);
+}
+
+static long open_at(const char *path, long flags) { return call(OPENAT, HERE, (long)path, flags | CLOEXEC, 0666, 0); }
+
+static void shut(long descriptor) {
+	if (descriptor >= 0)
+		call(CLOSE, descriptor, 0, 0, 0, 0);
+}
+
+/* Texts */
+
+static long length(const char *text) {
+	long bytes = 0;
+	while (text[bytes])
+		bytes++;
+	return bytes;
+}
+
+static int same(const char *one, const char *other) {
+	while (*one && *one == *other)
+		one++, other++;
+	return *one == *other;
+}
+
+static int starts(const char *text, const char *with) {
+	while (*with && *text == *with)
+		text++, with++;
+	return !*with;
+}
+
+static void copy(void *into, const void *from, long bytes) {
+	for (long i = 0; i < bytes; i++)
+		((char *)into)[i] = ((const char *)from)[i];
+}
+
+/* Compilers expect it to be there. */
+void *memset(void *into, int byte, word bytes) {
+	for (word i = 0; i < bytes; i++)
+		((volatile char *)into)[i] = (char)byte;
+	return into;
+}
+
+static void say(const char *text) { call(WRITE, 2, (long)text, length(text), 0, 0); }
+
+static long number_of(const char *text) {
+	long number = 0;
+	for (; *text >= '0' && *text <= '9' && number < 100000000000000000; text++)
+		number = number * 10 + *text - '0';
+	return number;
+}
+
+/* The length of the name in NAME=VALUE; -1 for a word that is none. */
+static long name_of(const char *word) {
+	long bytes = 0;
+	while (word[bytes] && word[bytes] != '=')
+		bytes++;
+	return word[bytes] ? bytes : -1;
+}
+
+/* Whether both are NAME=VALUE with the same name. */
+static int same_name(const char *one, const char *other) {
+	long bytes = name_of(one);
+	if (bytes < 0)
+		return 0;
+	for (long i = 0; i <= bytes; i++)
+		if (one[i] != other[i])
+			return 0;
+	return 1;
+}
+
+/* The next word of a line, which is cut off there. */
+static char *next_word(char **rest) {
+	char *found = *rest, *at = found;
+	while (*at && *at != ' ')
+		at++;
+	if (*at)
+		*at++ = 0;
+	*rest = at;
+	return found;
+}
+
+/* A line that is put together here, and written at once. */
+struct line {
+	char text[LINE_BYTES];
+	long used;
+};
+
+static void add(struct line *line, const char *text) {
+	for (; *text && line->used < LINE_BYTES; text++)
+		line->text[line->used++] = *text;
+}
+
+static void add_number(struct line *line, long number) {
+	char digits[24];
+	long at = sizeof digits;
+	digits[--at] = 0;
+	do
+		digits[--at] = '0' + number % 10;
+	while (number /= 10);
+	add(line, digits + at);
+}
+
+/* Bytes of any number. `broken` when there was no memory for them. */
+struct store {
+	char *bytes;
+	long used, room;
+	int broken;
+};
+
+static int make_room(struct store *store, long more) {
+	if (store->used + more <= store->room)
+		return 1;
+	long room = store->room ? store->room : FIRST_ROOM;
+	while (room < store->used + more)
+		room *= 2;
+	long found = store->room ? call(MREMAP, (long)store->bytes, store->room, room, 1, 0) : call(MMAP, 0, room, 3, 0x22, -1);
+	if (found < 0 && found > -4096)
+		return 0;
+	store->bytes = (char *)found;
+	store->room = room;
+	return 1;
+}
+
+/* What a text means, in its own place; answers its end. */
+static char *unescape(char *text, char *end) {
+	char *into = text;
+	for (; text < end; text++)
+		if (*text == '\\' && text + 1 < end)
+			*into++ = *++text == 'n' ? '\n' : *text;
+		else
+			*into++ = *text;
+	return into;
+}
+
+static void keep(struct store *store, char *text, char *end) {
+	end = unescape(text, end);
+	if (!make_room(store, end - text)) {
+		store->broken = 1;
+		return;
+	}
+	copy(store->bytes + store->used, text, end - text);
+	store->used += end - text;
+}
+
+/* How many pieces there are in it, each with a NUL after it. */
+static long pieces(const char *from, const char *end) {
+	long count = 0;
+	for (; from < end; from++)
+		count += !*from;
+	return count;
+}
+
+/* Becoming a program */
+
+/* An environment that is put together: `used` variables, of which no two have a name in common. */
+struct environment {
+	char **variables;
+	long used;
+};
+
+static void set(struct environment *environment, char *variable) {
+	if (name_of(variable) < 0)
+		return;
+	for (long i = 0; i < environment->used; i++)
+		if (same_name(environment->variables[i], variable))
+			return;
+	environment->variables[environment->used++] = variable;
+	environment->variables[environment->used] = 0;
+}
+
+/* Whether all that belongs to it has come. */
+static int whole(const struct store *store) { return !store->broken && (!store->used || !store->bytes[store->used - 1]); }
+
+static void set_all(struct environment *environment, const struct store *store) {
+	for (char *at = store->bytes; at < store->bytes + store->used; at += length(at) + 1)
+		set(environment, at);
+}
+
+/* Be the program at `path`; a text without a first line that says what runs it is run by the shell, as everywhere. The word
+ * before `words` may be overwritten: it was ours. Comes back only with an error. */
+static long become(char *path, char **words, char **environment) {
+	long error = call(EXECVE, (long)path, (long)words, (long)environment, 0, 0);
+	if (error == NOEXEC) {
+		char *called = words[0];
+		words[-1] = "sh";
+		words[0] = path;
+		error = call(EXECVE, (long)"/bin/sh", (long)(words - 1), (long)environment, 0, 0);
+		words[0] = called;
+	}
+	return error;
+}
+
+/* The same for a program that is looked for in the directories of the PATH among `where`. */
+static long become_found(char **words, char **environment, char **where) {
+	char place[PATH_BYTES], *path = "/usr/local/bin:/usr/bin:/bin";
+	long name = length(words[0]), error = NOENT;
+	for (char **variable = where; *variable; variable++)
+		if (same_name("PATH=", *variable))
+			path = *variable + 5;
+	for (;; path++) {
+		long used = 0;
+		for (; *path && *path != ':'; path++)
+			if (used < PATH_BYTES)
+				place[used++] = *path;
+		if (used + name + 2 <= PATH_BYTES) {
+			if (used)
+				place[used++] = '/';
+			copy(place + used, words[0], name + 1);
+			long now = become(place, words, environment);
+			if (now != NOENT && now != NOTDIR)
+				error = now;
+			if (now != NOENT && now != NOTDIR && now != ACCES)
+				return error;
+		}
+		if (!*path)
+			return error;
+	}
+}
+
+static void fail(const char *what, long error) {
+	int missing = error == NOENT || error == NOTDIR;
+	say(what);
+	say(missing ? ": not found\n" : error == ACCES ? ": permission denied\n" : ": cannot be run\n");
+	leave(missing ? NOT_FOUND : CANNOT);
+}
+
+static void run(char **program, char **environment, char **where) {
+	char *slash = *program;
+	while (*slash && *slash != '/')
+		slash++;
+	fail(*program,
+	     !**program ? NOENT : *slash ? become(*program, program, environment) : become_found(program, environment, where));
+}
+
+/* struct sigaction, as the kernel has it. */
+struct action {
+	word handler, flags, restorer, mask;
+};
+
+static void handle(long signal, word handler) {
+	struct action action = {handler, 0, 0, 0};
+	call(SIGACTION, signal, (long)&action, 0, 8, 0);
+}
+
+static void default_signals(void) {
+	word none = 0;
+	for (long signal = 1; signal <= SIGNALS; signal++)
+		handle(signal, 0);
+	call(SIGPROCMASK, SETMASK, (long)&none, 0, 8, 0);
+}
+
+/* `keeper -` */
+static void be(char **words, char **there) {
+	char **program = words;
+	long variables = 0;
+	while (*program && name_of(*program) >= 0)
+		program++;
+	if (!*program)
+		leave(CALLED_WRONGLY);
+	while (there[variables])
+		variables++;
+	char *room[variables + (program - words) + 1];
+	struct environment environment = {room, 0};
+	for (char **setting = words; setting < program; setting++)
+		set(&environment, *setting);
+	for (char **variable = there; *variable; variable++)
+		set(&environment, *variable);
+	room[environment.used] = 0;
+	default_signals();
+	run(program, room, room);
+}
+
+/* What is known of the processes that run, and of the last that ended */
+
+struct process {
+	char id[ID_BYTES], announced, terminal, doomed, gone;
+	int pid, group; /* 0 while it is not known; a group of its own has the number of its process */
+	int script;     /* the process of a terminal's script */
+	int input;      /* holds a FIFO open: the daemon's death must not look like the end of the input */
+	long due;       /* when it is to be told of, also if it has not ended, in milliseconds */
+};
+
+struct ended {
+	char id[ID_BYTES];
+	int pid, code;
+};
+
+static struct store table; /* of processes */
+static long running, unannounced, departed;
+static struct ended ended[REMEMBERED];
+static long ends;
+static struct store shared, mine; /* secrets */
+static char whose[ID_BYTES];
+static char *in, *out, **inherited;
+static struct { word soft, hard; } limits[LIMITS];
+static int requests, answers, signals, nothing;
+
+static struct process *process(long number) { return (struct process *)table.bytes + number; }
+
+static struct process *find(const char *id) {
+	for (long i = 0; i < running; i++)
+		if (same(process(i)->id, id))
+			return process(i);
+	return 0;
+}
+
+static void answer(struct line *line) {
+	call(WRITE, answers, (long)line->text, line->used, 0, 0); /* one short appending write: whole or absent */
+	line->used = 0;
+}
+
+static void add_answer(struct line *line, const char *id, const char *sign, long number) {
+	add(line, id);
+	add(line, sign);
+	if (number >= 0)
+		add_number(line, number);
+	add(line, "\n");
+}
+
+static void tell(const char *id, const char *sign, long number) {
+	struct line line;
+	line.used = 0;
+	add_answer(&line, id, sign, number);
+	answer(&line);
+}
+
+/* Put its start into the line, if it was not told before. */
+static void announce(struct process *found, struct line *line) {
+	if (found->announced)
+		return;
+	add_answer(line, found->id, " +", found->pid);
+	found->announced = 1;
+	unannounced--;
+}
+
+/* The last that ended are known for a while: the code inside can spoil the file of answers before the daemon has read it. */
+static void note(const struct process *found, int code) {
+	struct ended *place = &ended[ends++ % REMEMBERED];
+	copy(place->id, found->id, ID_BYTES);
+	place->pid = found->pid;
+	place->code = code;
+}
+
+static void recall(const char *id) {
+	struct line line;
+	line.used = 0;
+	for (long i = 0; i < REMEMBERED; i++)
+		if (same(ended[i].id, id)) {
+			add_answer(&line, id, " +", ended[i].pid);
+			add_answer(&line, id, " ", ended[i].code);
+			answer(&line);
+			return;
+		}
+	tell(id, " none", -1);
+}
+
+static void forget(struct process *found) {
+	shut(found->input);
+	unannounced -= !found->announced;
+	struct process *last = process(--running);
+	if (found != last)
+		copy(found, last, sizeof *last);
+}
+
+static void finish(struct process *found, int code) {
+	struct line line;
+	line.used = 0;
+	announce(found, &line);
+	add_answer(&line, found->id, " ", code);
+	answer(&line);
+	note(found, code);
+	forget(found);
+}
+
+/* Starting */
+
+/* The path of a file of the process's; `into` has room for it. */
+static char *path_of(char *into, const char *directory, const char *id, const char *end) {
+	long used = length(directory);
+	copy(into, directory, used);
+	into[used++] = '/';
+	copy(into + used, id, length(id));
+	used += length(id);
+	copy(into + used, end, length(end) + 1);
+	return into;
+}
+
+/* Whoever is inside may have put something in its place that is no file; nothing is waited for. */
+static long open_journal(char *path, const char *id, const char *end) {
+	char directory[PATH_BYTES];
+	path_of(directory, out, "p", "");
+	long found = open_at(path_of(path, directory, id, end), WRONLY | CREAT | APPEND | NONBLOCK | NOFOLLOW);
+	if (found >= 0)
+		call(FCNTL, found, 4, APPEND, 0, 0);
+	return found;
+}
+
+static void put(long descriptor, long as) { call(DUP3, descriptor, as, 0, 0, 0); }
+
+/* A FIFO as the descriptor `as`, which is the next that is free. The first opening waits for nobody, as it has both
+ * directions; the second is the one that stays. */
+static void open_end(char *path, const char *id, const char *end, long flags, long as) {
+	long both = open_at(path_of(path, in, id, end), RDWR), one = open_at(path, flags);
+	if (both < 0 || one < 0)
+		leave(CALLED_WRONGLY);
+	shut(both);
+	put(one, as + 2);
+	shut(one);
+	put(as + 2, as);
+	shut(as + 2);
+}
+
+/* The record of a process from its file; answers its end. */
+static char *read_record(char *path, const char *id, char **record) {
+	long file = open_at(path_of(path, in, id, ""), RDONLY);
+	long size = call(LSEEK, file, 0, SEEK_TO_END, 0, 0), done = 0;
+	struct store store = {0, 0, 0, 0};
+	if (file < 0 || size <= 0 || !make_room(&store, size))
+		leave(CALLED_WRONGLY);
+	call(LSEEK, file, 0, 0, 0, 0);
+	while (done < size) {
+		long bytes = call(READ, file, (long)(store.bytes + done), size - done, 0, 0);
+		if (bytes <= 0)
+			leave(CALLED_WRONGLY);
+		done += bytes;
+	}
+	shut(file);
+	*record = store.bytes;
+	return store.bytes + size;
+}
+
+/* In the new process: become what the record says. */
+static void follow(char *record, char *end) {
+	if (record == end || end[-1])
+		leave(CALLED_WRONGLY);
+	long variables = 0;
+	while (inherited[variables])
+		variables++;
+	long count = pieces(record, end), all = count + pieces(shared.bytes, shared.bytes + shared.used) + variables;
+	char *room[all + pieces(mine.bytes, mine.bytes + mine.used) + 1], *words[count + 2], **next = words + 1;
+	struct environment environment = {room, 0};
+	char *directory = record, *at = record + length(record) + 1;
+	for (; at < end && *at; at += length(at) + 1)
+		set(&environment, at);
+	for (at++; at < end; at += length(at) + 1)
+		*next++ = at;
+	*next = 0;
+	set_all(&environment, &mine);
+	set_all(&environment, &shared);
+	for (char **variable = inherited; *variable; variable++)
+		set(&environment, *variable);
+	room[environment.used] = 0;
+	long error = *directory ? call(CHDIR, (long)directory, 0, 0, 0, 0) : 0;
+	if (error < 0) {
+		say(directory);
+		say(error == ACCES ? ": permission denied\n" : ": not a directory\n");
+		leave(CANNOT);
+	}
+	if (!words[1])
+		leave(CALLED_WRONGLY);
+	run(words + 1, room, room);
+}
+
+/* In the new process: a terminal's script, which finds its shell whatever its secrets are called. */
+static void follow_script(char *path) {
+	long variables = 0, count = pieces(mine.bytes, mine.bytes + mine.used);
+	while (inherited[variables])
+		variables++;
+	char *room[count + pieces(shared.bytes, shared.bytes + shared.used) + variables + 1];
+	char *words[] = {0, "sh", path, 0};
+	struct environment environment = {room, 0};
+	set_all(&environment, &mine);
+	set_all(&environment, &shared);
+	for (char **variable = inherited; *variable; variable++)
+		set(&environment, *variable);
+	room[environment.used] = 0;
+	run(words + 1, room, inherited);
+}
+
+static void limit(long resource, word most) {
+	word both[2] = {most, most};
+	call(PRLIMIT, 0, resource, (long)both, 0, 0);
+}
+
+static void become_process(const char *id, const char *mode, char *record, char *end, long input, long stdout, long stderr) {
+	char path[2 * PATH_BYTES];
+	word none = 0;
+	call(SETSID, 0, 0, 0, 0, 0);
+	handle(SIGINT, 0);
+	handle(SIGXFSZ, 0);
+	call(SIGPROCMASK, SETMASK, (long)&none, 0, 8, 0);
+	put(input, 0);
+	put(stdout, 1);
+	put(stderr, 2);
+	call(PRLIMIT, 0, NOFILE, (long)&limits[NOFILE], 0, 0);
+	if (limits[FSIZE].soft)
+		limit(FSIZE, limits[FSIZE].soft);
+	if (same(mode, "tty")) {
+		call(FCNTL, requests, 2, 0, 0, 0); /* descriptors 3 and 4, which its script speaks on */
+		call(FCNTL, answers, 2, 0, 0, 0);
+		follow_script(path_of(path, in, id, ""));
+	}
+	if (record == end)
+		end = read_record(path, id, &record);
+	if (same(mode, "in") || same(mode, "out")) {
+		for (long descriptor = 3; descriptor <= stderr; descriptor++)
+			shut(descriptor);
+		open_end(path, id, ".data", mode[0] == 'i' ? RDONLY : WRONLY, 3);
+		open_end(path, id, ".control", RDONLY, 4);
+	}
+	follow(record, end);
+}
+
+static long now(void) {
+	long time[2] = {0, 0};
+	call(CLOCK_GETTIME, MONOTONIC, (long)time, 0, 0, 0);
+	return time[0] * 1000 + time[1] / 1000000;
+}
+
+static void forget_secrets(void) {
+	for (long i = 0; i < mine.used; i++)
+		mine.bytes[i] = 0;
+	mine.used = mine.broken = whose[0] = 0;
+}
+
+static void start(const char *id, const char *mode, long quick, char *record, char *end) {
+	char path[2 * PATH_BYTES];
+	long stdout = open_journal(path, id, ".stdout"), stderr = open_journal(path, id, ".stderr"), hold = -1, input = nothing;
+	if (same(mode, "pipe"))
+		hold = open_at(path_of(path, in, id, ".stdin"), RDWR);
+	if (same(mode, "pipe") || same(mode, "file"))
+		input = open_at(path_of(path, in, id, ".stdin"), RDONLY);
+	int own = same(whose, id); /* others may ask for theirs in between */
+	int ready = input >= 0 && stdout >= 0 && stderr >= 0 && whole(&shared) && (!own || whole(&mine));
+	table.used = running * sizeof(struct process);
+	long pid = ready && make_room(&table, sizeof(struct process)) ? call(CLONE, SIGCHLD, 0, 0, 0, 0) : -1;
+	if (pid == 0) {
+		if (!own)
+			mine.used = 0;
+		become_process(id, mode, record, end, input, stdout, stderr);
+	}
+	if (own)
+		forget_secrets();
+	shut(input == nothing ? -1 : input);
+	shut(stdout);
+	shut(stderr);
+	if (pid < 0) {
+		shut(hold);
+		tell(id, " none", -1);
+		return;
+	}
+	struct process *made = process(running++);
+	copy(made->id, id, length(id) + 1);
+	made->terminal = same(mode, "tty");
+	made->announced = made->terminal;
+	made->doomed = made->gone = 0;
+	made->pid = made->group = made->terminal ? 0 : (int)pid;
+	made->script = made->terminal ? (int)pid : 0;
+	made->input = (int)hold;
+	made->due = quick ? now() + quick : 0;
+	unannounced += !made->announced;
+	if (!quick && !made->terminal) {
+		struct line line;
+		line.used = 0;
+		announce(made, &line);
+		answer(&line);
+	}
+}
+
+/* Signals */
+
+static long send(long pid, long signal) { return call(KILL, pid, signal, 0, 0, 0); }
+
+static void signal_process(struct process *found, long signal) {
+	if (found->pid <= 1)
+		return;
+	if (send(-found->pid, signal) < 0) /* it may not have become the leader of its group yet, or have none in a terminal */
+		send(found->terminal && found->group > 1 ? -found->group : found->pid, signal);
+}
+
+/* A terminal's process that was killed before its pid was known is killed then; asked for again, its script is. */
+static void kill_one(struct process *found, long signal) {
+	if (found->pid || signal != SIGKILL) {
+		signal_process(found, signal);
+	} else {
+		if (found->doomed)
+			send(found->script, SIGKILL); /* held by the code inside before it could tell of its process */
+		found->doomed = 1;
+	}
+}
+
+static void go_on(struct process *found) {
+	if (found->script)
+		send(found->script, SIGCONT); /* one that the code inside has stopped could tell nothing */
+}
+
+/* Children */
+
+static void reap(void) {
+	int status;
+	long pid;
+	while ((pid = call(WAIT4, -1, (long)&status, NOHANG, 0, 0)) > 0)
+		for (long i = 0; i < running; i++) {
+			struct process *found = process(i);
+			if (found->script == pid) {
+				found->gone = 1;
+				departed = 1;
+				break;
+			}
+			if (!found->terminal && found->pid == pid) {
+				finish(found, status & 127 ? 128 + (status & 127) : status >> 8 & 255);
+				break;
+			}
+		}
+}
+
+/* A terminal whose script has gone without a last word, which would have been read by now: nobody can tell of its process any
+ * more, so that is ended. */
+static void end_lost(void) {
+	departed = 0;
+	for (long i = running; i-- > 0;)
+		if (process(i)->gone) {
+			signal_process(process(i), SIGKILL);
+			tell(process(i)->id, " lost", -1);
+			forget(process(i));
+		}
+}
+
+/* Requests */
+
+static int is_id(const char *text) {
+	long bytes = 0;
+	for (; text[bytes]; bytes++) {
+		char c = text[bytes];
+		if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-'))
+			return 0;
+	}
+	return bytes && bytes < ID_BYTES;
+}
+
+static int pid_of(const char *text) {
+	long number = number_of(text);
+	return number < 1L << 30 ? (int)number : 0;
+}
+
+static void take_pid(struct process *found, const char *numbers) {
+	const char *group = numbers;
+	while (*group && *group != '.')
+		group++;
+	found->pid = pid_of(numbers);
+	found->group = *group ? pid_of(group + 1) : found->pid;
+	if (found->doomed)
+		signal_process(found, SIGKILL);
+}
+
+static void check(const char *id) {
+	struct process *found = find(id);
+	struct line line;
+	if (!found) {
+		recall(id);
+		return;
+	}
+	go_on(found);
+	line.used = 0;
+	if (found->announced && found->pid)
+		add_answer(&line, id, " +", found->pid);
+	announce(found, &line);
+	add_answer(&line, id, " live", -1);
+	answer(&line);
+}
+
+static void take_kill(const char *id, char *rest) {
+	struct process *found = find(id);
+	long signal = number_of(next_word(&rest));
+	if (!found) {
+		recall(id);
+		return;
+	}
+	kill_one(found, signal);
+	if (*rest)
+		tell(id, " ~", number_of(rest));
+	go_on(found);
+}
+
+static void take_secret(const char *id, char *text, char *end) {
+	if (!same(whose, id)) {
+		forget_secrets();
+		copy(whose, id, length(id) + 1);
+	}
+	keep(&mine, text, end);
+}
+
+/* One request, which ends at `end`, where there is a NUL. */
+static void take(char *rest, char *end) {
+	char *verb = next_word(&rest), *id = next_word(&rest);
+	if (!is_id(id))
+		return;
+	struct process *found = find(id);
+	if (same(verb, "run")) {
+		char *mode = next_word(&rest);
+		long quick = number_of(next_word(&rest));
+		if (!found)
+			start(id, mode, quick, rest, unescape(rest, end));
+	} else if (same(verb, "secret")) {
+		take_secret(id, rest, end);
+	} else if (same(verb, "share")) {
+		keep(&shared, rest, end);
+	} else if (same(verb, "kill")) {
+		take_kill(id, rest);
+	} else if (same(verb, "check")) {
+		check(id);
+	} else if (same(verb, "ask")) {
+		while (*rest) {
+			char *next = next_word(&rest);
+			if (is_id(next) && !find(next))
+				recall(next);
+		}
+	} else if (same(verb, "sweep")) {
+		for (long i = 0; i < running; i++)
+			go_on(process(i));
+	} else if (same(verb, "eof") && found) {
+		shut(found->input);
+		found->input = -1;
+	} else if (same(verb, "pid") && found && found->terminal) {
+		take_pid(found, rest);
+	} else if (same(verb, "done") && found && found->terminal) {
+		if (*rest >= '0' && *rest <= '9')
+			note(found, (int)number_of(rest));
+		forget(found);
+	}
+}
+
+static char buffer[REQUEST_BYTES + 1];
+
+/* Reads what there is, and takes the lines of it; a piece of one is kept for the next time. */
+static void take_requests(void) {
+	static long kept;
+	long bytes = call(READ, requests, (long)(buffer + kept), REQUEST_BYTES - kept, 0, 0);
+	if (bytes == INTR)
+		return;
+	if (bytes <= 0)
+		leave(0); /* nobody can ask for anything any more */
+	kept += bytes;
+	char *line = buffer;
+	for (char *at = buffer; at < buffer + kept; at++)
+		if (*at == '\n') {
+			*at = 0;
+			take(line, at);
+			line = at + 1;
+		}
+	kept = buffer + kept - line;
+	if (kept == REQUEST_BYTES)
+		kept = 0; /* no request is that long */
+	copy(buffer, line, kept);
+}
+
+/* How long until the next process has to be told of, in milliseconds; -1 when none has. Those whose time it is are told of. */
+static long tell_of_late(void) {
+	long soonest = -1;
+	if (!unannounced)
+		return soonest;
+	long time = now();
+	struct line line;
+	line.used = 0;
+	for (long i = 0; i < running; i++) {
+		struct process *found = process(i);
+		if (found->announced)
+			continue;
+		if (found->due <= time) {
+			announce(found, &line);
+			answer(&line);
+		} else if (soonest < 0 || found->due - time < soonest) {
+			soonest = found->due - time;
+		}
+	}
+	return soonest;
+}
+
+struct polled {
+	int descriptor;
+	short wanted, found;
+};
+
+static void serve(void) {
+	char told[128];
+	for (;;) {
+		long wait = departed ? 0 : tell_of_late();
+		long time[2] = {wait / 1000, wait % 1000 * 1000000};
+		struct polled polled[2] = {{requests, READABLE, 0}, {signals, READABLE, 0}};
+		call(PPOLL, (long)polled, 2, wait < 0 ? 0 : (long)time, 0, 8);
+		if (polled[0].found)
+			take_requests();
+		else if (departed)
+			end_lost();
+		if (polled[1].found) { /* after the requests, so that what a script has said as it ended is read first */
+			call(READ, signals, (long)told, sizeof told, 0, 0);
+			reap();
+		}
+	}
+}
+
+/* The beginning */
+
+static void drop(char **variables, const char *name) {
+	char **into = variables;
+	for (; *variables; variables++)
+		if (!starts(*variables, name))
+			*into++ = *variables;
+	*into = 0;
+}
+
+static void hold_limits(char **words) {
+	limit(CORE, 0);
+	if (words[0] && *words[0])
+		limits[FSIZE].soft = number_of(words[0]) * 512; /* of processes alone: the keeper has to be able to tell of them */
+	if (words[0] && words[1] && *words[1])
+		limit(NPROC, number_of(words[1]));
+	if (words[0] && words[1] && words[2] && *words[2])
+		limit(AS, number_of(words[2]) * 1024);
+	word most[2];
+	call(PRLIMIT, 0, NOFILE, 0, (long)&limits[NOFILE], 0);
+	most[0] = most[1] = limits[NOFILE].hard;
+	call(PRLIMIT, 0, NOFILE, (long)most, 0, 0);
+}
+
+static long above(long descriptor) { return call(FCNTL, descriptor, DUP_CLOEXEC, 3, 0, 0); }
+
+/* Its descriptors: 3 the requests, 4 the answers. What it was given beyond that is of no use to anybody inside. */
+static void open_all(int by_name) {
+	char path[2 * PATH_BYTES];
+	if (by_name) {
+		long said = open_at(path_of(path, out, "p/.start", ""), WRONLY | CREAT | TRUNC);
+		put(said, 2);
+		shut(said);
+	}
+	long control = by_name ? open_at(path_of(path, in, ".control", ""), RDWR) : above(0);
+	long exits = open_at(path_of(path, out, "exits", ""), WRONLY | CREAT | APPEND);
+	nothing = (int)open_at("/dev/null", RDWR);
+	if (control < 0 || exits < 0 || nothing < 0) {
+		say(control < 0 ? "its requests" : exits < 0 ? "its answers" : "/dev/null");
+		say(" cannot be opened\n");
+		leave(CALLED_WRONGLY);
+	}
+	requests = (int)control;
+	answers = (int)exits;
+}
+
+static void keep_sandbox(char **words, int by_name) {
+	word child = 1UL << (SIGCHLD - 1);
+	in = words[0];
+	out = words[1];
+	if (length(in) + ID_BYTES + 16 > PATH_BYTES || length(out) + ID_BYTES + 16 > PATH_BYTES)
+		leave(CALLED_WRONGLY);
+	for (long descriptor = 3; descriptor < 64; descriptor++)
+		shut(descriptor);
+	drop(inherited, "SANDKEEP_LOG="); /* it marks the first process, for the host to see */
+	open_all(by_name);
+	default_signals();
+	handle(SIGINT, 1); /* what a terminal sends to all that were started there */
+	handle(SIGXFSZ, 1);
+	call(SIGPROCMASK, BLOCK, (long)&child, 0, 8, 0);
+	signals = (int)call(SIGNALFD, -1, (long)&child, 8, CLOEXEC | NONBLOCK, 0);
+	if (signals < 0)
+		leave(CALLED_WRONGLY);
+	hold_limits(words + 2);
+	call(UMASK, 022, 0, 0, 0, 0);
+	if (!by_name)
+		call(WRITE, 1, (long)"ready\n", 6, 0, 0);
+	for (long descriptor = 0; descriptor < 3; descriptor++)
+		put(nothing, descriptor);
+	serve();
+}
+
+__attribute__((used)) void begin(char **stack) {
+	long count = (long)stack[0];
+	char **words = stack + 1;
+	inherited = words + count + 1;
+	if (count >= 2 && same(words[1], "-"))
+		be(words + 2, inherited);
+	int by_name = count >= 2 && same(words[1], "-c");
+	if (count < 3 + by_name || words[1 + by_name][0] == '-')
+		leave(CALLED_WRONGLY);
+	keep_sandbox(words + 1 + by_name, by_name);
+}

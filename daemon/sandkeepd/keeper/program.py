@@ -1,0 +1,55 @@
+"""The keeper itself: the program of ours that is a sandbox's first process, and what processes in terminals begin by.
+
+See ``keeper.c``. It is made for each kind of machine that is common, and put into `in`.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+NAME: Final = ".keeper"
+"""What it is called in `in`."""
+
+QUICK_MS: Final = 20
+"""How long the start of a process that is expected to end soon may wait for its end, so that both are told at once."""
+
+_PROGRAM: Final = os.path.join(os.path.dirname(__file__), f"keeper.{os.uname().machine}")
+
+
+def why_missing() -> str | None:
+    """Why no sandbox can have a keeper on this machine; None if there is one for it."""
+    if os.path.exists(_PROGRAM):
+        return None
+    machine = os.uname().machine
+    return f"there is no keeper for {machine} machines: make one with scripts/build-keeper, where its compiler is"
+
+
+def install(in_dir: str) -> None:
+    """Put it into `in`. Raises OSError."""
+    with open(_PROGRAM, "rb") as program:
+        put_program(f"{in_dir}/{NAME}", program.read())
+
+
+def put_program(path: str, program: bytes) -> None:
+    """Put a program there that the code inside is to run, in place of an earlier one. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # it may be running
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755), "wb") as file:
+        os.fchmod(file.fileno(), 0o755)
+        file.write(program)
+
+
+def command(in_dir: str, out_dir: str, limits: Sequence[str] = (), *, by_name: bool = False) -> list[str]:
+    """The words that start the keeper; the directories are as it will see them. `limits` are those of ``keeper.c``.
+
+    `by_name` where nobody opens its descriptors: it finds its requests in `in` then.
+    """
+    return [f"{in_dir}/{NAME}", *(["-c"] if by_name else []), in_dir, out_dir, *limits]
+
+
+def resetting(in_dir: str) -> list[str]:
+    """The words before a command, after which may come NAME=VALUE for its environment, so that every signal does to it
+    what it does by default.
+    """
+    return [f"{in_dir}/{NAME}", "-"]

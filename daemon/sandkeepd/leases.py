@@ -1,0 +1,283 @@
+"""The leases that this daemon holds: one task renews each until it is given back or lost, and tells of a loss.
+
+Resource handling: leases outlive the daemon. One that stops gives none back, since what they are for goes on; the next
+one renews what is still valid, and tells the rest as lost.
+Error handling: a store that does not answer is asked again until the lease's own deadline, and not one second longer.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+import trio
+from msgspec import Struct
+
+from sandkeep import events, failpoints
+from sandkeep.errors import DataError, SandkeepError, StateError
+from sandkeep_store.locks import rules
+from sandkeep_store.locks.base import DocumentStore
+from sandkeep_store.locks.clock import SYSTEM, Clock
+from sandkeep_store.locks.fence import Fence
+from sandkeep_store.locks.lease import Attempt, Lease, Locks, lost
+from sandkeep_store.locks.opening import open_store
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.locks import LockState
+from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.insisting import insist
+
+T = TypeVar("T")
+
+logger = logging.getLogger("sandkeepd")
+
+RETRY_S: Final = 1.0
+"""How long after a renewal that failed it is tried again."""
+
+THREADS: Final = 16
+"""How many requests may wait for stores of locks at once; renewals have as many of their own."""
+
+INTERRUPTED: Final = "the daemon stopped while the lock was being taken: take it again"
+GIVEN_UP: Final = "whoever waited for the lock has gone"
+
+
+class Held(Struct):
+    """A lease, whose it is, and the task that renews it."""
+
+    lease: Lease
+    owner: str
+    scope: trio.CancelScope
+
+
+class Leases:
+    """See the module. `run` it for as long as any is held."""
+
+    def __init__(
+        self, core: Core, clock: Clock = SYSTEM, open_store: Callable[[str], DocumentStore] = open_store
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._open_store = open_store
+        self._places: dict[str, Locks] = {}
+        self._held: dict[str, Held] = {}
+        self._nursery: trio.Nursery | None = None
+        self._requests = trio.CapacityLimiter(THREADS)
+        self._renewals = trio.CapacityLimiter(THREADS)
+        self._settling: dict[str, trio.CancelScope] = {}
+
+    def locks(self, where: str) -> Locks:
+        """The locks of a place."""
+        if where not in self._places:
+            self._places[where] = Locks(self._open_store(where), self._clock)
+        return self._places[where]
+
+    def fence(self, name: str, owner: str) -> Fence | None:
+        """What every write carries that an owner's lock of that name guards; None when it guards nothing here: it was
+        never taken, or was given back. Ask before each write, and do not keep it.
+
+        Raises `lock_lost` when it was lost, or is being given back; `not_ready` while an earlier daemon's is adopted.
+        """
+        mine = [lock for lock in self._core.state.locks.values() if (lock.name, lock.owner) == (name, owner)]
+        last = max((lock for lock in mine if lock.acquired_us), key=lambda lock: lock.acquired_us or 0, default=None)
+        if last is None or last.status == "released":
+            return None
+        held = self._held.get(last.lock_id)
+        if last.status == "held" and held is not None:
+            held.lease.require()
+            return held.lease.fence
+        if last.status == "held":
+            words = f"the lock {name} is being adopted: try again in a moment"
+            raise StateError("not_ready", words, name=name, status=last.status)
+        raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Renew what is held, beginning with what an earlier daemon has left, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for lock in list(self._core.state.locks.values()):
+                if lock.under_way:
+                    self._settling[lock.lock_id] = trio.CancelScope()
+                    nursery.start_soon(self._core.guarded, partial(self._settle, lock), f"settling {lock.lock_id}")
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def ask(self, work: Callable[[], T]) -> T:
+        """Ask a store something. Cancelled, it is left alone with the question."""
+        return await trio.to_thread.run_sync(work, limiter=self._requests, abandon_on_cancel=True)
+
+    # -- taking and giving back ---------------------------------------------------------------------------------------
+
+    async def take(self, lock: LockState, given_up: trio.Event) -> Lease | None:
+        """Wait for a lock until it is taken, and answer its lease, which is not kept yet; None when it was given up.
+
+        Raises as `Attempt.step` does.
+        """
+        mine = (other.fence or 0 for other in self._core.state.locks.values() if other.name == lock.name)
+        attempt = Attempt(
+            self.locks(lock.where),
+            lock.name,
+            owner_id=lock.owner_id,
+            timeout_s=lock.timeout_s,
+            above=max(mine, default=0),
+        )
+        while not given_up.is_set():
+            step = await self.ask(attempt.step)
+            if isinstance(step, Lease):
+                return step
+            with trio.move_on_after(step):
+                await given_up.wait()
+        return None
+
+    async def drop(self, lease: Lease) -> None:
+        """Give back what was taken for somebody who has gone meanwhile; what cannot be given back expires."""
+        try:
+            await self.ask(lease.release)
+        except SandkeepError as error:
+            logger.info("not given back", extra={"lock": lease.name, "why": error.message})
+
+    async def drop_unknown(self, lock: LockState) -> None:
+        """The same, of what may have been taken although its store did not say so."""
+        try:
+            await self.ask(lambda: self._free(lock, None))
+        except SandkeepError as error:
+            logger.info("not given back", extra={"lock": lock.name, "why": error.message})
+
+    async def give_back(self, lock: LockState, cause: Recorded | None) -> None:
+        """Free a lock whose release was ordered, and record what came of it."""
+        settling, held = self._settling.get(lock.lock_id), self._held.pop(lock.lock_id, None)
+        if settling is not None:
+            settling.cancel()
+        if held is not None:
+            held.scope.cancel()
+        outcome: events.Event
+        try:
+            freed = await self._in_time(lambda: self._free(lock, held), f"release of {lock.name}")
+            failpoints.reach("lock.given_back")
+            outcome = events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
+        except SandkeepError as error:
+            outcome = _loss(error)
+        await self._core.record([NewEvent(lock.lock_id, outcome)], cause, essential=True)
+
+    def _free(self, lock: LockState, held: Held | None) -> bool:
+        if held is not None:
+            return held.lease.release()
+        return self.locks(lock.where).give_up(lock.name, lock.owner_id or "")
+
+    async def _in_time(self, work: Callable[[], T], what: str) -> T:
+        """Ask a store again and again. Raises `lock_lost` when it has not answered for as long as a lease lasts, by
+        when what was written there has expired; and what the store says against it.
+        """
+        with trio.move_on_after(rules.LEASE_S):
+            return await insist(partial(self.ask, work), what, passing=(StateError, DataError))
+        raise lost(what, "expired")
+
+    def _place(self, lock: LockState) -> str:
+        return self.locks(lock.where).place(lock.name)
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    def keep(self, lock: LockState, lease: Lease, on_record: trio.Event) -> None:
+        """Renew a lease from now on. Its loss is told once it is `on_record` that it was taken."""
+        assert self._nursery is not None
+        held = self._held[lock.lock_id] = Held(lease, lock.owner, trio.CancelScope())
+        self._nursery.start_soon(self._core.guarded, partial(self._keep, lock, held, on_record), f"keeping {lock.name}")
+
+    async def _keep(self, lock: LockState, held: Held, on_record: trio.Event) -> None:
+        with held.scope:
+            await self._renew_until_lost(held.lease)
+            await on_record.wait()
+            self._held.pop(lock.lock_id, None)
+            await self._tell(lock, held.lease)
+
+    async def _renew_until_lost(self, lease: Lease) -> None:
+        pause = rules.RENEW_AFTER_S
+        while lease.lost is None:
+            await trio.sleep(min(pause, max(lease.remaining_s, 0)))
+            with trio.move_on_after(max(lease.remaining_s, 0)):
+                pause = await self._renew(lease)
+
+    async def _renew(self, lease: Lease) -> float:
+        """Renew a lease, and answer in how many seconds to do so again."""
+        try:
+            await trio.to_thread.run_sync(lease.renew, limiter=self._renewals, abandon_on_cancel=True)
+        except Exception as unforeseen:  # noqa: BLE001  # whatever it was, the lease lasts until its deadline
+            error = as_sandkeep_error(unforeseen)
+            if error.code != "lock_lost":
+                logger.warning("a lock is not renewed yet", extra={"lock": lease.name, "why": error.message})
+            return RETRY_S
+        return rules.RENEW_AFTER_S
+
+    async def _tell(self, lock: LockState, lease: Lease) -> None:
+        """Record that a lock was lost, unless its release was ordered meanwhile; and let others have it at once."""
+        reason = lease.lost or "expired"
+        error = lost(self._place(lock), reason)
+        logger.warning("lost a lock", extra={"lock": lock.name, "why": error.message})
+        await self._record_loss(lock, error)
+        if reason == "expired":
+            await self.drop(lease)
+
+    async def _record_loss(self, lock: LockState, error: SandkeepError) -> None:
+        told = NewEvent(lock.lock_id, _loss(error), None, lock.revision)
+        if lock.status == "held":
+            try:
+                await self._core.record([told], None)
+            except StateError:
+                logger.info("not told as lost, as it is being released", extra={"lock": lock.name})
+
+    # -- after an earlier daemon's end --------------------------------------------------------------------------------
+
+    async def _settle(self, lock: LockState) -> None:
+        scope = self._settling[lock.lock_id]
+        try:
+            with scope:
+                match lock.status:
+                    case "held":
+                        await self._adopt(lock)
+                    case "acquiring":
+                        await self._undo(lock)
+                    case "releasing":
+                        await self._finish_release(lock)
+                    case "stealing":
+                        await self._leave_stealing(lock)
+        finally:
+            self._settling.pop(lock.lock_id, None)
+
+    async def _adopt(self, lock: LockState) -> None:
+        """Go on with a lock that is held; or tell that it is lost."""
+        assert lock.owner_id is not None
+        adopt = partial(self.locks(lock.where).adopt, lock.name, lock.owner_id, lock.fence or 0)
+        try:
+            lease = await self._in_time(adopt, f"adoption of {lock.name}")
+        except SandkeepError as error:
+            logger.warning("lost a lock", extra={"lock": lock.name, "why": error.message})
+            await self._record_loss(lock, error)
+            return
+        logger.info("adopted", extra={"lock": lock.name})
+        on_record = trio.Event()
+        on_record.set()
+        self.keep(lock, lease, on_record)
+
+    async def _undo(self, lock: LockState) -> None:
+        """Free a lock that was being taken, if it was taken."""
+        try:
+            await self._in_time(lambda: self._free(lock, None), f"undoing {lock.lock_id}")
+        except SandkeepError as error:
+            logger.info("nothing to undo", extra={"lock": lock.name, "why": error.message})
+        failed = events.LockAcquireFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
+        await self._core.record([NewEvent(lock.lock_id, failed)], None)
+
+    async def _finish_release(self, lock: LockState) -> None:
+        del self._settling[lock.lock_id]
+        await self.give_back(lock, None)
+
+    async def _leave_stealing(self, lock: LockState) -> None:
+        message = "the daemon stopped while the lock was being freed: free it again"
+        failed = events.LockStealFailed(code="not_ready", message=message, interrupted=True)
+        await self._core.record([NewEvent(lock.lock_id, failed)], None)
+
+
+def _loss(error: SandkeepError) -> events.Event:
+    """What is recorded of a lock that was lost, by the error that told it."""
+    if error.data.get("reason") == "expired":
+        return events.LockExpired(message=error.message)
+    reason = "damaged" if isinstance(error, DataError) else str(error.data.get("reason", "taken"))
+    return events.LockLost(reason=reason, message=error.message)

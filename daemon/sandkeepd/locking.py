@@ -1,0 +1,198 @@
+"""Locks of sandboxes that several daemons share: the handlers of ``lock.*``.
+
+An acquisition is an intent, as every other change, and a carrier waits for the lock; but unlike others it is given up
+when its caller goes, or nobody would know that the lock is held. The owner of a lock is who took it: others, on this
+daemon too, find it contended, and see nothing of it besides.
+"""
+
+import uuid
+from functools import partial
+from typing import Any
+
+import trio
+
+from sandkeep import events, failpoints, ids
+from sandkeep.errors import CallerError, SandkeepError, StateError, error_from
+from sandkeep.methods import LockAcquire, LockQuery, LockRef, LockRelease
+from sandkeep.model import Lock, LockList
+from sandkeep_store.config import STORAGE, Storage
+from sandkeep_store.locks.lease import Lease
+from sandkeep_store.locks.opening import where
+from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.views.locks import LockState
+from sandkeepd.access import Request
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.leases import GIVEN_UP, Leases
+from sandkeepd.query import page
+
+
+class Locking:
+    """The handlers of ``lock.*``."""
+
+    def __init__(self, core: Core, leases: Leases, storage: Storage = STORAGE) -> None:
+        self._core = core
+        self._leases = leases
+        self._storage = storage
+
+    # -- taking -------------------------------------------------------------------------------------------------------
+
+    async def acquire(self, request: Request[LockAcquire]) -> Lock:
+        """Take a lock, and keep it until it is released."""
+        command, core = request.params, self._core
+        _check_name(command.name)
+        if command.name in core.state.sandboxes:
+            request.require_sandbox(core.state, command.name)
+        event = events.LockAcquireRequested(
+            owner=request.owner,
+            name=command.name,
+            where=where(self._storage.lock_root()),
+            owner_id=str(uuid.uuid4()),
+            timeout_s=command.timeout_s,
+        )
+        lock_id = ids.new_id(ids.LOCK)
+        intent = await core.intend(NewEvent(lock_id, event, None, 0), request.meta)
+        lock, given_up = core.state.locks[lock_id], trio.Event()
+        core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
+        try:
+            return await self._taken(lock)
+        finally:
+            given_up.set()
+
+    async def acquired_before(self, request: Request[LockAcquire], first: Recorded) -> Any:
+        """The answer to a command that was given before."""
+        lock = self._known(request, first.stream)
+        await self._core.settled(lock.lock_id, lambda: lock.status != "acquiring")
+        return ANEW if lock.interrupted else await self._taken(lock)
+
+    async def _taken(self, lock: LockState) -> Lock:
+        """Wait until the lock is taken, or it is known why not."""
+        await self._core.settled(lock.lock_id, lambda: lock.status != "acquiring")
+        if lock.error is None or lock.acquired_us is not None:
+            return lock.view()
+        data = {"held_by": lock.held_by, "expires_at": lock.expires_at, "waiting": lock.waiting}
+        told = data if lock.status == "contended" else {}
+        raise error_from(*lock.error, {"lock_id": lock.lock_id, "name": lock.name, **told})
+
+    async def _take(self, lock: LockState, given_up: trio.Event, intent: Recorded) -> None:
+        lease: Lease | None = None
+        outcome: events.Event = events.LockAcquireFailed(code="timeout", message=GIVEN_UP, interrupted=True)
+        on_record = trio.Event()
+        try:
+            lease = await self._leases.take(lock, given_up)
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            outcome = _refusal(as_sandkeep_error(unforeseen))
+        failpoints.reach("lock.taken")
+        if lease is not None and not given_up.is_set():
+            outcome = events.LockAcquired(fence=lease.fence.number)
+            self._leases.keep(lock, lease, on_record)
+        elif lease is not None:
+            await self._leases.drop(lease)
+        await self._core.record([NewEvent(lock.lock_id, outcome)], intent)
+        on_record.set()
+        if lease is None and outcome.type == "lock.acquire_failed":
+            await self._leases.drop_unknown(lock)
+
+    # -- giving back --------------------------------------------------------------------------------------------------
+
+    async def release(self, request: Request[LockRelease]) -> Lock:
+        """Give a lock back; one that was given back or lost is answered as it is."""
+        name, force = request.params.name, request.params.force
+        lock = self._find(request, name)
+        if force and (lock is None or lock.status not in ("held", "releasing")):
+            return await self._steal(request, lock.name if lock is not None else name)
+        if lock is None:
+            raise _not_found(name, self._core.state.log.hint)
+        if lock.status == "acquiring":
+            words = f"the lock {lock.name} is still being waited for: end that call instead"
+            raise StateError("not_ready", words, name=lock.name, status=lock.status)
+        while lock.status == "held":
+            await self._order_release(lock, request)
+        return await self._released(lock)
+
+    async def _order_release(self, lock: LockState, request: Request[LockRelease]) -> None:
+        core = self._core
+        event = NewEvent(lock.lock_id, events.LockReleaseRequested(), None, lock.revision)
+        try:
+            intent = await core.intend(event, request.meta, essential=True)
+        except StateError:
+            return  # it was lost in that moment, or somebody else ordered the same
+        core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
+
+    async def _released(self, lock: LockState) -> Lock:
+        await self._core.settled(lock.lock_id, lambda: not lock.under_way)
+        if lock.status == "failed" and lock.error is not None:
+            raise error_from(*lock.error, {"lock_id": lock.lock_id, "name": lock.name})
+        return lock.view()
+
+    async def released_before(self, request: Request[LockRelease], first: Recorded) -> Any:
+        """The answer to a command that was given before."""
+        lock = self._known(request, first.stream)
+        await self._core.settled(lock.lock_id, lambda: not lock.under_way)
+        return ANEW if lock.interrupted else await self._released(lock)
+
+    async def _steal(self, request: Request[LockRelease], name: str) -> Lock:
+        """Free the lock of a name, whoever holds it."""
+        core, lock_id = self._core, ids.new_id(ids.LOCK)
+        event = events.LockStealRequested(owner=request.owner, name=name, where=where(self._storage.lock_root()))
+        intent = await core.intend(NewEvent(lock_id, event, None, 0), request.meta)
+        lock = core.state.locks[lock_id]
+        core.carry(partial(self._carry_steal, lock, intent), f"freeing of {name}")
+        return await self._released(lock)
+
+    async def _carry_steal(self, lock: LockState, intent: Recorded) -> None:
+        outcome: events.Event = events.LockStolen()
+        try:
+            await self._leases.ask(partial(self._leases.locks(lock.where).replace, lock.name))
+        except Exception as unforeseen:  # noqa: BLE001  # as above
+            error = as_sandkeep_error(unforeseen)
+            outcome = events.LockStealFailed(code=error.code, message=error.message)
+        await self._core.record([NewEvent(lock.lock_id, outcome)], intent)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get_now(self, request: Request[LockRef]) -> Lock:
+        """Show a lock as this daemon has it."""
+        lock = self._find(request, request.params.name)
+        if lock is None:
+            raise _not_found(request.params.name, self._core.state.log.hint)
+        return lock.view()
+
+    def list_now(self, request: Request[LockQuery]) -> LockList:
+        """List the locks that this daemon holds, or is about to."""
+        query = request.params
+        locks = self._core.state.locks.values()
+        mine = [lock for lock in locks if request.sees(lock.owner) and (query.all or lock.under_way)]
+        found, following = page(mine, lambda lock: lock.lock_id, query.after, query.limit)
+        return LockList(locks=[lock.view() for lock in found], next=following)
+
+    def _find(self, request: Request[Any], name: str) -> LockState | None:
+        """The lock of that id, or the one of that name that is held here, or else the last that was."""
+        locks = self._core.state.locks
+        if name in locks and request.sees(locks[name].owner):
+            return locks[name]
+        named = [lock for lock in locks.values() if lock.name == name and request.sees(lock.owner)]
+        return max(named, key=lambda lock: (lock.status in ("held", "releasing"), lock.requested_us), default=None)
+
+    def _known(self, request: Request[Any], lock_id: str) -> LockState:
+        lock = self._core.state.locks.get(lock_id)
+        if lock is None:
+            raise _not_found(request.params.name, ", as what is known of it was archived")
+        return lock
+
+
+def _check_name(name: str) -> None:
+    ids.check_name(name, "name")
+    if name.startswith(f"{ids.LOCK}_"):
+        raise CallerError("invalid", f"name: {name!r} looks like the id of a lock: choose another name", field="name")
+
+
+def _not_found(name: str, hint: str) -> CallerError:
+    return CallerError("not_found", f"there is no lock {name!r} here{hint}", name=name)
+
+
+def _refusal(error: SandkeepError) -> events.Event:
+    """What is recorded of a lock that was not taken."""
+    if error.code not in ("lock_contended", "lock_timeout"):
+        return events.LockAcquireFailed(code=error.code, message=error.message)
+    told = {key: error.data.get(key) for key in ("held_by", "expires_at", "waiting")}
+    return events.LockContended(code=error.code, message=error.message, **told)

@@ -1,0 +1,40 @@
+"""Which files processes may write to without a call: those that they share as memory.
+
+Once such a page was written to, the kernel does not see it being written to again until it has put it on the disk. So
+a file's times tell nothing while somebody has it mapped so.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+MOST_BYTES: Final = 32 * 1024 * 1024
+"""How much is read of what the kernel tells of mappings, of all processes together."""
+
+_SHARED: Final = re.compile(rb"^\S+ .w.s \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
+_ESCAPE: Final = re.compile(rb"\\012")
+
+
+def mapped_files(pids: Iterable[int], directory: str) -> set[bytes] | None:
+    """The paths below `directory`, as the processes call it, of files that they can write to in memory; None when that
+    is too much to tell. Blocks.
+    """
+    found: set[bytes] = set()
+    above = directory.encode().rstrip(b"/") + b"/"
+    left = MOST_BYTES
+    for pid in pids:
+        content = _maps(pid, left)
+        left -= len(content)
+        if left <= 0:
+            return None
+        paths = (_ESCAPE.sub(b"\n", path) for path in _SHARED.findall(content))
+        found.update(path.removeprefix(above) for path in paths if path.startswith(above))
+    return found
+
+
+def _maps(pid: int, most: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            return file.read(most)
+    except OSError:  # it has ended
+        return b""

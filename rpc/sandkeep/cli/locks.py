@@ -1,0 +1,94 @@
+"""Locks of sandboxes that several daemons share: take one, give it back, show and list them."""
+
+import click
+
+from sandkeep.cli.options import LOCK, Frontend, command, common, given
+from sandkeep.cli.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
+from sandkeep.cli.progress import progress
+from sandkeep.model import Lock
+
+
+@command(
+    examples=[
+        "sandkeep lock acquire sandbox-1f2e",
+        "LOCK=$(sandkeep lock acquire sandbox-1f2e --timeout 0)",
+        "sandkeep lock acquire sandbox-1f2e --json | jq .fence",
+    ]
+)
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="How long to wait while somebody else holds it: 30 if it is left out, 0 for not at all.",
+)
+@common()
+def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:
+    """Take a lock and print its id.
+
+    The daemon keeps it until it is released. NAME is that of the sandbox that daemons share. Interrupted while it
+    waits, the command has taken nothing.
+    """
+    with progress(f"waiting for {name}") as told, front.client() as client:
+        lock = client.lock.acquire(name, progress=told, **given(timeout_s=timeout_s))
+    return json_line(lock) if front.as_json else print(lock.lock_id)
+
+
+@command(examples=["sandkeep lock release sandbox-1f2e", "sandkeep lock release $LOCK"])
+@click.argument("name", type=LOCK, metavar="LOCK")
+@click.option("--force", is_flag=True, help="Free it whoever holds it, and mend its document. For administrators.")
+@common()
+def release(front: Frontend, name: str, force: bool) -> None:
+    """Give a lock back and print its id. LOCK is its name, or the id of one acquisition.
+
+    With `--force` its owner, on whatever machine, loses it, and nothing more that he writes under it counts: see first
+    that he is really gone.
+    """
+    with progress(f"releasing {name}") as told, front.client() as client:
+        lock = client.lock.release(name, progress=told, **given(force=force or None))
+    return json_line(lock) if front.as_json else print(lock.lock_id)
+
+
+@command(examples=["sandkeep lock get sandbox-1f2e"])
+@click.argument("name", type=LOCK, metavar="LOCK")
+@common()
+def get(front: Frontend, name: str) -> None:
+    """Show a lock as this daemon has it. LOCK is its name, which means its last acquisition, or the id of one."""
+    with front.client() as client:
+        lock = client.lock.get(name)
+    if front.as_json:
+        return json_line(lock)
+    return facts(
+        [
+            ("lock", lock.lock_id),
+            ("name", lock.name),
+            ("status", lock.status),
+            ("error", lock.error),
+            ("fence", lock.fence),
+            ("where", lock.where),
+            ("owner", lock.owner),
+            ("known there as", lock.owner_id),
+            ("requested", when(lock.requested_at)),
+            ("acquired", when(lock.acquired_at)),
+            ("ended", when(lock.ended_at)),
+            ("held by", lock.held_by),
+            ("until", when(lock.expires_at)),
+        ]
+    )
+
+
+@command(examples=["sandkeep lock ls", "sandkeep lock ls --all"])
+@click.option("--all", "-a", "everything", is_flag=True, help="Also those that are over, or came to nothing.")
+@common()
+def ls(front: Frontend, everything: bool) -> None:
+    """List the locks that this daemon holds."""
+    from sandkeep.cli.pages import every
+
+    with front.client() as client:
+        found: list[Lock] = every(client.lock.list, "locks", all=everything)
+    if front.as_json:
+        return json_line(found)
+    rows = [(i.name, i.status, age(i.requested_at), i.fence or "", i.lock_id, i.where) for i in found]
+    where = Column("WHERE", least=12, shorten=cut_middle)
+    return table(("NAME", status(), "AGE", Column("FENCE", spare=True), identifier("LOCK"), where), rows)

@@ -1,0 +1,49 @@
+"""Trying again what a provider could not do at the moment."""
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from sandkeep.errors import ProviderError
+from sandkeep_store.archives.objects import Waiting
+
+T = TypeVar("T")
+
+PATIENCE_S: Final = 60.0
+"""How long a transfer is tried again that gets nowhere."""
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 5.0
+HEARD_EVERY_S: Final = 0.5
+"""How often it is asked whether to wait on."""
+
+
+class Patience:
+    """How long something is tried again that gets nowhere, and how long to wait before each time."""
+
+    def __init__(self, seconds: float, waiting: Waiting) -> None:
+        self._seconds = seconds
+        self._waiting = waiting
+        self._since: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+
+    def wait(self, error: Exception, *, moved: bool) -> None:
+        """Wait a while, or raise the error when it was long enough. `moved` says that it got somewhere this time."""
+        now = time.monotonic()
+        if moved or self._since is None:
+            self._since, self._pause_s = now, FIRST_PAUSE_S
+        if now + self._pause_s > self._since + self._seconds:
+            raise error
+        while (left := now + self._pause_s - time.monotonic()) > 0:
+            self._waiting()
+            time.sleep(min(left, HEARD_EVERY_S))
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+def patiently(seconds: float, waiting: Waiting, attempt: Callable[[], T]) -> T:
+    """What an attempt answers, made again for so many seconds while the provider is unavailable."""
+    patience = Patience(seconds, waiting)
+    while True:
+        try:
+            return attempt()
+        except ProviderError as error:
+            patience.wait(error, moved=False)

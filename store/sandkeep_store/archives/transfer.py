@@ -1,0 +1,143 @@
+"""Bytes on their way: cut into parts for an upload, and read on after a broken connection."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from sandkeep.errors import ProviderError
+from sandkeep_store.archives.objects import Progress, Source, Stored, Upload, corrupt
+from sandkeep_store.archives.patience import Patience
+
+
+class Measured:
+    """A source of bytes, taken in parts, that has to be what is known of it."""
+
+    def __init__(self, source: Source, where: str, size_bytes: int | None, sha256: str | None) -> None:
+        self._take = _taker(source)
+        self._where = where
+        self._size_bytes = size_bytes
+        self._sha256 = sha256
+        self._digest = hashlib.sha256()
+        self.passed = 0
+
+    def take(self, wanted: int) -> bytes:
+        """So many bytes; fewer only at the end, where `snapshot_corrupt` is raised for what is not as it has to be."""
+        part = self._take(wanted)
+        self.passed += len(part)
+        if self._sha256 is not None:
+            self._digest.update(part)
+        if len(part) < wanted:
+            self._check()
+        return part
+
+    def _check(self) -> None:
+        if self._size_bytes not in (None, self.passed):
+            raise corrupt(self._where, f"it has {self.passed} bytes and not {self._size_bytes}")
+        if self._sha256 not in (None, self._digest.hexdigest()):
+            raise corrupt(self._where, "its bytes are not those that its digest was made of")
+
+
+def send(upload: Upload, source: Measured, progress: Progress) -> bytes:
+    """Send all parts but the last, and answer that one."""
+    while True:
+        wanted = upload.part_bytes
+        part = source.take(wanted)
+        if len(part) < wanted:
+            return part
+        upload.send(part)
+        del part  # so that there are never two
+        progress(source.passed)
+
+
+def _taker(source: Source) -> Callable[[int], bytes]:
+    read = getattr(source, "read", None)
+    return _from_file(read) if read is not None else _from_chunks(iter(source))
+
+
+def _from_file(read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    def take(wanted: int) -> bytes:
+        part = read(wanted)
+        while part and len(part) < wanted:  # a pipe gives what is there
+            more = read(wanted - len(part))
+            if not more:
+                break
+            part += more
+        return part
+
+    return take
+
+
+def _from_chunks(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
+    rest = memoryview(b"")
+
+    def take(wanted: int) -> bytes:
+        nonlocal rest
+        pieces: list[memoryview] = []
+        while wanted:
+            if not rest:
+                chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                rest = memoryview(chunk)
+            pieces.append(rest[:wanted])
+            rest = rest[wanted:]
+            wanted -= len(pieces[-1])
+        return b"".join(pieces)
+
+    return take
+
+
+class Reader:
+    """The bytes of one object, in chunks. `stored` says what they are. Use it in a `with`."""
+
+    def __init__(
+        self,
+        where: str,
+        stored: Stored,
+        fetch: Callable[[Stored, int], Iterator[bytes]],
+        patience_s: float,
+        progress: Progress,
+    ) -> None:
+        self.stored = stored
+        self._progress = progress
+        self._patience = Patience(patience_s, lambda: progress(self._offset))
+        self._where = where
+        self._fetch = fetch
+        self._chunks: Iterator[bytes] = iter(())
+        self._offset = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back the connection or descriptor. Idempotent."""
+        close = getattr(self._chunks, "close", None)
+        if close is not None:
+            close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The chunks. After a broken connection it goes on with the next byte, while it gets anywhere."""
+        while self._offset < self.stored.size_bytes:
+            before = self._offset
+            try:
+                yield from self._until_it_breaks()
+            except ProviderError as error:
+                self._patience.wait(error, moved=self._offset > before)
+
+    def _until_it_breaks(self) -> Iterator[bytes]:
+        self.close()
+        self._chunks = self._fetch(self.stored, self._offset)
+        for chunk in self._chunks:
+            self._offset += len(chunk)
+            if self._offset > self.stored.size_bytes:
+                raise corrupt(self._where, f"it has more than the {self.stored.size_bytes} bytes that it says it has")
+            self._progress(self._offset)
+            yield chunk
+        if self._offset < self.stored.size_bytes:
+            raise corrupt(self._where, f"{self._offset} bytes are there of the {self.stored.size_bytes} it says it has")

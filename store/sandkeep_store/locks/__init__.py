@@ -1,0 +1,1 @@
+"""Locks: leases on sandboxes that several daemons share, each acquisition with a fencing number that grows."""

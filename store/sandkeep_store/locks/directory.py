@@ -1,0 +1,222 @@
+"""Documents in a directory that several processes, or several machines by a network file system, see.
+
+A file system has no "write if it is still this version". What all of them have, NFS of every version included, is that
+of several who make the same link one succeeds. So who wants to write
+
+    1. puts the new document beside the old one, under a name of his own, and has it on disk;
+    2. links it to ``NAME.next``: whoever succeeds is the only one to write next;
+    3. sees that the old document is still the version he meant, and
+    4. renames ``NAME.next`` to ``NAME``, which readers see whole or not at all.
+
+Nothing is held that the death of a process would not free in time: a ``NAME.next`` that is older than `STALE_S`, by the
+file system's own clock, is moved out of the way by whoever comes next, and the process that made it, should it go on
+then, finds nothing to rename. (It could rename what another has put there since and not yet checked, if it was stopped
+for a minute between its last look and the rename itself, and went on in the very instant of that other's look: a window
+of some microseconds after a pause of a minute. Then fences still tell.) A lock by ``flock`` would be shorter, and wrong
+where it is only this machine's, as on many mounts; and a process that is stopped while it has one stops all others.
+
+Mounts of buckets have no links, and so no safe locks: they are refused with `not_supported`. Use the bucket itself.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from sandkeep.errors import ProviderError, SetupError
+from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, Stored, Written
+from sandkeep_store.locks.document import damaged
+
+STALE_S: Final = 60.0
+"""How old a link must be that somebody else made before it is taken for what a dead process has left."""
+
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+
+
+class DirectoryStore:
+    """See `DocumentStore`. The directory `root` is there already; documents are readable by their owner alone."""
+
+    def __init__(self, root: str) -> None:
+        self.where = root
+
+    def read(self, path: str, most: int = MAX_DOCUMENT_BYTES) -> Stored | None:
+        """See `DocumentStore.read`."""
+        place = f"{self.where}/{path}"
+        with _translated(place), self._open_root() as root:
+            try:
+                with _open_folder(root, path) as folder:
+                    return _read(folder, os.path.basename(path), place, most)
+            except FileNotFoundError:
+                return None
+
+    def write(self, path: str, content: bytes, over: str | None) -> Written | None:
+        """See `DocumentStore.write`. Raises `not_supported` where no links can be made."""
+        place = f"{self.where}/{path}"
+        with _translated(place), self._open_root() as root:
+            _make_folders(root, path)
+            with _open_folder(root, path) as folder:
+                return _write(folder, os.path.basename(path), content, over, place)
+
+    @contextmanager
+    def _open_root(self) -> Iterator[int]:
+        try:
+            root = os.open(self.where, _FOLDER & ~os.O_NOFOLLOW)
+        except OSError as error:
+            words = f"{self.where} cannot be used ({error.strerror}): make that directory, or mount it"
+            raise ProviderError("provider_unavailable", words) from None
+        try:
+            yield root
+        finally:
+            os.close(root)
+
+
+@contextmanager
+def _translated(place: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        words = f"{place} cannot be used ({error.strerror}): mend that directory"
+        raise ProviderError("provider_unavailable", words) from None
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def _make_folders(root: int, path: str) -> None:
+    parts = path.split("/")[:-1]
+    for depth in range(len(parts)):
+        with _open_folder(root, "/".join(parts[: depth + 1])) as parent, suppress(FileExistsError):
+            os.mkdir(parts[depth], 0o700, dir_fd=parent)
+            os.fsync(parent)
+
+
+@contextmanager
+def _open_folder(root: int, path: str) -> Iterator[int]:
+    """A descriptor of the directory that a document is in, which no link below the root leads to."""
+    opened = [os.dup(root)]
+    try:
+        for part in path.split("/")[:-1]:
+            opened.append(os.open(part, _FOLDER, dir_fd=opened[-1]))
+        yield opened[-1]
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+
+def _read(folder: int, name: str, place: str, most: int) -> Stored | None:
+    try:
+        descriptor = os.open(name, _READ, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise damaged(place, "it is no plain file") from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise damaged(place, "it is no plain file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+        return Stored(content, _version(os.fstat(descriptor), content))
+    finally:
+        os.close(descriptor)
+
+
+def _version(status: os.stat_result, content: bytes) -> str:
+    """What tells a document from every other that was ever there. Time stamps are coarse and inodes used again, so the
+    content counts too, and is enough by itself: one that is the same says the same.
+    """
+    digest = hashlib.sha256(content[:MAX_DOCUMENT_BYTES]).hexdigest()[:32]
+    return f"{status.st_ino}.{status.st_mtime_ns}.{status.st_size}.{digest}"
+
+
+def _write(folder: int, name: str, content: bytes, over: str | None, place: str) -> Written | None:
+    own, following = f".{name}.{uuid.uuid4().hex}", f"{name}.next"
+    written = _put(folder, own, content)
+    try:
+        if not _claim(folder, own, following, written.time, place):
+            return None
+        found = _read(folder, name, place, MAX_DOCUMENT_BYTES)
+        if (found and found.version) != over or not _commit(folder, own, following, name):
+            return None
+    finally:
+        if _is_same(folder, own, following):
+            _remove(folder, following)
+        _remove(folder, own)
+    os.fsync(folder)
+    return written
+
+
+def _put(folder: int, name: str, content: bytes) -> Written:
+    with open(os.open(name, _NEW, 0o600, dir_fd=folder), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        status = os.fstat(file.fileno())
+    return Written(_version(status, content), status.st_mtime)
+
+
+def _claim(folder: int, own: str, following: str, now: float, place: str) -> bool:
+    """Become the only one to write next; False while somebody else is. `now` is a moment by the file system's clock."""
+    if _link(folder, own, following, place):
+        return True
+    try:
+        made = os.stat(following, dir_fd=folder, follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return False
+    if now - made <= STALE_S:
+        return False
+    aside = f"{own}.stale"
+    with suppress(FileNotFoundError):
+        os.rename(following, aside, src_dir_fd=folder, dst_dir_fd=folder)
+        _remove(folder, aside)
+    return _link(folder, own, following, place)
+
+
+def _link(folder: int, own: str, following: str, place: str) -> bool:
+    try:
+        os.link(own, following, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        return _is_same(folder, own, following)  # NFS: it was made, the answer was lost, and it was asked for again
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            words = (
+                f"{place} is where files have no links, as on a mounted bucket: no lock is safe there, use the bucket"
+            )
+            raise SetupError("not_supported", words) from None
+        raise
+    return True
+
+
+def _commit(folder: int, own: str, following: str, name: str) -> bool:
+    """Make the new document the one that is read, unless somebody took our link for a dead process's."""
+    if not _is_same(folder, own, following):
+        return False
+    try:
+        os.rename(following, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileNotFoundError:
+        return _is_same(folder, own, name)  # as above
+    return True
+
+
+def _is_same(folder: int, one: str, other: str) -> bool:
+    try:
+        first, second = (os.stat(name, dir_fd=folder, follow_symlinks=False) for name in (one, other))
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(first, second)
+
+
+def _remove(folder: int, name: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)

@@ -1,0 +1,113 @@
+"""The document of a lock, ``lock.json``: read as if an enemy had written it, written so that nothing in it is lost.
+
+Its keys are those of the projects that Sandkeep serves, plus `fence`; what others put there besides stays, byte for
+byte::
+
+    {"ownerId":"<uuid4>","expiresAt":1678886400.0,"waitingOwnerId":null,"waiterExpiresAt":null,"fence":1678886340000000}
+
+Times are seconds since 1970. The document of a lock that nobody holds stays, with an `expiresAt` of 0: so the next
+fencing number is known.
+"""
+
+import math
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from sandkeep.errors import DataError
+from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES
+
+LONGEST_LEASE_S: Final = 3600.0
+"""What lies further in the future than this was not written by anybody whose clock is right."""
+
+MAX_FENCE: Final = 2**53 - 1
+"""The largest number that every reader of JSON reads as it is."""
+
+OwnerId = Annotated[str, Meta(min_length=1, max_length=256)]
+Time = Annotated[float, Meta(ge=0)]
+
+
+class _Known(Struct, rename="camel", kw_only=True):
+    owner_id: OwnerId
+    expires_at: Time
+    waiting_owner_id: OwnerId | None = None
+    waiter_expires_at: Time | UnsetType | None = UNSET
+    fence: Annotated[int, Meta(ge=0, le=MAX_FENCE)] = 0
+
+
+class LockDocument(Struct, frozen=True, kw_only=True):
+    """What a lock's document says. `waiter_expires_at` is not there at all in one that was just made; a `fence` of 0
+    is that of a document whose writer knows no fences. `others` are keys that are not ours.
+    """
+
+    owner_id: str
+    expires_at: float
+    waiting_owner_id: str | None = None
+    waiter_expires_at: float | UnsetType | None = UNSET
+    fence: int = 0
+    others: dict[str, Raw] = field(default_factory=dict)
+
+    def is_held(self, now: float) -> bool:
+        """Whether its owner's lease lasts still."""
+        return self.expires_at >= now
+
+    def is_of(self, owner_id: str, fence: int) -> bool:
+        """Whether it tells of that very acquisition."""
+        return (self.owner_id, self.fence) == (owner_id, fence)
+
+    def live_waiter(self, now: float) -> str | None:
+        """Who waits for it, and will have it next. One whose own time is over, or who named none, does not count."""
+        until = self.waiter_expires_at
+        return self.waiting_owner_id if isinstance(until, float) and until >= now else None
+
+
+def encode(document: LockDocument) -> bytes:
+    """The document as bytes."""
+    known: dict[str, Any] = {
+        "ownerId": document.owner_id,
+        "expiresAt": document.expires_at,
+        "waitingOwnerId": document.waiting_owner_id,
+    }
+    if document.waiter_expires_at is not UNSET:
+        known["waiterExpiresAt"] = document.waiter_expires_at
+    return msgspec.json.encode({**known, "fence": document.fence, **document.others})
+
+
+def decode(content: bytes, place: str, now: float) -> LockDocument:
+    """What the bytes of a document say at a moment. Raises `lock_damaged`, naming the `place`."""
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise damaged(place, f"it is longer than {MAX_DOCUMENT_BYTES} bytes")
+    try:
+        known = msgspec.json.decode(content, type=_Known)
+        every = msgspec.json.decode(content, type=dict[str, Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(place, _in_words(error)) from None
+    _check_times(known, place, now)
+    others = {key: value for key, value in every.items() if key not in _NAMES}
+    return LockDocument(**{name: getattr(known, name) for name in _Known.__struct_fields__}, others=others)
+
+
+_NAMES: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_Known))
+
+
+def _check_times(known: _Known, place: str, now: float) -> None:
+    for name, time in (("expiresAt", known.expires_at), ("waiterExpiresAt", known.waiter_expires_at)):
+        if not isinstance(time, float):
+            continue
+        if not math.isfinite(time) or time > now + LONGEST_LEASE_S:
+            raise damaged(place, f"its {name}, {time:.15g}, is further in the future than any lease lasts")
+
+
+def _in_words(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+
+
+def damaged(place: str, why: str) -> DataError:
+    """The error for what is in the place of a lock's document and is none."""
+    return DataError(
+        "lock_damaged",
+        f"{place} is no lock that can be relied on ({why}): see who wrote it, then have an administrator replace it "
+        "with `sandkeep lock release --force`",
+        place=place,
+    )

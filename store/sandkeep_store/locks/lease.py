@@ -1,0 +1,347 @@
+"""Leases: locks taken, kept and given back.
+
+`Locks` takes them, each acquisition as an owner of its own. A `Lease` is one that was taken. It is either surely held,
+or lost for good: past its deadline it is never renewed, even if nobody else has taken the lock since, because whoever
+relied on it was told that it is gone.
+
+Everything blocks, and several threads may use one object. Who must not block takes an `Attempt`, and waits by himself
+between its steps.
+"""
+
+import threading
+import uuid
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Final, Literal, TypeAlias
+
+from sandkeep.errors import DataError, ProviderError, SetupError, StateError
+from sandkeep_store.locks import rules
+from sandkeep_store.locks.base import DocumentStore, Written, path_of
+from sandkeep_store.locks.clock import SYSTEM, Clock, Instant
+from sandkeep_store.locks.document import LockDocument, decode, encode
+from sandkeep_store.locks.fence import Fence
+
+WRITES_AT_ONCE: Final = 5
+"""How often a write is tried at once when another version was there each time, before that is told."""
+
+REMEMBERED: Final = 1000
+"""Of how many locks that were released here the document is remembered, so that taking one again needs no read. A write
+over what is not there any more does nothing.
+"""
+
+Reason: TypeAlias = Literal["expired", "taken", "freed", "damaged", "clock", "released"]
+REASONS: Final[dict[Reason, str]] = {
+    "expired": "it was not renewed in time",
+    "taken": "somebody else has it, or its document is gone",
+    "freed": "an administrator freed it",
+    "damaged": "its document is damaged",
+    "clock": "this machine's clock cannot be relied on: have it set, by NTP for instance",
+    "released": "it was given back",
+}
+
+Version: TypeAlias = str | None
+Look: TypeAlias = tuple[LockDocument | None, Version]
+
+
+def lost(place: str, reason: Reason) -> StateError:
+    """The error for a lock that was held and is no more."""
+    return StateError("lock_lost", f"{place} is not held any more: {REASONS[reason]}", reason=reason)
+
+
+def _busy(place: str) -> StateError:
+    return StateError("lock_contended", f"{place} is written by others all the time: try again", waiting=None)
+
+
+class Locks:
+    """The locks in one store. `clock_tolerance_s` is how far the machine's clock may be from the store's."""
+
+    def __init__(
+        self, store: DocumentStore, clock: Clock = SYSTEM, *, clock_tolerance_s: float = rules.CLOCK_TOLERANCE_S
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.clock_tolerance_s = clock_tolerance_s
+        self._freed: OrderedDict[str, Look | None] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def acquire(self, name: str, *, timeout_s: float = 0.0, above: int = 0) -> "Lease":
+        """Take a lock, waiting for it up to `timeout_s`. See `Attempt` for what it raises."""
+        attempt = Attempt(self, name, timeout_s=timeout_s, above=above)
+        while True:
+            step = attempt.step()
+            if isinstance(step, Lease):
+                return step
+            self.clock.sleep(step)
+
+    def adopt(self, name: str, owner_id: str, fence: int) -> "Lease":
+        """Go on with a lease that an earlier process had, and renew it.
+
+        Raises `lock_lost` when it is another's by now, was freed, or is too old to be relied on; `lock_damaged`;
+        `provider_unavailable`.
+        """
+        found, version = self.read(name)
+        now = self.clock.now()
+        if found is None or not found.is_of(owner_id, fence):
+            raise lost(self.place(name), "taken")
+        if not found.expires_at:
+            raise lost(self.place(name), "freed")
+        lease = Lease(self, name, found, version, _since(found, now))
+        lease.renew()
+        return lease
+
+    def give_up(self, name: str, owner_id: str) -> bool:
+        """Free a lock that an earlier process may have taken as `owner_id`; answer whether it was that owner's."""
+        found, version = self.read(name)
+        while found is not None and found.owner_id == owner_id and found.expires_at:
+            if self.write(name, rules.freed(found), version) is not None:
+                return True
+            found, version = self.read(name)
+        return found is not None and found.owner_id == owner_id
+
+    def replace(self, name: str) -> None:
+        """Free a lock whoever holds it, and mend its document. For administrators: its owner loses it."""
+        place = self.place(name)
+        for _ in range(WRITES_AT_ONCE):
+            stored, now = self.store.read(path_of(name)), self.clock.now()
+            if stored is None:
+                return
+            try:
+                found = decode(stored.content, place, now.wall)
+            except DataError:
+                found = None
+            if self.write(name, rules.replaced(found, now.wall, place), stored.version) is not None:
+                return
+        raise _busy(place)
+
+    def place(self, name: str) -> str:
+        """What a lock's document is called in sentences."""
+        return f"{self.store.where}/{path_of(name)}"
+
+    def read(self, name: str) -> Look:
+        """A lock's document and its version. Raises `lock_damaged`, `provider_unavailable`."""
+        stored = self.store.read(path_of(name))
+        if stored is None:
+            return None, None
+        return decode(stored.content, self.place(name), self.clock.now().wall), stored.version
+
+    def write(self, name: str, document: LockDocument, over: Version) -> Written | None:
+        """Write a document; see `DocumentStore.write`."""
+        written = self.store.write(path_of(name), encode(document), over)
+        if written is not None and not document.expires_at and document.waiting_owner_id is None:
+            self._remember(name, document, written.version)
+        return written
+
+    def _remember(self, name: str, document: LockDocument, version: str) -> None:
+        with self._mutex:
+            if self._freed.get(name, ()) is None:
+                return
+            self._freed[name] = (document, version)
+            self._freed.move_to_end(name)
+            if len(self._freed) > REMEMBERED:
+                self._freed.popitem(last=False)
+
+    def remembered(self, name: str) -> Look | None:
+        """What a lock's document was when it was released here; None when it was not."""
+        with self._mutex:
+            return self._freed.pop(name, None) if self._freed.get(name) else None
+
+    def forget(self, name: str) -> None:
+        """Remember nothing of a lock that others had since it was released here: they will again."""
+        with self._mutex:
+            self._freed[name] = None
+
+
+class Attempt:
+    """One acquisition, in steps, by an owner of its own: `owner_id`, a new one if none is given.
+
+    `above` is the largest fencing number that the caller knows of.
+    """
+
+    def __init__(
+        self, locks: Locks, name: str, *, owner_id: str | None = None, timeout_s: float = 0.0, above: int = 0
+    ) -> None:
+        self._locks = locks
+        self._name = name
+        self._place = locks.place(name)
+        self._owner_id = owner_id or str(uuid.uuid4())
+        self._timeout_s = timeout_s
+        self._above = above
+        self._deadline = locks.clock.now().steady + timeout_s
+        self._known = locks.remembered(name)
+
+    def step(self) -> "Lease | float":
+        """Take the lock, or answer after how many seconds to call again.
+
+        Raises `lock_contended`: at once when somebody else waits for the lock already, and when it is held and there is
+        no time to wait; `lock_timeout` when that time is over; `lock_damaged`; `provider_unavailable`; and
+        `not_supported` when this machine's clock cannot be relied on.
+        """
+        try:
+            return self._take()
+        except StateError as error:
+            if error.code != "lock_contended" or error.data.get("waiting") or self._timeout_s <= 0:
+                raise
+            left = self._deadline - self._locks.clock.now().steady
+            if left > 0:
+                return min(rules.POLL_S, left)
+            words = f"{error.message.partition(':')[0]}, and was not released within {self._timeout_s:g} s"
+            raise StateError("lock_timeout", words, **error.data) from None
+
+    def _take(self) -> "Lease":
+        locks = self._locks
+        guessed, self._known = self._known, None
+        found, version = guessed or locks.read(self._name)
+        failed = False
+        for _ in range(WRITES_AT_ONCE):
+            now = locks.clock.now()
+            wanted = rules.claimed(found, self._owner_id, now.wall, self._above, self._place)
+            written = None
+            try:
+                written = locks.write(self._name, wanted, version)
+            except ProviderError:
+                if failed:
+                    raise
+                failed = True
+            if written is not None:
+                lease = Lease(locks, self._name, wanted, written.version, now)
+                lease.require_clock(written, now)
+                return lease
+            if guessed is not None:
+                locks.forget(self._name)
+            found, version = locks.read(self._name)
+            if found is not None and found.owner_id == self._owner_id:  # it was written, and the answer was lost
+                return Lease(locks, self._name, found, version, _since(found, locks.clock.now()))
+        raise _busy(self._place)
+
+
+def _since(found: LockDocument, now: Instant) -> Instant:
+    """When the lease that a document tells of began, if its clock is to be believed."""
+    began = found.expires_at - rules.LEASE_S
+    return Instant(began, now.steady - (now.wall - began))
+
+
+class Lease:
+    """A lock that was taken, with its fencing number. Keep it by calling `renew` every `RENEW_AFTER_S`."""
+
+    def __init__(self, locks: Locks, name: str, document: LockDocument, version: Version, since: Instant) -> None:
+        self.name = name
+        self.owner_id = document.owner_id
+        self.fence = Fence(name, document.fence, self.require)
+        self._locks = locks
+        self._place = locks.place(name)
+        self._document = document
+        self._version = version
+        self._mutex = threading.RLock()  # over reading and writing; who only asks does not wait for it
+        self._lost: Reason | None = None
+        self._given_back = False
+        self._until = _until(since)
+
+    @property
+    def remaining_s(self) -> float:
+        """For how many seconds it is held still if it is not renewed; 0 or less when that time is over."""
+        now = self._locks.clock.now()
+        return min(self._until.steady - now.steady, self._until.wall - now.wall)
+
+    @property
+    def lost(self) -> Reason | None:
+        """Why it is lost; None while it is surely held."""
+        if self._lost is None and self.remaining_s <= 0:
+            self._lost = "expired"
+        return self._lost
+
+    def require(self) -> None:
+        """Raise `lock_lost` unless it is surely held at this moment."""
+        reason = self.lost
+        if reason is not None:
+            raise lost(self._place, reason)
+
+    def renew(self) -> None:
+        """Hold it for `LEASE_S` from now on.
+
+        Raises `lock_lost`, and it is lost for good; `provider_unavailable` when its store does not answer: it is held
+        until its deadline all the same, so try again.
+        """
+        with self._mutex:
+            for _ in range(WRITES_AT_ONCE):
+                self.require()
+                now = self._locks.clock.now()
+                wanted = rules.renewed(self._document, now.wall)
+                written = self._locks.write(self.name, wanted, self._version)
+                if written is not None:
+                    self._document, self._version, self._until = wanted, written.version, _until(now)
+                    if self._clock_is_off(written, now):
+                        raise self._lose("clock")
+                    return
+                self._look()
+        raise _unsettled(self._place)
+
+    def _look(self) -> None:
+        """See why another version is there: somebody began to wait, our own write was not answered, or it is lost."""
+        try:
+            found, version = self._locks.read(self.name)
+        except DataError:
+            raise self._lose("damaged") from None
+        if found is None or not found.is_of(self.owner_id, self.fence.number):
+            raise self._lose("taken")
+        if not found.is_held(self._locks.clock.now().wall):
+            raise self._lose("freed")
+        self._document, self._version = found, version
+
+    def _lose(self, reason: Reason) -> StateError:
+        self._lost = reason
+        if reason == "clock":  # others need not wait until it expires
+            with suppress(ProviderError):
+                self.release()
+        return lost(self._place, reason)
+
+    def release(self) -> bool:
+        """Give it back, and answer whether it was still ours to give.
+
+        It counts as lost from the first call on. Raises `provider_unavailable`: then call it again.
+        """
+        with self._mutex:
+            self._lost = self._lost or "released"
+            for _ in range(WRITES_AT_ONCE):
+                if self._given_back or self._free():
+                    self._given_back = True
+                    return True
+                try:
+                    found, version = self._locks.read(self.name)
+                except DataError:
+                    return False
+                if found is None or not found.is_of(self.owner_id, self.fence.number):
+                    return False
+                self._given_back = not found.expires_at  # by a write whose answer was lost
+                self._document, self._version = found, version
+        raise _unsettled(self._place)
+
+    def _free(self) -> bool:
+        return self._locks.write(self.name, rules.freed(self._document), self._version) is not None
+
+    def require_clock(self, written: Written, since: Instant) -> None:
+        """Give it back, and raise `not_supported`, unless this machine's clock agrees with its store's."""
+        off_s = self._clock_is_off(written, since)
+        if off_s:
+            self._lose("clock")
+            raise SetupError(
+                "not_supported",
+                f"this machine's clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} that of "
+                f"{self._locks.store.where}, and no lock can be kept by it: have it set, by NTP for instance",
+                clock_off_s=off_s,
+            )
+
+    def _clock_is_off(self, written: Written, since: Instant) -> float:
+        """How many seconds the wall clock is ahead of the store's, or, below 0, behind; 0 for what is tolerable."""
+        until = self._locks.clock.now().wall
+        off_s = max(since.wall - written.time, 0) or min(until - written.time, 0)
+        return off_s if abs(off_s) > self._locks.clock_tolerance_s else 0.0
+
+
+def _until(since: Instant) -> Instant:
+    """Until when a lease that began then is surely held."""
+    lasts = rules.LEASE_S - rules.MARGIN_S
+    return Instant(since.wall + lasts, since.steady + lasts)
+
+
+def _unsettled(place: str) -> ProviderError:
+    return ProviderError("provider_unavailable", f"{place} is written by others all the time: try again")

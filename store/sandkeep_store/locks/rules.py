@@ -1,0 +1,95 @@
+"""Who may write what into a lock's document, and when. Pure: documents and a moment in, a document or an error out.
+
+How long a lease lasts is seen by several machines, each with a clock of its own. So the owner is stricter than everyone
+else: others take a lock over when `LEASE_S` are past by *their* clock, and the owner gives it up for lost `MARGIN_S`
+earlier, by a clock of his own that nobody sets. As long as no two clocks are further apart than `MARGIN_S`, no two
+owners believe in the same lock; `lease` sees to that by the store's clock. What still goes wrong, fences stop.
+"""
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from sandkeep.clock import rfc3339
+from sandkeep.errors import StateError
+from sandkeep_store.locks.document import LONGEST_LEASE_S, MAX_FENCE, LockDocument, damaged
+
+LEASE_S: Final = 60.0
+RENEW_AFTER_S: Final = LEASE_S / 2
+MARGIN_S: Final = 10.0
+CLOCK_TOLERANCE_S: Final = MARGIN_S / 2
+"""How far a clock may be from the store's: then two are never further apart than `MARGIN_S`."""
+
+POLL_S: Final = 1.0
+"""How often somebody who waits for a lock looks at it."""
+
+assert LEASE_S < LONGEST_LEASE_S
+
+
+def claimed(found: LockDocument | None, owner_id: str, now: float, above: int, place: str) -> LockDocument:
+    """The document by which somebody takes a lock that is free: new, released, or expired.
+
+    Raises `lock_contended` when it is held, or when somebody else waits for it, who has the right to be next.
+    """
+    if found is not None and (found.is_held(now) or found.live_waiter(now) not in (None, owner_id)):
+        raise contended(found, now, place)
+    fence = next_fence(found, now, above, place)
+    if found is None:
+        return LockDocument(owner_id=owner_id, expires_at=now + LEASE_S, fence=fence)
+    return replace(
+        found,
+        owner_id=owner_id,
+        expires_at=now + LEASE_S,
+        waiting_owner_id=None,
+        waiter_expires_at=None,
+        fence=fence,
+    )
+
+
+def next_fence(found: LockDocument | None, now: float, above: int, place: str) -> int:
+    """A number larger than that of every earlier acquisition.
+
+    Larger than the last one, which the document keeps after a release too, and than `above`, the largest that the
+    caller knows of. And never less than the microseconds since 1970: so it grows even when the document was removed by
+    hand, or rewritten by somebody who knows no fences, as long as clocks are right by the time that lies between.
+    """
+    fence = max(found.fence if found is not None else 0, above, int(now * 1e6) - 1) + 1
+    if fence > MAX_FENCE:
+        raise damaged(place, f"no fencing number is larger than its last, {fence - 1}")
+    return fence
+
+
+def renewed(held: LockDocument, now: float) -> LockDocument:
+    """The document by which its owner keeps a lock."""
+    return replace(held, expires_at=now + LEASE_S)
+
+
+def freed(held: LockDocument) -> LockDocument:
+    """The document by which its owner gives a lock back. Whoever waits stays in it, and has it next."""
+    return replace(held, expires_at=0.0)
+
+
+def replaced(found: LockDocument | None, now: float, place: str) -> LockDocument:
+    """The document by which an administrator frees a lock. `found` is None for what cannot be read as a document."""
+    if found is not None and found.fence < MAX_FENCE:
+        return freed(found)
+    return LockDocument(owner_id="nobody", expires_at=0.0, fence=next_fence(None, now, 0, place))
+
+
+def contended(found: LockDocument, now: float, place: str) -> StateError:
+    """The error for a lock that somebody else has, or will have next: it says who, and until when."""
+    waiter = found.live_waiter(now)
+    until = rfc3339(int(found.expires_at * 1e6))
+    if found.is_held(now):
+        words = f"{place} is held by {found.owner_id[:64]!r} until {until}"
+        words += f", and {waiter[:64]!r} waits for it already" if waiter else ": wait for it, or try again then"
+    else:
+        words = f"{place} is free, but {(waiter or '')[:64]!r} waits for it and has it next: try again later"
+    return StateError(
+        "lock_contended",
+        words,
+        held_by=found.owner_id if found.is_held(now) else None,
+        expires_at=until if found.is_held(now) else None,
+        waiting=waiter,
+        fence=found.fence,
+    )

@@ -1,0 +1,81 @@
+"""Documents in a bucket of S3, or of a service that speaks it, which writes over an ETag, or where there is none.
+
+Amazon's own service does that. Others may take a condition that they do not know for nothing, and write: there a lock
+would be none, and nobody would notice. So a service is tried before the first write; see `_require_conditions`.
+"""
+
+import secrets
+from contextlib import closing
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from sandkeep.errors import SandkeepError, SetupError
+from sandkeep_store.config import STORAGE, Storage
+from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, Stored, Written
+from sandkeep_store.s3_client import connect, speaking_about
+
+ANSWER_S: Final = 5.0
+PATIENCE_S: Final = 8.0
+"""As for GCS: a lease that is renewed at half has time for two such periods."""
+
+_NOT_WRITTEN: Final = ("conflict", "snapshot_missing")
+
+
+class S3Store:
+    """See `DocumentStore`. A version is an ETag, so that two documents of the same content are the same version."""
+
+    def __init__(self, bucket: str, storage: Storage = STORAGE) -> None:
+        self.where = f"s3://{bucket}"
+        self._bucket = bucket
+        self._storage = storage
+        self._keeps_conditions = False
+
+    def read(self, path: str, most: int = MAX_DOCUMENT_BYTES) -> Stored | None:
+        """See `DocumentStore.read`."""
+        try:
+            with speaking_about(f"{self.where}/{path}"):
+                answer = self._client().get_object(Bucket=self._bucket, Key=path)
+                with closing(answer["Body"]) as body:
+                    return Stored(body.read(most + 1), answer["ETag"])
+        except SandkeepError as error:
+            if error.code != "snapshot_missing":
+                raise
+            return None
+
+    def write(self, path: str, content: bytes, over: str | None) -> Written | None:
+        """See `DocumentStore.write`. Raises `not_supported` where conditions are not kept."""
+        self._require_conditions()
+        return self._write(path, content, over)
+
+    def _write(self, path: str, content: bytes, over: str | None) -> Written | None:
+        condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over}
+        what = {"Body": content, "ContentType": "application/json", **condition}
+        try:
+            with speaking_about(f"{self.where}/{path}"):
+                answer = self._client().put_object(Bucket=self._bucket, Key=path, **what)
+        except SandkeepError as error:
+            if error.code not in _NOT_WRITTEN:
+                raise
+            return None
+        date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        return Written(answer["ETag"], parsedate_to_datetime(date).timestamp())
+
+    def _require_conditions(self) -> None:
+        """Once, see that a write that must not succeed does not: where something is, and over what is not there."""
+        if self._keeps_conditions:
+            return
+        path = f"sandboxes/.conditions-{secrets.token_hex(8)}"
+        self._write(path, b"1", None)
+        try:
+            if self._write(path, b"2", None) or self._write(path, b"3", '"00000000000000000000000000000000"'):
+                words = (
+                    f"{self.where} writes whether or not its conditions hold, and no lock is safe there: use another"
+                )
+                raise SetupError("not_supported", words)
+        finally:
+            with speaking_about(f"{self.where}/{path}"):
+                self._client().delete_object(Bucket=self._bucket, Key=path)
+        self._keeps_conditions = True
+
+    def _client(self) -> Any:
+        return connect(self._storage, PATIENCE_S, ANSWER_S)

@@ -1,0 +1,173 @@
+"""The view of locks: the acquisitions of this daemon, those under way and the last of those that are over.
+
+Renewals are no events: of a lock that is held this says that nobody has heard otherwise.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from sandkeep import events, model
+from sandkeep.clock import optional_rfc3339, rfc3339
+from sandkeep_store.views.base import Fact, folds
+
+if TYPE_CHECKING:
+    from sandkeep_store.views.state import State
+
+RECENT_LOCKS: Final = 1000
+"""How many acquisitions that are over stay in the view."""
+
+UNDER_WAY: Final = frozenset({"acquiring", "held", "releasing", "stealing"})
+
+
+class LockState(Struct, kw_only=True, array_like=True):
+    """What is known of one acquisition. `interrupted`: nothing came of it for no fault of its own."""
+
+    lock_id: str
+    owner: str
+    name: str
+    where: str
+    requested_us: int
+    revision: int
+    status: model.LockStatus
+    owner_id: str | None = None
+    timeout_s: float = 0.0
+    fence: int | None = None
+    acquired_us: int | None = None
+    ended_us: int | None = None
+    error: tuple[str, str] | None = None
+    held_by: str | None = None
+    expires_at: str | None = None
+    waiting: str | None = None
+    interrupted: bool = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something is still to come of it."""
+        return self.status in UNDER_WAY
+
+    def view(self) -> model.Lock:
+        """The acquisition as readers see it."""
+        return model.Lock(
+            lock_id=self.lock_id,
+            name=self.name,
+            status=self.status,
+            owner=self.owner,
+            where=self.where,
+            requested_at=rfc3339(self.requested_us),
+            owner_id=self.owner_id,
+            fence=self.fence,
+            acquired_at=optional_rfc3339(self.acquired_us),
+            ended_at=optional_rfc3339(self.ended_us),
+            held_by=self.held_by,
+            expires_at=self.expires_at,
+            error=self.error[1] if self.error else None,
+        )
+
+
+@folds(events.LockAcquireRequested)
+def _acquire_requested(state: "State", event: events.LockAcquireRequested, fact: Fact) -> None:
+    state.locks[fact.stream] = LockState(
+        lock_id=fact.stream,
+        owner=event.owner,
+        name=event.name,
+        where=event.where,
+        requested_us=fact.time_us,
+        revision=fact.revision,
+        status="acquiring",
+        owner_id=event.owner_id,
+        timeout_s=event.timeout_s,
+    )
+
+
+@folds(events.LockAcquired)
+def _acquired(state: "State", event: events.LockAcquired, fact: Fact) -> None:
+    lock = _advance(state, fact, "held")
+    if lock is not None:
+        lock.fence, lock.acquired_us = event.fence, fact.time_us
+
+
+@folds(events.LockContended)
+def _contended(state: "State", event: events.LockContended, fact: Fact) -> None:
+    lock = _end(state, fact, "contended", (event.code, event.message))
+    if lock is not None:
+        lock.held_by, lock.expires_at, lock.waiting = event.held_by, event.expires_at, event.waiting
+
+
+@folds(events.LockAcquireFailed)
+def _acquire_failed(state: "State", event: events.LockAcquireFailed, fact: Fact) -> None:
+    lock = _end(state, fact, "failed", (event.code, event.message))
+    if lock is not None:
+        lock.interrupted = event.interrupted
+
+
+@folds(events.LockReleaseRequested)
+def _release_requested(state: "State", event: events.LockReleaseRequested, fact: Fact) -> None:
+    _advance(state, fact, "releasing")
+
+
+@folds(events.LockReleased)
+def _released(state: "State", event: events.LockReleased, fact: Fact) -> None:
+    _end(state, fact, "released")
+
+
+@folds(events.LockExpired)
+def _expired(state: "State", event: events.LockExpired, fact: Fact) -> None:
+    _end(state, fact, "expired", ("lock_lost", event.message))
+
+
+@folds(events.LockLost)
+def _lost(state: "State", event: events.LockLost, fact: Fact) -> None:
+    _end(state, fact, "lost", ("lock_lost", event.message))
+
+
+@folds(events.LockStealRequested)
+def _steal_requested(state: "State", event: events.LockStealRequested, fact: Fact) -> None:
+    state.locks[fact.stream] = LockState(
+        lock_id=fact.stream,
+        owner=event.owner,
+        name=event.name,
+        where=event.where,
+        requested_us=fact.time_us,
+        revision=fact.revision,
+        status="stealing",
+    )
+
+
+@folds(events.LockStolen)
+def _stolen(state: "State", event: events.LockStolen, fact: Fact) -> None:
+    _end(state, fact, "stolen")
+
+
+@folds(events.LockStealFailed)
+def _steal_failed(state: "State", event: events.LockStealFailed, fact: Fact) -> None:
+    lock = _end(state, fact, "failed", (event.code, event.message))
+    if lock is not None:
+        lock.interrupted = event.interrupted
+
+
+def forget_before(state: "State", before_us: int) -> None:
+    """Leave out what had ended before a moment: its events go into the archive."""
+    for lock_id in [lock.lock_id for lock in state.locks.values() if (lock.ended_us or before_us) < before_us]:
+        del state.locks[lock_id]
+        state.ended_locks.remove(lock_id)
+
+
+def _end(
+    state: "State", fact: Fact, status: model.LockStatus, error: tuple[str, str] | None = None
+) -> LockState | None:
+    lock = _advance(state, fact, status)
+    if lock is not None:
+        lock.ended_us, lock.error = fact.time_us, error
+        state.ended_locks.append(lock.lock_id)
+        if len(state.ended_locks) > RECENT_LOCKS:
+            del state.locks[state.ended_locks.popleft()]
+    return lock
+
+
+def _advance(state: "State", fact: Fact, status: model.LockStatus) -> LockState | None:
+    """Move an acquisition on; None for one whose first events are in the archive already."""
+    lock = state.locks.get(fact.stream)
+    if lock is not None:
+        lock.status, lock.revision = status, fact.revision
+    return lock

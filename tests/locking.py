@@ -1,0 +1,136 @@
+"""What tests of locks share: a clock of their own, stores that lose answers, and contenders for one lock."""
+
+import os
+import random
+import sys
+import time
+
+import msgspec
+
+from sandkeep.errors import ProviderError, SandkeepError, StateError
+from sandkeep_store.locks.base import DocumentStore, Stored, Written
+from sandkeep_store.locks.clock import Instant
+from sandkeep_store.locks.fence import fence_in
+from sandkeep_store.locks.lease import Lease, Locks
+from sandkeep_store.locks.opening import open_store
+
+RESULT = "sandboxes/box/result.json"
+
+
+class TestClock:
+    """Stands still until it is moved; who sleeps moves it."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.wall = time.time()
+        self.steady = 1000.0
+
+    def now(self) -> Instant:
+        return Instant(self.wall, self.steady)
+
+    def sleep(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+
+
+class FastClock:
+    """The machine's, so many times as fast since a moment: that of all who are to agree on the time."""
+
+    def __init__(self, speed: float, since: float) -> None:
+        self.speed = speed
+        self.since = since
+
+    def now(self) -> Instant:
+        return Instant(self.since + (time.time() - self.since) * self.speed, time.monotonic() * self.speed)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds / self.speed)
+
+
+class LosesAnswers:
+    """A store that carries out a write and fails then, as often as `lose` says; or fails before, as `refuse` says."""
+
+    def __init__(self, store: DocumentStore) -> None:
+        self.store = store
+        self.where = store.where
+        self.lose = 0
+        self.refuse = 0
+
+    def read(self, path: str, most: int = 65536) -> Stored | None:
+        return self.store.read(path, most)
+
+    def write(self, path: str, content: bytes, over: str | None) -> Written | None:
+        if self.refuse:
+            self.refuse -= 1
+            raise ProviderError("provider_unavailable", "it does not answer")
+        written = self.store.write(path, content, over)
+        if self.lose:
+            self.lose -= 1
+            raise ProviderError("provider_unavailable", "its answer was lost")
+        return written
+
+
+# -- contenders -------------------------------------------------------------------------------------------------------
+
+
+def record(store: DocumentStore, fence: int) -> bool:
+    """Add a fence to the document that the lock guards, unless a larger one is there: whether it was added.
+
+    It goes by numbers alone, as if no owner had a clock that could be trusted.
+    """
+    while True:
+        found = store.read(RESULT, 1024**2)
+        history = msgspec.json.decode(found.content)["fences"] if found else []
+        if found and (fence_in(found.content, RESULT) or 0) > fence:
+            return False
+        content = msgspec.json.encode({"fence": fence, "fences": [*history, fence]})
+        if store.write(RESULT, content, found.version if found else None) is not None:
+            return True
+
+
+def history(store: DocumentStore) -> list[int]:
+    """The fences in the document that the lock guards, in the order in which they were written there."""
+    found = store.read(RESULT, 1024**2)
+    fences: list[int] = msgspec.json.decode(found.content)["fences"] if found else []
+    return fences
+
+
+def contend(store: DocumentStore, clock: FastClock, times: int, seed: int) -> list[int]:
+    """Take a lock so many times, dawdle, sometimes for longer than a lease lasts, and write what it guards; answer the
+    fences.
+    """
+    chance, locks = random.Random(seed), Locks(store, clock, clock_tolerance_s=float("inf"))
+    fences = []
+    while len(fences) < times:
+        try:
+            lease = locks.acquire("box", timeout_s=600)
+        except StateError as error:
+            if error.code not in ("lock_timeout", "lock_contended"):
+                raise
+            continue
+        fences.append(lease.fence.number)
+        _dawdle(lease, clock, chance)
+        record(store, lease.fence.number)
+        if chance.random() < 0.95:  # else it goes without a word
+            lease.release()
+    return fences
+
+
+def _dawdle(lease: Lease, clock: FastClock, chance: random.Random) -> None:
+    kind = chance.random()
+    if kind < 0.05:
+        clock.sleep(chance.uniform(45, 90))  # past its deadline, or past its end
+    elif kind < 0.2:
+        clock.sleep(chance.uniform(0, 20))
+        try:
+            lease.renew()
+        except SandkeepError as error:
+            if error.code not in ("lock_lost", "provider_unavailable"):
+                raise
+
+
+if __name__ == "__main__":
+    place, speed, since, times, seed = sys.argv[1:]
+    found = contend(open_store(place), FastClock(float(speed), float(since)), int(times), int(seed))
+    os.write(1, msgspec.json.encode(found))

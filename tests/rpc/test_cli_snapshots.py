@@ -1,0 +1,134 @@
+"""`sandkeep snapshot` and `sandkeep fork`, as they are typed, against a real daemon."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.needs("bwrap")
+
+
+@pytest.fixture(scope="module")
+def cli(shared_daemon: Any) -> Any:
+    return shared_daemon.cli
+
+
+@pytest.fixture(scope="module")
+def image(cli: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    source = tmp_path_factory.mktemp("source")
+    for place in (source, *source.parents[:2]):
+        place.chmod(0o755)
+    (source / "file").write_text("from the image\n")
+    return said(cli("image", "create", str(source)))
+
+
+@pytest.fixture
+def box(cli: Any, image: str) -> Any:
+    made = said(cli("create", image))
+    yield made
+    cli("rm", made)
+
+
+def said(done: "subprocess.CompletedProcess[bytes]") -> str:
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout.decode().strip())
+
+
+def told(done: "subprocess.CompletedProcess[bytes]", code: str, exit_code: int = 1) -> str:
+    assert (done.returncode, done.stdout) == (exit_code, b"")
+    message = str(done.stderr.decode())
+    assert f"[{code}]" in message
+    return message
+
+
+def test_an_id_alone_goes_to_stdout(cli: Any, box: str) -> None:
+    snapshot = said(cli("snapshot", "create", box, "--name", "first", "--label", "team=blue"))
+    assert snapshot.startswith("snp_")
+    assert "\n" not in snapshot
+    shown = said(cli("snapshot", "get", snapshot))
+    for words in ("name         first", "status       ready", "labels       team=blue", "stood still"):
+        assert words in shown
+    assert snapshot in said(cli("snapshot", "ls", box))
+    assert snapshot not in said(cli("snapshot", "ls", "--name", "other"))
+    [document] = json.loads(said(cli("snapshot", "ls", "--label", "team=blue", "--json")))
+    assert document["snapshot_id"] == snapshot
+    assert said(cli("snapshot", "rm", snapshot)) == snapshot
+    assert snapshot not in said(cli("snapshot", "ls"))
+    assert "deleted" in said(cli("snapshot", "ls", "--all"))
+
+
+def test_there_and_back(cli: Any, box: str, tmp_path: Path) -> None:
+    said(cli("exec", box, "--", "sh", "-c", "echo work >work; mkdir out; echo no >out/no"))
+    snapshot = said(cli("snapshot", "create", box, "--exclude", "out", "--zstd"))
+    said(cli("snapshot", "export", snapshot, "work.tar.zst", cwd=tmp_path))
+    listed = subprocess.run(["tar", "--zstd", "-tf", tmp_path / "work.tar.zst"], capture_output=True, check=True)
+    assert listed.stdout.decode().split() == ["./", "file", "work"]
+    piped = cli("snapshot", "export", snapshot, "-")
+    assert piped.stdout == (tmp_path / "work.tar.zst").read_bytes()
+    theirs = said(cli("snapshot", "import", "work.tar.zst", "--name", "theirs", cwd=tmp_path))
+    made = said(cli("snapshot", "restore", theirs, "--id", "restored", "--env", "A=b", "--label", "x=y"))
+    assert made == "restored"
+    assert said(cli("exec", made, "--", "sh", "-c", "cat work; echo $A; ls")) == "work\nb\nfile\nwork"
+    assert "restored from" in said(cli("get", made))
+    image = said(cli("snapshot", "promote", theirs))
+    assert said(cli("image", "get", image, "--json"))
+    said(cli("rm", made))
+    said(cli("image", "rm", image))
+
+
+def test_over_a_sandboxs_own_files(cli: Any, box: str) -> None:
+    snapshot = said(cli("snapshot", "create", box))
+    said(cli("exec", box, "--", "rm", "file"))
+    said(cli("run", box, "sleeper", "--detach", "--", "sleep", "1000"))
+    assert "sleeper" in told(cli("snapshot", "restore", snapshot, "--over", box), "in_use")
+    assert said(cli("snapshot", "restore", snapshot, "--over", box, "--end-processes")) == box
+    assert said(cli("exec", box, "--", "cat", "file")) == "from the image"
+    wrong = cli("snapshot", "restore", snapshot, "--over", box, "--id", "other")
+    assert (wrong.returncode, b"--over" in wrong.stderr) == (2, True)
+    history = said(cli("history", box))
+    assert "sandbox.restored" in history
+    assert "snapshot.stored" in history
+
+
+def test_forks(cli: Any, box: str) -> None:
+    made = said(cli("fork", box, "--count", "2")).split()
+    assert len(made) == 2
+    for one in made:
+        assert f"forked from  {box}" in said(cli("get", one))
+        assert "forked from" in said(cli("history", one))
+    [document] = [json.loads(said(cli("fork", box, "--json")))]
+    said(cli("rm", *made, document["sandboxes"][0]["sandbox_id"]))
+    assert "stood still for" in said(cli("history", box))
+
+
+def test_what_is_refused(cli: Any, box: str, tmp_path: Path) -> None:
+    told(cli("snapshot", "get", "snp_none"), "not_found")
+    assert "FILESYSTEM_SNAPSHOT_BUCKET" in told(cli("snapshot", "create", box, "--bucket"), "not_configured")
+    (tmp_path / "bad").write_bytes(b"no archive" * 100)
+    told(cli("snapshot", "import", str(tmp_path / "bad")), "snapshot_corrupt")
+    told(cli("snapshot", "import", str(tmp_path / "not")), "not_found")
+    told(cli("fork", "never-was"), "not_found")
+    snapshot = said(cli("snapshot", "create", box))
+    said(cli("snapshot", "rm", snapshot))
+    told(cli("snapshot", "restore", snapshot), "snapshot_not_ready")
+
+
+def test_garbage(cli: Any, shared_daemon: Any) -> None:
+    orphan = Path(shared_daemon.state_dir) / "archives" / "x" / "snp_01aaaaaaaaaaaaaaaaaaaaaaaa.tar"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"x" * 2048)
+    done = cli("snapshot", "gc", "--dry-run")
+    assert (said(done), orphan.exists()) == (str(orphan), True)
+    assert b"would be freed" in done.stderr
+    assert said(cli("snapshot", "gc")) == str(orphan)
+    assert not os.path.exists(orphan)
+
+
+def test_names_complete(cli: Any, box: str, shared_daemon: Any) -> None:
+    snapshot = said(cli("snapshot", "create", box, "--name", "done"))
+    line = f"sandkeep --socket {shared_daemon.socket} snapshot get snp_"
+    done = cli(line, env={"_SANDKEEP_COMPLETE": "fish"})
+    assert f"word\t{snapshot}\tdone, " in done.stdout.decode()
