@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 import zlib
 from collections.abc import Callable
 from random import Random
@@ -43,6 +44,16 @@ def look(tmp_path: str) -> Look:
             return inspect(descriptor, limits, **options)  # type: ignore[arg-type]
 
     return inspected
+
+
+def test_nothing_goes_on_with_an_archive_that_was_refused(tmp_path: str) -> None:
+    path = os.path.join(tmp_path, "archive")
+    with open(path, "wb") as file:
+        file.write(archive(member(b"../a"), member(b"b", data=bytes(20 << 20))))
+    before = threading.active_count()
+    with opened(path) as descriptor, pytest.raises(SandkeepError):
+        inspect(descriptor)
+    assert threading.active_count() == before
 
 
 def refused(look: Look, data: bytes, words: str = "", limits: Limits | None = None, **options: object) -> SandkeepError:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -260,8 +261,10 @@ def test_it_can_be_stopped_while_it_extracts(place: str, unpacked: Unpack) -> No
             raise InterruptedError
 
     write(f"{place}/target/old")
+    before = threading.active_count()
     with pytest.raises(InterruptedError):
         unpacked(archive(member(b"a", data=bytes(10 << 20))), moved=moved)
+    assert threading.active_count() == before
     assert os.listdir(f"{place}/target") == ["old"]
     assert leftovers(place) == []
 

@@ -159,7 +159,11 @@ def _missing(name: str | None) -> SetupError:
 
 
 class Input:
-    """A descriptor that is read from its beginning to its end, counted and digested. Raises `storage_unavailable`."""
+    """An open file that is read from its beginning to its end, counted and digested. Raises `storage_unavailable`.
+
+    It is read by place and through a descriptor of its own, as a thread may be about to read more when its owner wants
+    nothing more of it, closes his, and has another file under that number.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -167,10 +171,17 @@ class Input:
         self._begun = b""
         self.size_bytes = 0
 
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Have it read only within a block."""
+        self._descriptor = os.dup(self._descriptor)
+        try:
+            yield
+        finally:
+            os.close(self._descriptor)
+
     def codec(self) -> Codec:
         """What the first bytes say it is."""
-        with _readable():
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
         self._begun = self._read()
         if self._begun.startswith(_GZIP):
             return "gzip"
@@ -185,7 +196,7 @@ class Input:
 
     def _read(self) -> bytes:
         with _readable():
-            chunk = os.read(self._descriptor, CHUNK)
+            chunk = os.pread(self._descriptor, CHUNK, self.size_bytes)
         self._digest.update(chunk)
         self.size_bytes += len(chunk)
         return chunk

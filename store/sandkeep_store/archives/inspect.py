@@ -6,12 +6,13 @@ not plainly safe is refused as `snapshot_corrupt`, with the member and the reaso
 
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 
 from msgspec import Struct
 
 from sandkeep.errors import DataError
+from sandkeep_store.archives.ahead import ahead
 from sandkeep_store.archives.compression import Codec, Input, decompressed
 from sandkeep_store.archives.contents import Contents
 from sandkeep_store.archives.limits import Limits, Tally
@@ -100,7 +101,8 @@ class Examined:
         self._source = Input(archive)
         self._tally = Tally(limits)
         self._contents = Contents(outward_symlinks=limits.outward_symlinks)
-        self._reader = Reader(self._chunks())
+        self._chunks = self._expanded()
+        self._reader = Reader(self._chunks)
         self._codec: Codec = "none"
 
     def again(self) -> "Examined":
@@ -110,11 +112,12 @@ class Examined:
         )
 
     def __iter__(self) -> Iterator[Member]:
-        for member in self._reader:
-            self._check(member)
-            if not self._strip or self._stripped(member):
-                self._tally.count_implied(self._contents.add(member), member)
-                yield member
+        with closing(self._chunks):
+            for member in self._reader:
+                self._check(member)
+                if not self._strip or self._stripped(member):
+                    self._tally.count_implied(self._contents.add(member), member)
+                    yield member
         if not self._tally.members:
             raise corrupt("is empty: it has no members")
         self._contents.check_links()
@@ -134,15 +137,17 @@ class Examined:
             duplicates=self._contents.duplicates,
         )  # fmt: skip
 
-    def _chunks(self) -> Iterator[bytes]:
-        self._codec = self._source.codec()
-        expanded = 0
-        for chunk in decompressed(self._source, self._codec):
-            expanded += len(chunk)
-            self._tally.check_ratio(self._source.size_bytes, expanded)
-            if self._moved:
-                self._moved(self._source.size_bytes)
-            yield chunk
+    def _expanded(self) -> Generator[bytes, None, None]:
+        with self._source.opened():
+            self._codec = self._source.codec()
+            expanded = 0
+            with closing(ahead(decompressed(self._source, self._codec))) as chunks:
+                for chunk in chunks:
+                    expanded += len(chunk)
+                    self._tally.check_ratio(self._source.size_bytes, expanded)
+                    if self._moved:
+                        self._moved(self._source.size_bytes)
+                    yield chunk
 
     def _check(self, member: Member) -> None:
         self._tally.count(member)
