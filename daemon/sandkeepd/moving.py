@@ -21,6 +21,7 @@ from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep_store.archives.compression import Codec
 from sandkeep_store.archives.inspect import Inspection, inspect
 from sandkeep_store.archives.layers import flatten
+from sandkeep_store.archives.limits import Limits
 from sandkeep_store.archives.pack import NO_LIMITS, Packed
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.images import ImageState
@@ -35,6 +36,7 @@ from sandkeepd.providers.base import Progress
 from sandkeepd.restoring import Restores, image_beneath, names_of
 from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, write_all
 from sandkeepd.snapshots import Snapshots, snapshotting
+from sandkeepd.unpacking import limits_of_import
 from sandkeepd.watched import Meter, watched
 
 CHUNK_BYTES: Final = 1 << 20
@@ -170,7 +172,8 @@ class Moves:
                 os.close(reading)
             if command.digest not in (None, f"sha256:{sha256}"):
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
-            found = await watched(partial(_looked_through, making.descriptor), progress, "looking through the archive")
+            work = partial(_looked_through, making.descriptor, limits_of_import(event.root))
+            found = await watched(work, progress, "looking through the archive")
             failpoints.reach("snapshot.received")
             await making.keep(found.sha256, found.size_bytes, progress)
         return events.SnapshotStored(
@@ -250,5 +253,5 @@ def _flattened(
     return flatten(archives, output, base=base, limits=NO_LIMITS, codec=codec, owner=owner, moved=moved)
 
 
-def _looked_through(descriptor: int, moved: Meter) -> Inspection:
-    return inspect(descriptor, moved=moved)
+def _looked_through(descriptor: int, limits: Limits, moved: Meter) -> Inspection:
+    return inspect(descriptor, limits, moved=moved)

@@ -18,9 +18,14 @@ def limits_of(snapshot: SnapshotState) -> Limits:
     stored = snapshot.stored
     assert stored is not None
     if snapshot.sandbox_id is None:
-        return Limits()
+        return limits_of_import(snapshot.requested.root)
     members = stored.member_count + IMPLIED
     return Limits(members=members, content_bytes=stored.content_bytes, ratio=1 << 40, outward_symlinks=True)
+
+
+def limits_of_import(root: str) -> Limits:
+    """What an archive of elsewhere may ask for whose names begin at `root`: nothing leads out of what has it all."""
+    return Limits(outward_symlinks=root == "/")
 
 
 def archive_of(state: State, snapshot: SnapshotState, descriptor: int) -> KeptArchive:

@@ -7,6 +7,7 @@ import click
 
 from sandkeep.cli.options import (
     FILE,
+    IMAGE,
     SANDBOX,
     SNAPSHOT,
     Frontend,
