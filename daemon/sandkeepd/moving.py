@@ -172,8 +172,8 @@ class Moves:
                 os.close(reading)
             if command.digest not in (None, f"sha256:{sha256}"):
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
-            work = partial(_looked_through, making.descriptor, limits_of_import(event.root))
-            found = await watched(work, progress, "looking through the archive")
+            looking = partial(_looked_through, making.descriptor, limits_of_import(event.root))
+            found = await watched(looking, progress, "looking through the archive")
             failpoints.reach("snapshot.received")
             await making.keep(found.sha256, found.size_bytes, progress)
         return events.SnapshotStored(

@@ -19,6 +19,7 @@ from sandkeep_store.archives.tree import reserved
 from sandkeep_store.archives.unpack import check_digest
 from sandkeep_store.archives.whiteouts import is_reserved
 from sandkeepd.freezing import Pause, frozen
+from sandkeepd.hostprocess import Identity, identify
 from sandkeepd.providers import docker_trees
 from sandkeepd.providers.base import KeptArchive, PackedFiles, PackRequest
 from sandkeepd.providers.docker_instance import Container
@@ -127,4 +128,7 @@ def _standing(container: Container | None) -> AbstractContextManager[Pause]:
     """Have a container stand still for the length of a block, if it runs."""
     if container is None:
         return frozen({}, None)
-    return frozen(container.control_groups, container.handle["first"]["pid"])
+    first = msgspec.convert(container.handle["first"], Identity)
+    if identify(first.pid) != first:
+        return frozen({}, None)
+    return frozen(container.control_groups, first.pid)
