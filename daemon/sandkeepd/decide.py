@@ -138,12 +138,24 @@ def create_snapshot(
     )
 
 
-def import_snapshot(command: SnapshotImport, owner: str, places: list[Place]) -> events.SnapshotCreateRequested:
-    """The intent to keep an archive from elsewhere."""
+def import_snapshot(
+    command: SnapshotImport, owner: str, places: list[Place], image: ImageState | None, root: str
+) -> events.SnapshotCreateRequested:
+    """The intent to keep an archive from elsewhere, whose names begin at `root`, to be run as `image` is."""
     if _size(command.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels", "they are")
+    if image is not None and image.status != "ready":
+        raise StateError("not_ready", f"image {image.image_id} is {image.status}", image_id=image.image_id)
     return events.SnapshotCreateRequested(
-        owner=owner, kind="full", format=command.format, places=places, name=command.name, labels=command.labels
+        owner=owner,
+        kind="full",
+        format=command.format,
+        places=places,
+        name=command.name,
+        labels=command.labels,
+        image_id=image.image_id if image is not None else None,
+        provider=image.requested.provider if image is not None else None,
+        root=root,
     )
 
 

@@ -3,6 +3,8 @@
 Where there is a control group it is frozen, which no process inside can see. Else each process of the sandbox's pid
 namespace is stopped, again and again until none has been started meanwhile; those that were stopped before stay so.
 
+A sandbox that somebody has suspended stays so, and is not resumed by us meanwhile.
+
 A guard, a small program that waits at a pipe of ours, has them go on when we are not there any more to do it: a daemon
 that is killed leaves no sandbox standing. Everything here blocks.
 """
@@ -18,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from sandkeep.errors import ProviderError
+from sandkeep.errors import ProviderError, StateError
 from sandkeepd import cgroups, placement
 from sandkeepd.hostprocess import pids_where, reap, spawn
 
@@ -60,12 +62,14 @@ def frozen(groups: Mapping[str, str], first_pid: int | None) -> Iterator[Pause]:
     """Have a sandbox stand still for the length of a block. Of several at a time one waits for the other.
 
     `groups` are the directories of its control groups by controller; `first_pid` is the first process of its pid
-    namespace, None when it has none of its own. Raises `provider_unavailable` when it does not stand still in time.
+    namespace, None when it has none of its own. Raises `provider_unavailable` when it does not stand still in time, and
+    `conflict` at the end of a block in which a sandbox that was suspended was resumed.
     """
     switch = _switch(groups)
     pause = Pause()
     if switch is not None and cgroups.members(groups):
-        turn, stand_still = _turn(switch.file), _group_frozen(switch)
+        turn = _turn(switch.file)
+        stand_still = _group_frozen(switch, turn)
     elif switch is None and first_pid is not None:
         turn, stand_still = _turn(f"pid {first_pid}"), _all_stopped(first_pid)
     else:
@@ -80,22 +84,30 @@ def frozen(groups: Mapping[str, str], first_pid: int | None) -> Iterator[Pause]:
             pause.ms = (time.monotonic() - began) * 1e3
 
 
-class _Turn:
+class Turn:
     """What those take turns by who have the same sandbox stand still: the first to be done must not thaw it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.is_ours = False
+        """Whether it is us who have it stand still."""
 
 
-_turns: Final[WeakValueDictionary[str, _Turn]] = WeakValueDictionary()
+_turns: Final[WeakValueDictionary[str, Turn]] = WeakValueDictionary()
 
 
-def _turn(what: str) -> _Turn:
+def _turn(what: str) -> Turn:
     with _turns_lock:
-        return _turns.setdefault(what, _Turn())
+        return _turns.setdefault(what, Turn())
 
 
 _turns_lock: Final = threading.Lock()
+
+
+def turn_of(groups: Mapping[str, str]) -> Turn | None:
+    """By what those take turns who have a sandbox stand still, or suspend it; None for one that has no such group."""
+    switch = _switch(groups)
+    return _turn(switch.file) if switch is not None else None
 
 
 def processes(groups: Mapping[str, str], first_pid: int | None) -> list[int]:
@@ -127,14 +139,21 @@ def _switch(groups: Mapping[str, str]) -> _Switch | None:
 
 
 @contextmanager
-def _group_frozen(switch: _Switch) -> Iterator[None]:
+def _group_frozen(switch: _Switch, turn: Turn) -> Iterator[None]:
+    if _is_frozen(switch.file):  # by whoever suspended it
+        yield
+        if not _is_frozen(switch.file):
+            raise StateError("conflict", "the sandbox was resumed while its files were read: try again")
+        return
     with _guard(_THAW, switch.thaw, switch.file):
+        turn.is_ours = True
         try:
             placement.write(switch.file, switch.freeze)
             _await(lambda: _is_frozen(switch.file))
             yield
         finally:
             placement.write(switch.file, switch.thaw)
+            turn.is_ours = False
 
 
 def _is_frozen(file: str) -> bool:

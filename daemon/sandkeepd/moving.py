@@ -15,15 +15,16 @@ from typing import Any, Final
 import trio
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import DaemonError, DataError
+from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.methods import SnapshotImport, SnapshotPromote, SnapshotRef
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep_store.archives.compression import Codec
 from sandkeep_store.archives.inspect import Inspection, inspect
 from sandkeep_store.archives.layers import flatten
+from sandkeep_store.archives.limits import Limits
 from sandkeep_store.archives.pack import NO_LIMITS, Packed
 from sandkeep_store.log import NewEvent, Recorded
-from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState, chain
 from sandkeepd import decide
 from sandkeepd.access import Request
@@ -34,7 +35,8 @@ from sandkeepd.layers import KeptLayers
 from sandkeepd.providers.base import Progress
 from sandkeepd.restoring import Restores, image_beneath, names_of
 from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, write_all
-from sandkeepd.snapshots import Snapshots
+from sandkeepd.snapshots import Snapshots, snapshotting
+from sandkeepd.unpacking import limits_of_import
 from sandkeepd.watched import Meter, watched
 
 CHUNK_BYTES: Final = 1 << 20
@@ -93,13 +95,13 @@ class Moves:
                 archives.append(await opened.enter_async_context(self._archives.opened(each, progress)))
                 await watched(partial(check, each, archives[-1]), progress, "looking through the archive")
             base = None
+            provider = core.provider(snapshot.requested.provider or "local")
             if beneath is not None:
-                provider = layering(core.provider(snapshot.requested.provider or "local"))
-                base = await self._archives.in_thread(provider.open_image, beneath)
+                base = await layering(provider).open_image(beneath)
                 opened.callback(os.close, base)
             output = await self._archives.in_thread(nameless)
             opened.callback(os.close, output)
-            owner = _owner(core.state.sandboxes.get(snapshot.sandbox_id or ""))
+            owner = snapshotting(provider).owner_in_archives(core.state.sandboxes[snapshot.sandbox_id or ""].spec)
             work = partial(_flattened, archives, base, output, snapshot.format, owner)
             packed = await watched(work, progress, "putting it together", limiter=self._archives.limiter)
             readable = os.open(f"/proc/self/fd/{output}", os.O_RDONLY | os.O_CLOEXEC)
@@ -118,7 +120,9 @@ class Moves:
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
-        event = decide.import_snapshot(command, request.owner, places)
+        image = self._image(request)
+        provider = snapshotting(self._core.provider(image.requested.provider if image is not None else "local"))
+        event = decide.import_snapshot(command, request.owner, places, image, provider.files_root({}))
         intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
         try:
             stored = await self._take(request, event)
@@ -128,6 +132,16 @@ class Moves:
             raise
         await self._core.record([NewEvent(snapshot_id, stored)], intent)
         return await self._snapshots.answer_create(snapshot_id)
+
+    def _image(self, request: Request[SnapshotImport]) -> ImageState | None:
+        """What the archive is to be run as. Raises `not_found`."""
+        image_id = request.params.image_id
+        if image_id is None:
+            return None
+        image = decide.image(self._core.state, image_id)
+        if not request.sees(image.owner):
+            raise CallerError("not_found", f"there is no image {image_id!r}", image_id=image_id)
+        return image
 
     async def brought_in_before(self, request: Request[SnapshotImport], first: Recorded) -> Any:
         """The answer to a command that was given before. Who asks gets a pipe that nobody reads."""
@@ -158,7 +172,8 @@ class Moves:
                 os.close(reading)
             if command.digest not in (None, f"sha256:{sha256}"):
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
-            found = await watched(partial(_looked_through, making.descriptor), progress, "looking through the archive")
+            looking = partial(_looked_through, making.descriptor, limits_of_import(event.root))
+            found = await watched(looking, progress, "looking through the archive")
             failpoints.reach("snapshot.received")
             await making.keep(found.sha256, found.size_bytes, progress)
         return events.SnapshotStored(
@@ -197,7 +212,9 @@ class Moves:
             error = as_sandkeep_error(unforeseen)
             outcome: events.Event = events.ImageCreateFailed(code=error.code, message=error.message)
         else:
-            outcome = events.ImageCreated(digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count)
+            outcome = events.ImageCreated(
+                digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count, details=made.details
+            )
         await self._layers.drop(provider_name, names)
         failpoints.reach("image.copied")
         await core.record([NewEvent(image_id, outcome)], intent)
@@ -229,18 +246,12 @@ def _flattened(
     base: int | None,
     output: int,
     written_as: ArchiveFormat,
-    owner: tuple[int, int],
+    owner: tuple[int, int] | None,
     moved: Meter,
 ) -> Packed:
     codec = next(codec for codec, form in _FORMATS.items() if form == written_as)
     return flatten(archives, output, base=base, limits=NO_LIMITS, codec=codec, owner=owner, moved=moved)
 
 
-def _owner(sandbox: SandboxState | None) -> tuple[int, int]:
-    """Whom the files of a sandbox belong to, as the code inside sees it."""
-    uid, _, gid = ((sandbox.spec.user if sandbox is not None else None) or "1000").partition(":")
-    return int(uid), int(gid or uid)
-
-
-def _looked_through(descriptor: int, moved: Meter) -> Inspection:
-    return inspect(descriptor, moved=moved)
+def _looked_through(descriptor: int, limits: Limits, moved: Meter) -> Inspection:
+    return inspect(descriptor, limits, moved=moved)

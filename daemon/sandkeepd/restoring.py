@@ -24,7 +24,7 @@ from sandkeepd.layers import KeptLayers
 from sandkeepd.providers.base import Instance, Layering, Progress, Replacing
 from sandkeepd.sandboxes import Pending, Sandboxes
 from sandkeepd.snapshot_archives import SnapshotArchives
-from sandkeepd.unpacking import putting
+from sandkeepd.unpacking import archive_of
 
 
 class Restores:
@@ -211,7 +211,7 @@ class Restores:
     async def _fill(self, provider: Layering, snapshot: SnapshotState, progress: Progress) -> None:
         async with self._archives.opened(snapshot, progress) as archive:
             failpoints.reach("restore.opened")
-            await provider.fill(snapshot.snapshot_id, putting(snapshot, archive), progress)
+            await provider.fill(snapshot.snapshot_id, archive_of(self._core.state, snapshot, archive), progress)
 
 
 def names_of(core: Core, snapshot: SnapshotState) -> list[str]:

@@ -1,14 +1,11 @@
-"""One archive of a snapshot as something that a provider can have put into a place of its own."""
+"""One archive of a snapshot as something that a provider can make files of."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from sandkeep_store.archives.limits import Limits
-from sandkeep_store.archives.overlaying import unpack_layer
-from sandkeep_store.archives.unpack import unpack
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.providers.base import Fill, Filling
+from sandkeep_store.views.state import State
+from sandkeepd.providers.base import KeptArchive
 
 IMPLIED: Final = 10_000
 """How many directories may be in an archive that it does not name."""
@@ -21,25 +18,27 @@ def limits_of(snapshot: SnapshotState) -> Limits:
     stored = snapshot.stored
     assert stored is not None
     if snapshot.sandbox_id is None:
-        return Limits()
+        return limits_of_import(snapshot.requested.root)
     members = stored.member_count + IMPLIED
     return Limits(members=members, content_bytes=stored.content_bytes, ratio=1 << 40, outward_symlinks=True)
 
 
-def putting(snapshot: SnapshotState, archive: int) -> Fill:
-    """What puts the files of an archive, an open file, somewhere, once all of it was looked through."""
-    return partial(_put, snapshot, archive)
+def limits_of_import(root: str) -> Limits:
+    """What an archive of elsewhere may ask for whose names begin at `root`: nothing leads out of what has it all."""
+    return Limits(outward_symlinks=root == "/")
 
 
-def _put(snapshot: SnapshotState, archive: int, filling: Filling, moved: Callable[[int], None]) -> None:
-    stored = snapshot.stored
+def archive_of(state: State, snapshot: SnapshotState, descriptor: int) -> KeptArchive:
+    """The archive of a snapshot, which lies in an open file."""
+    stored, asked = snapshot.stored, snapshot.requested
     assert stored is not None
-    sha256 = stored.digest.removeprefix("sha256:")
-    limits = limits_of(snapshot)
-    if snapshot.requested.kind == "incremental":
-        unpack_layer(
-            archive, filling.target, overlay=filling.overlay, owner=filling.owner, limits=limits, sha256=sha256,
-            moved=moved,
-        )  # fmt: skip
-    else:
-        unpack(archive, filling.target, owner=filling.owner, limits=limits, sha256=sha256, durable=False, moved=moved)
+    image = state.images.get(asked.image_id or "")
+    return KeptArchive(
+        descriptor=descriptor,
+        sha256=stored.digest.removeprefix("sha256:"),
+        limits=limits_of(snapshot),
+        is_layer=asked.kind == "incremental",
+        beneath=asked.parent_id,
+        image_id=asked.image_id,
+        details=image.details if image is not None else {},
+    )

@@ -281,11 +281,13 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     """An archive to be brought in: a tar of the files of a workspace, plain or compressed by gzip or zstd.
 
     The descriptor is the writing end of a pipe. The archive is `size_bytes` long, so that one that was cut off is seen
-    to be, and has the digest, ``sha256:…``, if one is given.
+    to be, and has the digest, ``sha256:…``, if one is given. With `image_id`, sandboxes that are restored from it are
+    run as those of that image are, by its provider; Docker's need one. It is not looked whether the files are of it.
     """
 
     size_bytes: Annotated[int, Meta(ge=0, le=2**62)]
     digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)")] | None = None
+    image_id: Name | None = None
     format: model.ArchiveFormat = "tar.gz"
     name: Name | None = None
     labels: Labels = field(default_factory=dict)

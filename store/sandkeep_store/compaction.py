@@ -168,7 +168,13 @@ def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
 
 
 def _ended_images(state: State, before_us: int) -> Iterator[str]:
-    return (image.image_id for image in state.images.values() if _is_gone(state, image, before_us))
+    """Those that nobody asks for. Not those that sandboxes and snapshots name: what is on record of how to run an
+    image holds also for what becomes of these.
+    """
+    named = {snapshot.requested.image_id for snapshot in state.snapshots.values() if snapshot.alive}
+    named |= {sandbox.requested.image_id for sandbox in state.sandboxes.values() if not _has_ended(sandbox, before_us)}
+    gone = (image.image_id for image in state.images.values() if _is_gone(state, image, before_us))
+    return (image_id for image_id in gone if image_id not in named)
 
 
 def _ended_snapshots(state: State, before_us: int) -> Iterator[str]:

@@ -36,6 +36,7 @@ from sandkeep.model import (
     SandboxSpec,
     SkippedFile,
 )
+from sandkeep_store.archives.limits import Limits
 
 Progress = Callable[[str], Awaitable[None]]
 InputNote = Callable[[int, int], None]
@@ -644,6 +645,10 @@ class Snapshotting(Protocol):
         """The directory in the sandbox at which the names in its archives begin."""
         ...
 
+    def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
+        """Whom everything in its archives belongs to, as uid and gid; None where each file has an owner of its own."""
+        ...
+
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         """Why no archive can be made of what differs from what the sandbox began with; None when one can."""
         ...
@@ -655,18 +660,20 @@ class Snapshotting(Protocol):
         ...
 
 
-class Filling(Struct, frozen=True, kw_only=True):
-    """Where the files of an archive are to be put: a directory that is not there yet, to belong to `owner`, which is a
-    uid and gid, None for the daemon's own user. What a layer says of what is gone becomes what an `overlay` has for it.
+class KeptArchive(Struct, frozen=True, kw_only=True):
+    """An archive of a snapshot, in an open file, that files are to be made of.
+
+    One that `is_layer` holds what differs from the files kept under the name `beneath`, or from the image `image_id`.
+    Else it holds all, and `image_id` is the image that the sandbox was made of, if one was; `details` are the image's.
     """
 
-    target: str
-    owner: tuple[int, int] | None
-    overlay: Literal["trusted", "user"]
-
-
-Fill = Callable[[Filling, Callable[[int], None]], None]
-"""Puts the files there. It tells how many bytes of the archive are through. Blocks."""
+    descriptor: int
+    sha256: str
+    limits: Limits
+    is_layer: bool = False
+    beneath: str | None = None
+    image_id: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -693,8 +700,10 @@ class Layering(Protocol):
         """Whether files of that name are there, and complete."""
         ...
 
-    async def fill(self, name: str, put: Fill, progress: Progress) -> None:
-        """Keep the files that `put` puts somewhere. On any error nothing is left of them."""
+    async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
+        """Keep the files of an archive; those that are to be beneath them are there. All of it is looked through before
+        anything is made of it. On any error nothing is left of them. Raises `snapshot_corrupt`, `storage_unavailable`.
+        """
         ...
 
     def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
@@ -709,8 +718,8 @@ class Layering(Protocol):
         """The names of the kept files that a plan needs, each hiding parts of the next."""
         ...
 
-    def open_image(self, image_id: str) -> int:
-        """The files of an image as an open directory, for reading. Blocks for a moment. Raises `not_found`."""
+    async def open_image(self, image_id: str) -> int:
+        """The files of an image as an open directory, for reading. Raises `not_found`."""
         ...
 
     async def promote(

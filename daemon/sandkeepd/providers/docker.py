@@ -17,7 +17,6 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
-from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
@@ -29,6 +28,7 @@ from sandkeepd.providers.docker_exec import ExecInstance
 from sandkeepd.providers.docker_execs import refuse_secrets
 from sandkeepd.providers.docker_images import DockerImages
 from sandkeepd.providers.docker_instance import DockerInstance
+from sandkeepd.providers.docker_keeping import Keeping
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_start import Handle, Job
 from sandkeepd.providers.kept import KeptProvider, running
@@ -57,7 +57,7 @@ REMOVED_S: Final = 1.5
 Held = DockerInstance | ExecInstance
 
 
-class DockerProvider(KeptProvider[Held]):
+class DockerProvider(Keeping, KeptProvider[Held]):
     """See `Provider`. It runs tasks of its own, so `open_docker` makes it."""
 
     name = "docker"
@@ -309,7 +309,7 @@ class DockerProvider(KeptProvider[Held]):
     def _look_soon(self) -> None:
         """Whatever happened while nothing was heard is looked at: the end of a container is seen without the engine."""
         for instance in self._instances.values():
-            instance.pause.set(cgroups.is_frozen(instance.handle["first"]["pid"]))
+            instance.pause.set(instance.is_suspended())
 
     async def _state(self, handle: Handle) -> dict[str, Any] | None:
         """What the engine says of a container's state; None when there is no such container."""
@@ -375,8 +375,10 @@ class DockerProvider(KeptProvider[Held]):
             elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile
                 removed[f"sandbox {mark.sandbox_id}"] = None
                 await self.terminate(mark.sandbox_id, {}, {})
-        images = await self.images.clean_up(ledger)
-        return Swept(removed=[*removed, *images.removed], foreign=[*foreign, *images.foreign])
+        images, layers = await self.images.clean_up(ledger), await self.clean_up_layers(ledger)
+        return Swept(
+            removed=[*removed, *images.removed, *layers.removed], foreign=[*foreign, *images.foreign, *layers.foreign]
+        )
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Provider.read_ended`."""
@@ -396,7 +398,10 @@ class DockerProvider(KeptProvider[Held]):
     async def _end_for_disk(self, instance: Held) -> None:
         await self._in_thread(_kill, instance.handle)
 
-    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+    def _running(self, sandbox_id: str) -> Held | None:
+        return self._instances.get(sandbox_id)
+
+    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
 
 

@@ -79,7 +79,7 @@ def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, l
             answer, why = _ask(client, container)
     return Details(
         docker_image_id=found["Id"], docker_image_tag=tag, user=user, shell=answer.shell, tmux=answer.tmux,
-        workdir=workdir, writable=writable, why=why,
+        workdir=workdir, writable=writable, why=why, env=config.get("Env") or [],
     )  # fmt: skip
 
 

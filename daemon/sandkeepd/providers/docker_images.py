@@ -144,12 +144,33 @@ class DockerImages:
         if log.error is not None:
             raise docker_build.not_pulled(wanted.in_full, log.error)
 
+    def tag(self, image_id: str) -> str:
+        """What the engine calls an image."""
+        return _tag(image_id)
+
+    async def take_over(self, image_id: str, source: str, progress: Progress) -> ImportedImage:
+        """Make an image of what the engine has already, and keeps for us under another name."""
+        self._making.add(image_id)
+        try:
+            found = await self._engine.call(partial(_inspect, name=source))
+            await self._engine.call(lambda client: client.tag(found["Id"], references.OUR_NAME, image_id, force=True))
+            failpoints.reach("docker.tagged")
+            details = await self._probe(image_id, found, progress)
+        except BaseException:
+            with trio.CancelScope(shield=True), suppress(SandkeepError):
+                await self.remove(image_id)
+            raise
+        finally:
+            self._making.discard(image_id)
+        told = {**msgspec.to_builtins(details), "docker_image_tag": _tag(image_id)}
+        return ImportedImage(digest=found["Id"], size_bytes=found["Size"], details=told)
+
     # Removing
 
     async def remove(self, image_id: str) -> None:
         """See `Provider.remove_image`. The image goes with our name for it, unless it has another."""
         await self._builder.discard(image_id)
-        await self._engine.call(partial(_untag, tag=_tag(image_id)))
+        await self._engine.call(partial(untag, tag=_tag(image_id)))
 
     async def found(self) -> list[str]:
         """The ids of the images that say they are of this log, as all do that were built."""
@@ -193,7 +214,8 @@ def _login(name: str, client: "APIClient") -> dict[str, str]:
     return {"X-Registry-Auth": header.decode()} if header else {}
 
 
-def _untag(client: "APIClient", tag: str) -> None:
+def untag(client: "APIClient", tag: str) -> None:
+    """Take a name of ours from an image, which goes with its last. Safe to repeat."""
     from docker.errors import APIError, NotFound
 
     with suppress(NotFound):

@@ -1,14 +1,19 @@
 """A container as the daemon holds it, whatever carries out what happens inside."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
 
-from sandkeepd import cgroups
+import trio
+
+from sandkeepd import cgroups, freezing
 from sandkeepd.keeper.pausing import Pausable
 from sandkeepd.providers import docker_start
 from sandkeepd.providers.docker_engine import Engine
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.kept import KeptInstance
+
+LOOK_AGAIN_S: Final = 0.01
 
 
 class Container(Pausable):
@@ -22,24 +27,42 @@ class Container(Pausable):
 
     def contain(self, plan: Plan, engine: Engine) -> None:
         """Take note of what it was made as, and of its state."""
-        first = self.handle["first"]["pid"]
         self.plan, self.engine = plan, engine
-        self.control_groups = cgroups.groups_of_pid(first)
-        self.pause.set(cgroups.is_frozen(first))
+        self.control_groups = cgroups.groups_of_pid(self.handle["first"]["pid"])
+        self.pause.set(self.is_suspended())
 
     def groups(self) -> Mapping[str, str]:
         """See `Measuring.groups`."""
         return self.control_groups
 
+    def is_suspended(self) -> bool:
+        """Whether somebody has it stand still, for more than to read its files."""
+        turn = freezing.turn_of(self.control_groups)
+        return cgroups.is_frozen(self.handle["first"]["pid"]) and not (turn is not None and turn.is_ours)
+
     async def suspend(self) -> None:
         """See `Pausing.suspend`."""
-        await self.engine.call(lambda client: docker_start.pause(client, self.container_id))
+        async with self._in_turn():
+            await self.engine.call(lambda client: docker_start.pause(client, self.container_id))
         self.pause.set(True)
 
     async def resume(self) -> None:
         """See `Pausing.resume`."""
-        await self.engine.call(lambda client: docker_start.pause(client, self.container_id, paused=False))
+        async with self._in_turn():
+            await self.engine.call(lambda client: docker_start.pause(client, self.container_id, paused=False))
         self.pause.set(False)
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """For the length of a block nobody has it stand still to read its files."""
+        turn = freezing.turn_of(self.control_groups)
+        while turn is not None and not turn.lock.acquire(blocking=False):  # noqa: ASYNC110 - threads hold it
+            await trio.sleep(LOOK_AGAIN_S)
+        try:
+            yield
+        finally:
+            if turn is not None:
+                turn.lock.release()
 
     @property
     def disk_bytes(self) -> int:

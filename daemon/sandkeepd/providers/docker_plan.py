@@ -34,7 +34,7 @@ class Details(Struct, frozen=True, kw_only=True):
     """What was found out about an image when it was made. `shell` is None when it has none, and `why` says more.
 
     `user` is the uid and gid of the image's own user; `workdir` is where its programs start, and `writable` whether
-    that user can write there.
+    that user can write there. `env` are the image's variables.
     """
 
     docker_image_id: str
@@ -44,6 +44,7 @@ class Details(Struct, frozen=True, kw_only=True):
     tmux: bool = False
     workdir: str = WORKSPACE
     writable: bool = False
+    env: list[str] = field(default_factory=list)
     why: str | None = None
 
 
@@ -83,6 +84,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     disk_bytes: int
     scratch_bytes: int
     why_no_shell: str | None = None
+    kept: list[str] = field(default_factory=list)
+    """The names of the kept files that it begins with, each hiding parts of the next; then `image` is of these."""
 
 
 def default_network() -> Network:
@@ -101,6 +104,8 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
         image = msgspec.convert(dict(details), Details)
     except msgspec.ValidationError:
         words = "the image was not made for Docker: make it again with provider='docker'"
+        if not details:
+            words = "nothing is known of how Docker is to run these files: import them with the image that they are of"
         raise SetupError("not_supported", words) from None
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:

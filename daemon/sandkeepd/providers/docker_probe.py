@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
 from sandkeepd.providers import docker_idle
+from sandkeepd.providers.docker_keeping import files_features
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -37,6 +38,7 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
         "images_without_shell": _without_shell(root=root),
         "terminals": Capability(works=True, why="in images that have tmux"),
         "suspend": Capability(works=True),
+        **files_features(found, root=root),
         "uid_per_sandbox": Capability(works=False, why="processes are the image's user: give sandboxes a user"),
     }
     why = None if "rootless" not in options else "the engine is rootless, for which this was not tried"

@@ -15,19 +15,20 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, SetupError, StateError
-from sandkeep.model import Capability
+from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.freezing import Pause, frozen
 from sandkeepd.hostpath import digest_tree
-from sandkeepd.providers.base import Fill, Frozen, ImportedImage, PackedFiles, PackRequest, Progress, Source
+from sandkeepd.providers.base import Frozen, ImportedImage, KeptArchive, PackedFiles, PackRequest, Progress, Source
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
 from sandkeepd.providers.local_files import HeldFiles
-from sandkeepd.providers.local_layers import MOST_LAYERS, Layers, open_shown
+from sandkeepd.providers.local_layers import MOST_LAYERS, Layers
 from sandkeepd.providers.local_layout import Layout
 from sandkeepd.providers.local_packing import Packer, paths
 from sandkeepd.providers.local_plan import Layer, Plan
 from sandkeepd.providers.local_probe import Abilities
 from sandkeepd.providers.local_start import Handle
-from sandkeepd.watched import Meter, watched
+from sandkeepd.providers.shown import open_shown
+from sandkeepd.watched import watched
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -69,6 +70,11 @@ class Keeping(ABC):
         """See `Snapshotting.files_root`."""
         return WORKSPACE
 
+    def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
+        """See `Snapshotting.owner_in_archives`."""
+        uid, _, gid = (spec.user or "1000").partition(":")
+        return int(uid), int(gid or uid)
+
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         """See `Snapshotting.why_not_incremental`."""
         return None if handle.get("files") == "overlay" else "the sandbox has a copy of its image"
@@ -80,10 +86,11 @@ class Keeping(ABC):
         packer = Packer(self.layers, self.layout.state_dir, shares_blocks=found.reflink.works)
         return await watched(functools.partial(packer.pack, held, request), progress, "packing the files")
 
-    def open_image(self, image_id: str) -> int:
+    async def open_image(self, image_id: str) -> int:
         """See `Layering.open_image`."""
+        root = f"{self.layout.image(image_id)}/root"
         try:
-            return os.open(f"{self.layout.image(image_id)}/root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return await self._in_thread(os.open, root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id) from None
 
@@ -134,14 +141,10 @@ class Keeping(ABC):
         """See `Layering.is_filled`."""
         return await self._in_thread(self.layers.is_there, name)
 
-    async def fill(self, name: str, put: Fill, progress: Progress) -> None:
+    async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
         """See `Layering.fill`."""
-
-        def work(moved: Meter) -> None:
-            self.layers.fill(name, lambda filling: put(filling, moved))
-
         try:
-            await watched(work, progress, "unpacking the files")
+            await watched(functools.partial(self.layers.fill, name, archive), progress, "unpacking the files")
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.discard_layers([name])

@@ -5,17 +5,19 @@ of sandboxes share it. A copy of an overlay's upper layer keeps what stands for 
 hides them in the layers beneath. Everything here blocks.
 """
 
-import functools
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError
-from sandkeepd import mounts
-from sandkeepd.hostprocess import in_fresh_thread, reap, run_tool, spawn
-from sandkeepd.providers.base import Filling
+from sandkeep_store.archives.overlaying import unpack_layer
+from sandkeep_store.archives.tree import Overlay
+from sandkeep_store.archives.unpack import unpack
+from sandkeepd.hostprocess import run_tool, spawn
+from sandkeepd.providers.base import KeptArchive
 from sandkeepd.providers.local_layout import LAYER_MARK, Layout, write_mark
+from sandkeepd.watched import Meter
 
 MAKING: Final = "making"
 """Where a layer lies until it is complete."""
@@ -72,11 +74,25 @@ class Layers:
         """The words before a program: in a namespace of his own a user can read what the code inside has closed."""
         return [] if self.uid is not None else ["unshare", "--user", "--map-root-user", "--"]
 
-    def fill(self, name: str, put: Callable[[Filling], None]) -> None:
-        """Make a layer of what is put into it."""
+    @property
+    def overlay(self) -> Overlay:
+        """The kind of overlays that they are for."""
+        return "trusted" if self.uid is not None else "user"
+
+    def fill(self, name: str, archive: KeptArchive, moved: Meter) -> None:
+        """Make a layer of what an archive holds."""
         making = self.begin(name)
         owner = (self.uid, self.uid) if self.uid is not None else None
-        put(Filling(target=making, owner=owner, overlay="trusted" if self.uid is not None else "user"))
+        if archive.is_layer:
+            unpack_layer(
+                archive.descriptor, making, overlay=self.overlay, owner=owner, limits=archive.limits,
+                sha256=archive.sha256, moved=moved,
+            )  # fmt: skip
+        else:
+            unpack(
+                archive.descriptor, making, owner=owner, limits=archive.limits, sha256=archive.sha256, durable=False,
+                moved=moved,
+            )  # fmt: skip
         self.complete(name)
 
 
@@ -98,64 +114,3 @@ def run(argv: Sequence[str], stdin: int) -> None:
         if "No space left" in first or "quota" in first:
             raise DaemonError("storage_unavailable", f"the state directory is full: make room there: {first[:300]}")
         raise ProviderError("provider_unavailable", f"files could not be copied: {first[:300]}")
-
-
-def open_shown(roots: Sequence[str], above: str) -> int:
-    """What directories below `above` show, each hiding parts of the next, as an open directory of our own."""
-    if len(roots) == 1:
-        return os.open(roots[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    if os.geteuid() == 0:
-        return in_fresh_thread(functools.partial(_mounted, roots))
-    return _mounted_by_program(roots, above)
-
-
-def _mounted(roots: Sequence[str]) -> int:
-    """The mount is gone with this thread, but for who has it open."""
-    place = mounts.enter_private_namespace()
-    opened = [mounts.open_place(root) for root in roots]
-    try:
-        mounts.mount_scratch(place)
-        seen = []
-        for number, lower in enumerate(opened):
-            seen.append(f"{place}/{number}")
-            os.mkdir(seen[-1], 0o755)
-            mounts.bind(mounts.at(lower), seen[-1], mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_RDONLY)
-        os.mkdir(f"{place}/shown", 0o755)
-        mounts.overlay_read_only(seen, f"{place}/shown")
-        return os.open(f"{place}/shown", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    finally:
-        for fd in opened:
-            os.close(fd)
-
-
-# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 a directory above all, $2 the options.
-_USER_MOUNT: Final = """
-cd -- "$1" && mount -t overlay -o "$2" sandkeep layers || exit 1
-echo mounted
-exec cat >/dev/null
-"""
-
-
-def _mounted_by_program(roots: Sequence[str], above: str) -> int:
-    """The same for a user's daemon, which cannot enter a namespace in which it may mount."""
-    lower = ":".join(os.path.relpath(root, above) for root in roots)  # names of ours only
-    options = f"lowerdir={lower},userxattr,redirect_dir=nofollow,metacopy=off"
-    enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", above, options]
-    waiting, ours = os.pipe()
-    said, saying = os.pipe()
-    child = -1
-    try:
-        child = spawn(enter, stdin=waiting, output=saying)
-        os.close(saying)
-        saying = -1
-        answer = os.read(said, 4096)
-        if answer != b"mounted\n":
-            why = answer.decode(errors="replace").strip()[:200]
-            raise ProviderError("provider_unavailable", f"files could not be mounted: {why}")
-        return os.open(f"/proc/{child}/root{above}/layers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    finally:
-        for fd in (waiting, ours, said, saying):
-            if fd >= 0:
-                os.close(fd)
-        if child >= 0:
-            reap(child)

@@ -12,10 +12,8 @@ from typing import Final
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError
-from sandkeep.model import ArchiveFormat
 from sandkeep_store.archives import changes
 from sandkeep_store.archives.changes import ChangedTree
-from sandkeep_store.archives.compression import Codec
 from sandkeep_store.archives.members import TOP
 from sandkeep_store.archives.pack import Packed, write
 from sandkeep_store.archives.tree import Overlay, Tree
@@ -25,14 +23,14 @@ from sandkeepd.mapped import mapped_files
 from sandkeepd.providers.base import PackedFiles, PackRequest
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
 from sandkeepd.providers.local_files import HeldFiles
-from sandkeepd.providers.local_layers import Layers, open_shown
+from sandkeepd.providers.local_layers import Layers
+from sandkeepd.providers.packing import CODECS, told
+from sandkeepd.providers.shown import open_shown
 from sandkeepd.watched import Meter
 
 COPIED_BYTES: Final = 32 * 1024**2
 COPIED_FILES: Final = 2000
 """Up to so much is copied where blocks are not shared."""
-
-CODECS: Final[dict[ArchiveFormat, Codec]] = {"tar": "none", "tar.gz": "gzip", "tar.zst": "zstd"}
 
 
 class Packer:
@@ -42,7 +40,7 @@ class Packer:
         self._layers = layers
         self._state_dir = state_dir
         self._shares_blocks = shares_blocks
-        self._overlay: Overlay = "trusted" if layers.uid is not None else "user"
+        self._overlay = layers.overlay
 
     def pack(self, held: HeldFiles, request: PackRequest, moved: Meter) -> PackedFiles:
         """Pack a sandbox's files as they are at one moment, and write the catalogue of them."""
@@ -144,19 +142,6 @@ find "$1" -printf '%b\\n' | head -n "$(($2 + 1))" | { n=0 s=0
 while read -r blocks; do n=$((n + 1)) s=$((s + blocks)); done
 echo "$n $((s * 512))"; }
 """
-
-
-def told(packed: Packed, pause: Pause) -> PackedFiles:
-    """What came of it."""
-    remarks: dict[str, int] = {why: count for why, count in packed.remarks.counts.items()}  # noqa: C416 - of plain text
-    return PackedFiles(
-        sha256=packed.sha256,
-        size_bytes=packed.size_bytes,
-        member_count=packed.members,
-        content_bytes=packed.content_bytes,
-        pause_ms=pause.ms,
-        remarks=remarks,
-    )
 
 
 def paths(given: Sequence[str]) -> list[bytes]:

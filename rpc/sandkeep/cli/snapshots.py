@@ -7,6 +7,7 @@ import click
 
 from sandkeep.cli.options import (
     FILE,
+    IMAGE,
     SANDBOX,
     SNAPSHOT,
     Frontend,
@@ -184,17 +185,21 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
 @click.argument("file", type=FILE, metavar="FILE")
 @name_option
 @click.option("--digest", metavar="sha256:HEX", help="What its digest has to be.")
+@click.option("--image", type=IMAGE, metavar="IMAGE", help="Run it as this image is run. Docker needs one.")
 @bucket_option
 @label_option
 @common()
-def import_(front: Frontend, file: str, name: str | None, digest: str | None, bucket: bool, label: Any) -> None:
-    """Keep the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace.
+def import_(
+    front: Frontend, file: str, name: str | None, digest: str | None, image: str | None, bucket: bool, label: Any
+) -> None:
+    """Keep the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace;
+    with --image of one of Docker's, of all files of a container.
 
-    It is looked through first. What is damaged, or leads out of the workspace, is refused.
+    It is looked through first. What is damaged, or leads out of these files, is refused.
     """
     from sandkeep import archiving
 
-    asked = given(name=name, labels=dict(label), archive="bucket" if bucket else None)
+    asked = given(name=name, image_id=image, labels=dict(label), archive="bucket" if bucket else None)
     with progress("bringing it in") as told, front.client() as client:
         snapshot = archiving.import_from(
             client, file, digest=digest, moved=lambda count: told(f"bringing it in: {size(count)}"), **asked

@@ -75,7 +75,7 @@ class Tree:
             for above, parent in self._opened(directory, opened):
                 if above not in self._parents:
                     self._parents.add(above)
-                    yield _of_directory(above, os.fstat(parent))
+                    yield directory_member(above, os.fstat(parent))
             _require(place, last, parent)
             without = [name.removeprefix(prefix) for name in self._exclude if _is_in(name, place)]
             with reading(parent, last, without, self._reader) as program:
@@ -196,7 +196,8 @@ def reserved(name: bytes) -> CallerError:
     return CallerError("invalid", words, member=shown(name)[1:-1])
 
 
-def _of_directory(name: bytes, status: os.stat_result) -> Member:
+def directory_member(name: bytes, status: os.stat_result) -> Member:
+    """A directory as a member of an archive."""
     return Member(
         name=name, kind="directory", mode=stat.S_IMODE(status.st_mode), uid=status.st_uid, gid=status.st_gid,
         mtime_ns=status.st_mtime_ns,

@@ -1,0 +1,161 @@
+"""What Docker sandboxes begin with besides their image's files: images of the engine that nobody else has a name for.
+
+The engine is given one layer, and told of those beneath it that it has already, as it would be for an image that was
+saved elsewhere. So forks of a sandbox, and all that are restored from a snapshot, share what is in it, and what lies
+beneath stays for as long as the image is there. Everything here blocks, but for what is given a coroutine's engine.
+"""
+
+import json
+import os
+import tarfile
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from sandkeep.errors import CallerError, DaemonError, ProviderError
+from sandkeepd.providers.docker_container import LOG_LABEL
+from sandkeepd.providers.docker_engine import Engine
+from sandkeepd.providers.docker_plan import Details
+from sandkeepd.providers.docker_stream import Asking
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+REPOSITORY: Final = "sandkeep-files"
+"""By this, and the name that such files are kept under, the engine knows the image."""
+
+_PIECE_BYTES: Final = 1024 * 1024
+_LAYER: Final = "layer.tar"
+
+
+class Beneath(Struct, frozen=True, kw_only=True):
+    """What a layer is put upon: the engine's digests of layers, and the configuration that programs run with."""
+
+    layers: list[str]
+    config: dict[str, Any]
+
+
+class Layer(Struct, frozen=True, kw_only=True):
+    """A plain tar in an open file, of `size_bytes`, that says by whiteouts what is gone."""
+
+    descriptor: int
+    sha256: str
+    size_bytes: int
+
+
+def tag(name: str) -> str:
+    """What the engine calls the files that are kept under a name."""
+    return f"{REPOSITORY}:{name}"
+
+
+def of_image(client: "APIClient", image: str) -> Beneath:
+    """An image to put a layer upon. Raises `not_found`."""
+    from docker.errors import ImageNotFound
+
+    try:
+        found: dict[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
+    except ImageNotFound:
+        words = f"the image {image} is gone from the Docker engine, and these files are above it"
+        raise CallerError("not_found", words) from None
+    return Beneath(layers=found["RootFS"].get("Layers") or [], config=found.get("Config") or {})
+
+
+def of_nothing(details: Mapping[str, Any]) -> Beneath:
+    """Nothing, for files that are whole; `details` are those of the image that their programs are of."""
+    known = {name: details[name] for name in ("user", "workdir", "env") if name in details}
+    plain = Details(docker_image_id="", docker_image_tag="", **known)
+    uid, gid = plain.user
+    return Beneath(
+        layers=[], config={"Env": list(plain.env), "WorkingDir": plain.workdir, "User": f"{uid}:{gid}"}
+    )  # fmt: skip
+
+
+async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: Layer) -> None:
+    """Have the engine keep an image of a layer upon others. Raises `storage_unavailable`, `provider_unavailable`."""
+    architecture, system = await engine.call(_machine)
+    layers = [*beneath.layers, f"sha256:{layer.sha256}"]
+    image = {
+        "architecture": architecture,
+        "os": system,
+        "created": datetime.now(UTC).isoformat(),
+        "config": {**beneath.config, "Labels": {**(beneath.config.get("Labels") or {}), LOG_LABEL: log_id}},
+        "rootfs": {"type": "layers", "diff_ids": layers},
+        "history": [{"created_by": "sandkeep"}] * (len(beneath.layers) + 1),
+    }
+    failed: list[str] = []
+
+    def take(document: dict[str, Any]) -> None:
+        if document.get("error"):
+            failed.append(str(document["error"]))
+
+    body = _archive(image, [f"beneath/{number}" for number in range(len(beneath.layers))], tag(name), layer)
+    kind = {"Content-Type": "application/x-tar"}
+    await Asking("/images/load", {"quiet": "1"}, take, body, headers=lambda _: kind).run(engine)
+    if failed:
+        raise _not_taken(failed[0])
+    made = await engine.call(lambda client: of_image(client, tag(name)))
+    if made.layers != layers:
+        raise _not_taken("it made another image of them")
+
+
+def _machine(client: "APIClient") -> tuple[str, str]:
+    version: dict[str, str] = client.version()
+    return version["Arch"], version["Os"]
+
+
+def _not_taken(why: str) -> ProviderError | DaemonError:
+    words = f"the Docker engine did not take the files: {' '.join(why.split())[:300]}"
+    if "no space left" in why:
+        return DaemonError("storage_unavailable", f"{words}: make room for it")
+    return ProviderError("provider_unavailable", words)
+
+
+def _archive(image: dict[str, Any], beneath: Sequence[str], name: str, layer: Layer) -> Generator[bytes]:
+    """What `docker load` is given; of the layers beneath, which it has, only the names."""
+    config = json.dumps(image).encode()
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": [*beneath, _LAYER]}]
+    yield from _file("config.json", config)
+    yield from _file("manifest.json", json.dumps(manifest).encode())
+    yield _header(_LAYER, layer.size_bytes)
+    offset = 0
+    while piece := os.pread(layer.descriptor, _PIECE_BYTES, offset):
+        yield piece
+        offset += len(piece)
+    yield _padding(offset)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _file(name: str, content: bytes) -> Generator[bytes]:
+    yield _header(name, len(content)) + content + _padding(len(content))
+
+
+def _header(name: str, size: int) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
+
+
+def kept(client: "APIClient") -> list[tuple[str, str | None]]:
+    """The names that files are kept under, each with the id of the log that they say they are of."""
+    found = []
+    for image in client.images(name=REPOSITORY):
+        for name in image.get("RepoTags") or ():
+            repository, _, kept_as = name.rpartition(":")
+            if repository == REPOSITORY:
+                found.append((kept_as, (image.get("Labels") or {}).get(LOG_LABEL)))
+    return found
+
+
+def is_kept(client: "APIClient", name: str) -> bool:
+    """Whether there are files of that name."""
+    with suppress(CallerError):
+        of_image(client, tag(name))
+        return True
+    return False

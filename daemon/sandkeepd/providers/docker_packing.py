@@ -1,0 +1,134 @@
+"""Packing the files of a container, which stands still only while that is written down in which it differs from its
+image: as a plain tar, in a file without a name. Everything here blocks.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from sandkeep import failpoints
+from sandkeep.errors import DaemonError
+from sandkeep_store.archives.inspect import Examined
+from sandkeep_store.archives.layers import flatten
+from sandkeep_store.archives.pack import NO_LIMITS, Packed, write
+from sandkeep_store.archives.reading import Remarks
+from sandkeep_store.archives.tree import reserved
+from sandkeep_store.archives.unpack import check_digest
+from sandkeep_store.archives.whiteouts import is_reserved
+from sandkeepd.freezing import Pause, frozen
+from sandkeepd.hostprocess import Identity, identify
+from sandkeepd.providers import docker_trees
+from sandkeepd.providers.base import KeptArchive, PackedFiles, PackRequest
+from sandkeepd.providers.docker_instance import Container
+from sandkeepd.providers.docker_layers import Layer
+from sandkeepd.providers.docker_trees import ContainerFiles, ContainerTree
+from sandkeepd.providers.packing import CODECS, told
+from sandkeepd.providers.shown import open_shown
+from sandkeepd.watched import Meter
+
+
+class Changes(NamedTuple):
+    """In what a container differs from its image."""
+
+    layer: Layer
+    remarks: Remarks
+    pause: Pause
+
+
+class Packer:
+    """Packs containers for the daemon that has this state directory."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._state_dir = state_dir
+
+    def pack(
+        self, files: ContainerFiles, image: Sequence[str], container: Container | None, request: PackRequest,
+        moved: Meter,
+    ) -> PackedFiles:  # fmt: skip
+        """Pack the files as they are at one moment. `image` are the directories of the container's image."""
+        if request.include or request.exclude:
+            return self._pack_some(files, container, request, moved)
+        with self.nameless() as output:
+            changes = self.changes(files, container, output, "snapshot.frozen")
+            failpoints.reach("snapshot.copied")
+            packed = self._put_together(output, image, request, moved)
+        return told(msgspec.structs.replace(packed, remarks=changes.remarks), changes.pause)
+
+    def _put_together(self, layer: int, image: Sequence[str], request: PackRequest, moved: Meter) -> Packed:
+        codec = CODECS[request.format]
+        if request.over != "nothing":
+            return write(Examined(layer, NO_LIMITS, layer=True), request.output, codec, Remarks(), moved=moved)
+        base = open_shown(image, self._state_dir)
+        try:
+            return flatten([layer], request.output, base=base, limits=NO_LIMITS, codec=codec, moved=moved)
+        finally:
+            os.close(base)
+
+    def _pack_some(
+        self, files: ContainerFiles, container: Container | None, request: PackRequest, moved: Meter
+    ) -> PackedFiles:
+        """The same of some paths, which are read where they are."""
+        include, exclude = docker_trees.paths(request.include), docker_trees.paths(request.exclude)
+        with self._shown(files) as shown, _standing(container) as pause:
+            failpoints.reach("snapshot.frozen")
+            source = ContainerTree(files, shown, include=include, exclude=exclude, never=[self._state_dir])
+            packed = write(source, request.output, CODECS[request.format], source.remarks, moved=moved)
+        return told(packed, pause)
+
+    def changes(self, files: ContainerFiles, container: Container | None, output: int, failpoint: str) -> Changes:
+        """Write to an empty file in what a container differs from its image, while it stands still."""
+        with self._shown(files) as shown:
+            source = ContainerTree(files, shown, never=[self._state_dir], as_layer=True)
+            with _standing(container) as pause:
+                failpoints.reach(failpoint)
+                packed = write(source, output, "none", source.remarks)
+        return Changes(_layer(output, packed), packed.remarks, pause)
+
+    @contextmanager
+    def _shown(self, files: ContainerFiles) -> Iterator[int]:
+        shown = open_shown([files.upper, *files.lowers], self._state_dir)
+        try:
+            yield shown
+        finally:
+            os.close(shown)
+
+    @contextmanager
+    def nameless(self) -> Iterator[int]:
+        """An empty file of which nothing is left after the block. Raises `storage_unavailable`."""
+        try:
+            descriptor = os.open(self._state_dir, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            words = f"the state directory cannot be written: {error.strerror}: make room there"
+            raise DaemonError("storage_unavailable", words) from None
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def as_layer(archive: KeptArchive, output: int, moved: Meter) -> Layer:
+    """Look through an archive, and write it to an empty file as what the engine takes."""
+    first = Examined(archive.descriptor, archive.limits, layer=archive.is_layer, moved=moved)
+    for member in first:
+        if not archive.is_layer and is_reserved(member.name):
+            raise reserved(member.name)
+    check_digest(first.result, archive.sha256)
+    return _layer(output, write(first.again(), output, "none", Remarks()))
+
+
+def _layer(descriptor: int, packed: Packed) -> Layer:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return Layer(descriptor=descriptor, sha256=packed.sha256, size_bytes=packed.size_bytes)
+
+
+def _standing(container: Container | None) -> AbstractContextManager[Pause]:
+    """Have a container stand still for the length of a block, if it runs."""
+    if container is None:
+        return frozen({}, None)
+    first = msgspec.convert(container.handle["first"], Identity)
+    if identify(first.pid) != first:
+        return frozen({}, None)
+    return frozen(container.control_groups, first.pid)

@@ -1,0 +1,210 @@
+"""The files of a container as its engine keeps them: a layer of its own above those of its image, and volumes.
+
+Volumes that only this container has belong to its files, at the places where it sees them; those that it shares with
+others do not. Neither does what the engine makes anew for every container. Everything here blocks.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from sandkeep.errors import CallerError, SetupError, StateError
+from sandkeep_store.archives import whiteouts
+from sandkeep_store.archives.members import TOP, Member
+from sandkeep_store.archives.reading import Remarks
+from sandkeep_store.archives.tree import Overlay, Tree, directory_member
+from sandkeepd.providers.docker_plan import INSIDE, Plan
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+DRIVER: Final = "overlay2"
+"""The engine's way to keep files that is understood here."""
+
+NOT_KEPT: Final = (b".dockerenv", b"dev", b"proc", b"sys", os.fsencode(INSIDE.lstrip("/")))
+"""What the engine, or the daemon, makes for every container."""
+
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class OwnVolume(Struct, frozen=True, kw_only=True):
+    """A directory of the host that a container sees at `place`, a path without a slash before it."""
+
+    place: bytes
+    source: str
+
+
+class ContainerFiles(Struct, frozen=True, kw_only=True):
+    """Where the files of a container are. `image` is the engine's id of what lies beneath `upper`."""
+
+    image: str
+    upper: str
+    lowers: list[str]
+    volumes: list[OwnVolume]
+
+
+def find(client: "APIClient", container_id: str, sandbox_id: str, plan: Plan) -> ContainerFiles:
+    """Ask the engine for them. Raises `not_ready` when they are gone, and `not_supported`."""
+    from docker.errors import NotFound
+
+    try:
+        found: dict[str, Any] = client.inspect_container(container_id)
+    except NotFound:
+        words = f"the container of sandbox {sandbox_id} was removed, and its files with it"
+        raise StateError("not_ready", words, sandbox_id=sandbox_id) from None
+    layers = layers_of(found)
+    if plan.workspace_volume is None:
+        words = "its workspace is in memory, and goes with it: have the administrator set SANDBOX_DOCKER_VOLUME_MODE"
+        raise SetupError("not_supported", words)
+    return ContainerFiles(
+        image=found["Image"], upper=layers[0], lowers=layers[1:], volumes=_volumes(found["Mounts"], plan)
+    )
+
+
+def layers_of(found: Mapping[str, Any]) -> list[str]:
+    """The directories in which the engine keeps a container's or an image's layers, each hiding parts of the next.
+    Raises `not_supported` when they cannot be read.
+    """
+    driver = found.get("GraphDriver") or {}
+    data = driver.get("Data") or {}
+    if driver.get("Name") != DRIVER or not os.path.isdir(data.get("UpperDir", "")):
+        words = f"the files of its containers are not to be had from this Docker engine: it needs {DRIVER}, and root"
+        raise SetupError("not_supported", words)
+    lower = data.get("LowerDir") or ""
+    return [data["UpperDir"], *(lower.split(":") if lower else ())]
+
+
+def _volumes(mounts: Sequence[Mapping[str, Any]], plan: Plan) -> list[OwnVolume]:
+    shared = {volume.source for volume in plan.volumes}
+    if plan.workspace_volume is not None and not plan.workspace_volume.own:
+        shared.add(plan.workspace_volume.source)
+    found = [
+        OwnVolume(place=os.fsencode(mount["Destination"].strip("/")), source=mount["Source"])
+        for mount in mounts
+        if mount["Type"] == "volume" and mount.get("Name") not in shared
+    ]
+    return sorted(found, key=lambda volume: volume.place)
+
+
+class ContainerTree:
+    """The files of a container as a source of members: all, or with `as_layer` what differs from its image.
+
+    `shown` is the container's root as an open directory, without its volumes. Of a volume a layer has everything, and
+    says that nothing of the image's is there.
+    """
+
+    def __init__(
+        self,
+        files: ContainerFiles,
+        shown: int,
+        *,
+        include: Sequence[bytes] = (),
+        exclude: Sequence[bytes] = (),
+        never: Sequence[str] = (),
+        as_layer: bool = False,
+    ) -> None:
+        self.remarks = Remarks()
+        self._files = files
+        self._shown = shown
+        self._include = include
+        self._exclude = exclude
+        self._never = never
+        self._as_layer = as_layer
+        self._tree: Tree | None = None
+        self._directories: set[bytes] = set()
+
+    def __iter__(self) -> Iterator[Member]:
+        with ExitStack() as opened:
+            own = [volume.place for volume in self._files.volumes]
+            include = [name for name in self._include if not any(is_in(name, place) for place in own)]
+            if include or not self._include:
+                top = self._shown
+                if self._as_layer:
+                    top = os.open(self._files.upper, _OPEN)
+                    opened.callback(os.close, top)
+                exclude = [*self._exclude, *own, *NOT_KEPT]
+                yield from self._of_tree(top, include or [TOP], exclude, lambda name: name)
+            for volume in self._files.volumes:
+                yield from self._of_volume(volume, opened)
+
+    def data(self) -> Iterator[memoryview]:
+        """See `archives.tree.Source`."""
+        return iter(()) if self._tree is None else self._tree.data()
+
+    def _of_tree(
+        self, top: int, include: Sequence[bytes], exclude: Sequence[bytes], called: Callable[[bytes], bytes]
+    ) -> Iterator[Member]:
+        overlay: Overlay | None = "trusted" if self._as_layer else None
+        self._tree = Tree(top, include=include, exclude=exclude, never=self._never, overlay=overlay)
+        for member in self._tree:
+            member.name = called(member.name)
+            if member.kind == "hard link":
+                member.target = called(member.target)
+            if member.kind == "directory":
+                self._directories.add(member.name)
+            yield member
+        for what, count in self._tree.remarks.counts.items():
+            self.remarks.counts[what] = self.remarks.counts.get(what, 0) + count
+        self._tree = None
+
+    def _of_volume(self, volume: OwnVolume, opened: ExitStack) -> Iterator[Member]:
+        place = volume.place
+        include = _within(self._include, place) if self._include else [TOP]
+        exclude = _within(self._exclude, place)
+        if not include or TOP in exclude:
+            return
+        others = [other.place for other in self._files.volumes if other.place != place]
+        exclude += [other.removeprefix(place + b"/") for other in others if is_in(other, place)]
+        for name, directory in self._above(place, opened):
+            if name != place and name not in self._directories:
+                self._directories.add(name)
+                yield directory_member(name, os.fstat(directory))
+        top = os.open(volume.source, _OPEN)
+        opened.callback(os.close, top)
+        for member in self._of_tree(top, include, exclude, lambda name: place if name == TOP else place + b"/" + name):
+            yield member
+            if member.name == place and self._as_layer:
+                yield Member(name=whiteouts.opaque(place), kind="file", mtime_ns=member.mtime_ns)
+
+    def _above(self, place: bytes, opened: ExitStack) -> Iterator[tuple[bytes, int]]:
+        """The directories down to a volume's place, from the top. Raises `not_supported` for links among them."""
+        name, directory = TOP, self._shown
+        yield name, directory
+        for part in place.split(b"/"):
+            try:
+                directory = os.open(part, _OPEN, dir_fd=directory)
+            except OSError:
+                words = f"the place of a volume, /{os.fsdecode(place)!s}, is behind a link: nothing can be kept of it"
+                raise SetupError("not_supported", words) from None
+            opened.callback(os.close, directory)
+            name = part if name == TOP else name + b"/" + part
+            yield name, directory
+
+
+def _within(names: Sequence[bytes], place: bytes) -> list[bytes]:
+    """What of these names is at a place or below it, as seen from there."""
+    found = []
+    for name in names:
+        if is_in(place, name):
+            found.append(TOP)
+        elif is_in(name, place):
+            found.append(name.removeprefix(place + b"/"))
+    return found
+
+
+def is_in(name: bytes, directory: bytes) -> bool:
+    """Whether a name is a directory's, or of what is below it."""
+    return directory in (TOP, name) or name.startswith(directory + b"/")
+
+
+def paths(given: Sequence[str]) -> list[bytes]:
+    """Paths in the sandbox as names in its archives. Raises `invalid`."""
+    found = []
+    for path in given:
+        if "\0" in path:
+            raise CallerError("invalid", "include: a path has a zero byte", field="include")
+        found.append(path.strip("/").encode("utf-8", "surrogateescape") or TOP)
+    return found

@@ -1,0 +1,24 @@
+"""What archives of sandboxes have in common, whatever provider packs them."""
+
+from typing import Final
+
+from sandkeep.model import ArchiveFormat
+from sandkeep_store.archives.compression import Codec
+from sandkeep_store.archives.pack import Packed
+from sandkeepd.freezing import Pause
+from sandkeepd.providers.base import PackedFiles
+
+CODECS: Final[dict[ArchiveFormat, Codec]] = {"tar": "none", "tar.gz": "gzip", "tar.zst": "zstd"}
+
+
+def told(packed: Packed, pause: Pause) -> PackedFiles:
+    """What came of it."""
+    remarks: dict[str, int] = {why: count for why, count in packed.remarks.counts.items()}  # noqa: C416 - of plain text
+    return PackedFiles(
+        sha256=packed.sha256,
+        size_bytes=packed.size_bytes,
+        member_count=packed.members,
+        content_bytes=packed.content_bytes,
+        pause_ms=pause.ms,
+        remarks=remarks,
+    )

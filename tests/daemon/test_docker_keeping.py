@@ -1,0 +1,225 @@
+"""Snapshots and forks of Docker sandboxes, with a real daemon on a real engine."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.daemon.keeping import archive, exported, imported, names, refused, sh, soon
+from tests.engine import PrivateEngine
+
+pytestmark = pytest.mark.needs("docker")
+
+DOCKERFILE = """
+FROM {}
+ENV GREETING=hello
+WORKDIR /workspace
+RUN mkdir -p sub gone /opt/tool && echo old >gone/old && echo image >file && echo tool >/opt/tool/one \
+    && ln file sub/hard && chown -R 1234:1234 /workspace /opt && echo root >sub/roots
+USER 1234:1234
+"""
+
+CHANGE = """
+rm file; echo new >new; rm -r gone; mkdir gone; echo y >gone/young; ln -s /etc/passwd link; mkdir -m 700 closed
+echo s >closed/secret; chmod 000 closed/secret; rm -r /opt/tool; mkdir /opt/tool; echo other >/opt/tool/two
+"""
+
+LIST = r"""
+cd / && find opt workspace etc -not -path 'etc/host*' -not -path etc/resolv.conf \
+  \( -type d -printf '%p\t%m %U:%G\n' -o -printf '%p\t%y %m %U:%G %n %l\n' \)
+find opt workspace -type f -readable -exec sha256sum {} + ; echo "$GREETING $(pwd) $(id -u)"
+"""
+
+
+class World:
+    """A daemon with an engine, and an image with files in its workspace and elsewhere."""
+
+    def __init__(self, daemon: RunningDaemon, engine: PrivateEngine, client: Any) -> None:
+        self.daemon = daemon
+        self.engine = engine
+        self.client = client
+        reference = engine.derived("test/kept:1", DOCKERFILE.format(engine.tools()))
+        self.image = str(client.image.create(reference, provider="docker").image_id)
+
+    def box(self, **options: Any) -> str:
+        return str(self.client.sandbox.create(self.image, **options).sandbox_id)
+
+    def tree(self, box: str) -> set[str]:
+        """All that can be seen in a sandbox where something can change."""
+        return set(sh(self.client, box, LIST).splitlines())
+
+    def restored(self, snapshot_id: str) -> set[str]:
+        """The same of a new sandbox with the files of a snapshot."""
+        box = str(self.client.snapshot.restore(snapshot_id).sandbox_id)
+        try:
+            return self.tree(box)
+        finally:
+            self.client.sandbox.terminate(box)
+
+    def kept(self) -> set[str]:
+        """The names under which the engine keeps files."""
+        tags = {name for image in self.engine.get("/images/json") for name in image["RepoTags"] or ()}
+        return {name.partition(":")[2] for name in tags if name.startswith("sandkeep-files:")}
+
+
+@pytest.fixture(scope="module")
+def world(dockerd: PrivateEngine, places: str) -> Iterator[World]:
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    daemon.env |= {"DOCKER_HOST": dockerd.host, "SANDBOX_DOCKER_READ_ONLY": "false"}
+    daemon.start()
+    try:
+        with daemon.connect() as client:
+            yield World(daemon, dockerd, client)
+    finally:
+        daemon.clear()
+
+
+@pytest.fixture
+def client(world: World) -> Any:
+    return world.client
+
+
+@pytest.fixture
+def box(world: World) -> Iterator[str]:
+    made = world.box()
+    yield made
+    world.client.sandbox.terminate(made)
+
+
+def test_a_restored_sandbox_has_exactly_the_files_of_the_snapshot(world: World, client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    before = world.tree(box)
+    full = client.snapshot.create(box)
+    changed = client.snapshot.create(box, incremental=True)
+    sh(client, box, "echo later >later; rm new")
+    assert (full.kind, changed.kind, changed.parent_id) == ("full", "incremental", None)
+    assert full.pause_ms > 0
+    assert changed.size_bytes < full.size_bytes / 20
+    assert world.restored(full.snapshot_id) == before
+    assert world.restored(changed.snapshot_id) == before
+    soon(lambda: world.kept() == set())
+
+
+def test_snapshots_of_what_was_restored_build_on_it(world: World, client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    first = client.snapshot.create(box, incremental=True).snapshot_id
+    second = client.snapshot.restore(first).sandbox_id
+    sh(client, second, "echo more >more; rm gone/young; rm /opt/tool/two; chmod 755 closed")
+    before = world.tree(second)
+    made = client.snapshot.create(second, incremental=True)
+    assert made.parent_id == first
+    client.sandbox.terminate(second)
+    assert world.restored(made.snapshot_id) == before
+    client.snapshot.delete(first)
+    assert world.restored(made.snapshot_id) == before
+
+
+def test_forks_begin_with_the_files_of_one_moment_and_go_their_own_ways(world: World, client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    before = world.tree(box)
+    forked = client.sandbox.fork(box, count=3)
+    sh(client, box, "echo source >mine")
+    boxes = [one.sandbox_id for one in forked.sandboxes]
+    assert forked.pause_ms > 0
+    for number, one in enumerate(boxes):
+        assert world.tree(one) == before
+        sh(client, one, f"echo {number} >mine; rm new")
+    assert [sh(client, one, "cat mine") for one in (*boxes, box)] == ["0\n", "1\n", "2\n", "source\n"]
+    assert sh(client, box, "cat new") == "new\n"
+    [again] = client.sandbox.fork(boxes[0]).sandboxes
+    client.sandbox.terminate(boxes[0])
+    assert sh(client, again.sandbox_id, "cat mine; ls new 2>&1 | wc -l") == "0\n1\n"
+    assert len(world.kept()) == 2
+    for one in (*boxes[1:], again.sandbox_id):
+        client.sandbox.terminate(one)
+    soon(lambda: world.kept() == set())
+
+
+def test_a_suspended_sandbox_stays_so_while_it_is_read(world: World, client: Any, box: str) -> None:
+    sh(client, box, "echo new >new")
+    client.sandbox.suspend(box)
+    made = client.snapshot.create(box, incremental=True)
+    [fork] = client.sandbox.fork(box).sandboxes
+    assert client.sandbox.get(box).status == "suspended"
+    assert world.engine.container_of(box)["State"]["Paused"]
+    assert sh(client, fork.sandbox_id, "cat new") == "new\n"
+    client.sandbox.terminate(fork.sandbox_id)
+    client.sandbox.resume(box)
+    assert world.restored(made.snapshot_id) == world.tree(box)
+
+
+def test_what_a_sandbox_left_can_be_kept_until_its_container_is_removed(world: World, client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    before = world.tree(box)
+    world.engine.ask("POST", f"/containers/sandbox-{box}/kill")
+    soon(lambda: client.sandbox.get(box).status == "failed")
+    made = client.snapshot.create(box)
+    assert made.pause_ms is None
+    assert world.restored(made.snapshot_id) == before
+    world.engine.ask("DELETE", f"/containers/sandbox-{box}?force=1&v=1")
+    assert "was removed" in refused("not_ready", lambda: client.snapshot.create(box)).message
+
+
+def test_a_whole_archive_goes_out_and_comes_in_with_an_image(world: World, client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    before = world.tree(box)
+    made = client.snapshot.create(box, incremental=True)
+    whole = exported(client, made.snapshot_id)
+    assert {"workspace/new", "opt/tool/two", "usr/bin/find"} <= set(names(whole))
+    assert not {"workspace/file", "opt/tool/one", "workspace/.wh.file"} & set(names(whole))
+    brought = imported(client, whole, image_id=world.image)
+    assert (brought.provider, brought.image_id, brought.root) == ("docker", world.image, "/")
+    assert world.restored(brought.snapshot_id) == before
+
+
+def test_a_snapshot_becomes_an_image(world: World, client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    before = world.tree(box)
+    made = client.snapshot.create(box, incremental=True).snapshot_id
+    image = client.snapshot.promote(made)
+    client.snapshot.delete(made)
+    soon(lambda: world.kept() == set())
+    second = client.sandbox.create(image.image_id).sandbox_id
+    assert world.tree(second) == before
+    client.sandbox.terminate(second)
+    client.image.remove(image.image_id)
+
+
+def test_some_paths_are_kept_and_others_not(client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    some = client.snapshot.create(box, include=["/workspace/gone", "opt"], exclude=["/opt/tool/two"])
+    assert names(exported(client, some.snapshot_id)) == [
+        ".", "opt", "opt/tool", "workspace", "workspace/gone", "workspace/gone/young",
+    ]  # fmt: skip
+
+
+def test_an_archive_cannot_say_what_is_gone_from_what_lies_beneath(world: World, client: Any) -> None:
+    whole = archive(("workspace/.wh.file", "x"))
+    brought = imported(client, whole, image_id=world.image)
+    assert "only a layer" in refused("invalid", lambda: client.snapshot.restore(brought.snapshot_id)).message
+    assert world.kept() == set()
+
+
+def test_kept_files_that_nobody_needs_go_when_the_daemon_starts(world: World, places: str) -> None:
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    daemon.env["DOCKER_HOST"] = world.engine.host
+    daemon.start()
+    with daemon.connect() as client:
+        image = client.image.create(world.engine.busybox(), provider="docker").image_id
+        box = client.sandbox.create(image).sandbox_id
+        [fork] = client.sandbox.fork(box).sandboxes
+        log_id = world.engine.container_of(fork.sandbox_id)["Config"]["Labels"]["sandkeep.log"]
+        [name] = world.kept()
+        for other, log in (("frk_lost", log_id), ("frk_theirs", "log_00000000000000000000000000")):
+            world.engine.derived(
+                f"sandkeep-files:{other}", f"FROM {world.engine.busybox()}\nLABEL sandkeep.log={log}\n"
+            )
+        assert world.kept() == {name, "frk_lost", "frk_theirs"}
+    daemon.stop()
+    daemon.start()
+    soon(lambda: world.kept() == {name, "frk_theirs"})
+    daemon.clear()
+    world.engine.ask("DELETE", "/images/sandkeep-files:frk_theirs")
