@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +18,14 @@ FROM {}
 ENV GREETING=hello
 WORKDIR /workspace
 RUN mkdir -p sub gone /opt/tool && echo old >gone/old && echo image >file && echo tool >/opt/tool/one \
+    && mkdir -p /opt/moved/in /opt/mode && echo deep >/opt/moved/in/file && echo same >/opt/mode/file \
     && ln file sub/hard && chown -R 1234:1234 /workspace /opt && echo root >sub/roots
 USER 1234:1234
 """
 
 CHANGE = """
 rm file; echo new >new; rm -r gone; mkdir gone; echo y >gone/young; ln -s /etc/passwd link; mkdir -m 700 closed
-echo s >closed/secret; chmod 000 closed/secret; rm -r /opt/tool; mkdir /opt/tool; echo other >/opt/tool/two
+echo s >closed/secret; chmod 000 closed/secret; rm -r /opt/tool; mkdir /opt/tool; echo other >/opt/tool/two; mv /opt/moved /opt/away; chmod 711 /opt/mode
 """
 
 LIST = r"""
@@ -57,6 +59,15 @@ class World:
             return self.tree(box)
         finally:
             self.client.sandbox.terminate(box)
+
+    def containers(self, box: str) -> list[str]:
+        """The names of a sandbox's containers."""
+        return [one["Names"][0] for one in self.engine.containers(f"sandkeep.sandbox={box}")]
+
+    def volumes(self, box: str) -> list[str]:
+        """The volumes that are a sandbox's own."""
+        found = self.engine.get("/volumes")["Volumes"] or ()
+        return [volume["Name"] for volume in found if (volume["Labels"] or {}).get("sandkeep.sandbox") == box]
 
     def kept(self) -> set[str]:
         """The names under which the engine keeps files."""
@@ -186,6 +197,41 @@ def test_a_snapshot_becomes_an_image(world: World, client: Any, box: str) -> Non
     assert world.tree(second) == before
     client.sandbox.terminate(second)
     client.image.remove(image.image_id)
+
+
+def test_a_sandbox_gets_its_earlier_files_back(world: World, client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    before = world.tree(box)
+    client.process.launch(box, ["echo", "said before"], name="before")
+    client.process.wait(box, "before")
+    name = world.engine.container_of(box)["Config"]["Hostname"]
+    for options in ({}, {"incremental": True}):
+        snapshot = client.snapshot.create(box, **options)
+        sh(client, box, "rm -rf new gone /opt/tool; echo other >other; mkdir new")
+        client.process.launch(box, ["sleep", "1000"])
+        restored = client.sandbox.restore(box, snapshot.snapshot_id, end_processes=True)
+        assert (restored.status, restored.restored_from) == ("running", snapshot.snapshot_id)
+        assert world.tree(box) == before
+    assert client.process.read(box, "before").stdout == b"said before\n"
+    soon(lambda: world.containers(box) == [f"/sandbox-{box}"])
+    assert world.engine.container_of(box)["Config"]["Hostname"] == name
+    assert len(world.volumes(box)) == 1
+    sh(client, box, "echo on >on")
+    assert client.snapshot.create(box, incremental=True).parent_id == snapshot.snapshot_id
+    world.engine.ask("POST", f"/containers/sandbox-{box}/kill")
+    soon(lambda: client.sandbox.get(box).status == "failed")
+    assert client.sandbox.resume(box).status == "running"
+    assert sh(client, box, "cat on") == "on\n"
+
+
+def test_files_that_cannot_be_taken_leave_a_sandbox_as_it_was(world: World, client: Any, box: str) -> None:
+    sh(client, box, "echo mine >mine")
+    snapshot = client.snapshot.create(box)
+    place = Path(snapshot.places[0].uri)
+    place.write_bytes(place.read_bytes()[:-1])
+    refused("snapshot_corrupt", lambda: client.sandbox.restore(box, snapshot.snapshot_id))
+    assert (client.sandbox.get(box).status, sh(client, box, "cat mine")) == ("running", "mine\n")
+    assert world.kept() == set()
 
 
 def test_some_paths_are_kept_and_others_not(client: Any, box: str) -> None:
