@@ -255,7 +255,7 @@ def test_owners_modes_and_attributes_are_kept_and_holes_are_not_written_out(
     sh(
         client,
         box,
-        "mkdir -m 2770 d; echo x >d/f; chmod 4755 d/f; touch -d 2001-02-03 d/f; mkfifo p; truncate -s 9M h; echo theirs >/opt/theirs",
+        "mkdir -m 2770 d; echo x >d/f; chmod 4755 d/f; touch -d 2001-02-03 d/f; mkfifo p; truncate -s 9M h; echo >/opt/theirs",
     )
     upper = world.engine.container_of(box)["GraphDriver"]["Data"]["UpperDir"]
     os.chown(f"{upper}/opt/theirs", 4321, 4322)
