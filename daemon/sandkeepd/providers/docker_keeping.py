@@ -58,6 +58,7 @@ class Keeping(ABC):
     engine: Engine
     images: DockerImages
     log_id: str
+    _nursery: trio.Nursery
     _has_files: bool = False
 
     @abstractmethod
@@ -126,7 +127,11 @@ class Keeping(ABC):
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
                 changes = await self._in_thread(packer.changes, files, container, output, "layer.frozen")
             failpoints.reach("layer.copied")
-            await self._give(name, beneath, changes.layer)
+            try:
+                await self._give(name, beneath, changes.layer)
+            except SandkeepError:
+                self._nursery.start_soon(self._discard_later, name)  # nobody begins with files of that name any more
+                raise
         document = await self.filled([name], None)
         size = changes.layer.size_bytes
         return Frozen(files=document, needs_image=False, pause_ms=changes.pause.ms, size_bytes=size)
@@ -140,6 +145,13 @@ class Keeping(ABC):
                 await self.discard_layers([name])
             raise
         failpoints.reach("layer.made")
+
+    async def _discard_later(self, name: str) -> None:
+        """An engine that was given something and hung may have taken it after all."""
+        await self.engine.recovered()
+        await self.engine.quiet()
+        with suppress(SandkeepError):
+            await self.discard_layers([name])
 
     async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         """See `Layering.filled`. The engine keeps what lies beneath as long as there is what lies above."""
