@@ -156,6 +156,42 @@ def create_row(client: Any, image: str, box: str, made: PrivateEngine, root: str
     return Row(case, ms(ours), f"create and start over HTTP, the same {ms(raw)}", ratio, "<= 1.15", ratio <= 1.15)
 
 
+CHANGE = "for n in 0 1 2 3 4 5 6 7 8 9; do head -c 20000 /dev/urandom >changed-$n; done"
+
+
+def forked_by_hand(made: PrivateEngine, box: str, body: dict[str, Any]) -> tuple[str, str]:
+    """Commit, create, copy what is on the volume, which no commit holds, and start."""
+    image = ask(made, "POST", f"/commit?container=sandbox-{box}&pause=1")["Id"]
+    container = ask(made, "POST", "/containers/create", {**body, "Image": image})["Id"]
+    places = [
+        next(mount["Source"] for mount in made.get(f"/containers/{one}/json")["Mounts"] if mount["Type"] == "volume")
+        for one in (f"sandbox-{box}", container)
+    ]
+    subprocess.run(["cp", "-a", "-T", *places], check=True)
+    ask(made, "POST", f"/containers/{container}/start")
+    return container, image
+
+
+def fork_row(client: Any, image: str, made: PrivateEngine, root: str) -> Row:
+    box = client.sandbox.create(image, provider="docker").sandbox_id
+    assert client.sandbox.exec(box, CHANGE).exit_code == 0
+    ours, raw = [], []
+    for number in range(CREATES):
+        body = same_again(made, box, f"fork-{number}", root)
+        begun = time.perf_counter()
+        container, committed = forked_by_hand(made, box, body)
+        raw.append(time.perf_counter() - begun)
+        ask(made, "DELETE", f"/containers/{container}?force=1&v=1")
+        ask(made, "DELETE", f"/images/{committed}")
+        begun = time.perf_counter()
+        [fork] = client.sandbox.fork(box).sandboxes
+        ours.append(time.perf_counter() - begun)
+        client.sandbox.terminate(fork.sandbox_id)
+    ratio = median(ours) / median(raw)
+    beside = f"commit, create, cp -a, start over HTTP {ms(raw)}"
+    return Row("fork of a container, 10 files changed", ms(ours), beside, ratio, "<= 1.5", ratio <= 1.5)
+
+
 # -- output -----------------------------------------------------------------------------------------------------------
 
 WRITER = "yes 'a line of output, as long as lines of output of programs usually are' | head -c {}"
@@ -280,6 +316,7 @@ def run() -> list[Row]:
         return [
             *exec_rows(client, box, made, root),
             create_row(client, image, box, made, root),
+            fork_row(client, image, made, root),
             *output_rows(client, image, made, root),
             *crowd,
         ]

@@ -102,7 +102,7 @@ class Restores:
             decide.snapshot(core.state, "")  # raises what is said of one that is not there
         await self._sandboxes.adopted(sandbox.sandbox_id)
         provider = core.provider(sandbox.requested.provider)
-        replacing(provider)
+        replacement = replacing(provider)
         decide.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
         beneath = image_beneath(core, snapshot)
         if beneath not in (None, sandbox.requested.image_id):
@@ -111,7 +111,7 @@ class Restores:
         files = await layering(provider).filled(names_of(core, snapshot), beneath)
         event = events.SandboxRestoreRequested(
             snapshot_id=snapshot.snapshot_id,
-            plan=layering(provider).layered(sandbox.requested.plan, files),
+            plan=replacement.replaced(sandbox.requested.plan, files),
             needs_image=layering(provider).needs_image(files),
         )
         with self._layers.held(*names_of(core, snapshot)):

@@ -12,17 +12,17 @@ KEEPING: Final = ("snapshot.", "sandbox.fork", "sandbox.restor", "layer.", "fork
 """How the points and events begin that only this tells of."""
 
 
-def tell(story: Story, source: str) -> None:
+def tell(story: Story, source: str, **image_of: Any) -> None:
     """Snapshots over each other, a fork and its own fork, restores into new sandboxes and over the own files; then all
-    of it goes, the oldest first.
+    of it goes, the oldest first. `image_of` is how the image is made.
     """
-    image = story.ask("image.create", source).image_id
+    image = story.ask("image.create", source, **image_of).image_id
     box = made(story, story.ask("sandbox.create", image))
     run(story, box, "echo 1 >one; rm file")
     full = story.ask("snapshot.create", box)
     run(story, box, "echo 2 >two; rm one")
     second = story.ask("snapshot.create", box, incremental=True)
-    assert second.parent_id == full.snapshot_id
+    assert second.parent_id == (None if image_of else full.snapshot_id)
     restored = made(story, story.ask("snapshot.restore", second.snapshot_id))
     assert run(story, restored, "ls") == b"two\n"
     forks = [made(story, fork) for fork in story.ask("sandbox.fork", restored, count=2).sandboxes]

@@ -62,7 +62,9 @@ def left_in(engine: Any, state_dir: str) -> list[str]:
     log = offline.open_log(state_dir)
     log_id = log.log_id
     log.close()
-    images = {fact.stream for fact in events_of(state_dir) if fact.type.startswith("image.")}
+    images = {
+        fact.stream for fact in events_of(state_dir) if fact.type.startswith(("image.", "snapshot.", "sandbox.fork"))
+    }
     tags = [tag for image in engine.get("/images/json") for tag in image["RepoTags"] or ()]
     found = [container["Names"][0] for container in engine.containers(f"sandkeep.log={log_id}")]
     found += [v["Name"] for v in engine.get("/volumes")["Volumes"] or () if log_id in (v["Labels"] or {}).values()]

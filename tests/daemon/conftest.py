@@ -1,8 +1,13 @@
 """What tests of the daemon's parts share: where a daemon inside the test keeps its state, and something to copy."""
 
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.conftest import RunningDaemon
 
 
 @pytest.fixture
@@ -16,3 +21,31 @@ def source(tmp_path: Path) -> str:
     folder.mkdir()
     (folder / "hello").write_text("hello\n")
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def provider(request: pytest.FixtureRequest) -> str:
+    """Whose sandboxes a test of `keeping` is about; local ones, unless it is marked otherwise."""
+    return str(getattr(request, "param", "local"))
+
+
+@pytest.fixture(scope="module")
+def image_of(provider: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How an image of a directory is made for that provider."""
+    if provider == "local":
+        return {}
+    return {"provider": "docker", "base": request.getfixturevalue("dockerd").guest()}
+
+
+@pytest.fixture(scope="module")
+def keeping_daemon(provider: str, request: pytest.FixtureRequest, places: str) -> Iterator[Any]:
+    """A daemon that has this provider, for all tests of a file."""
+    if provider == "local":
+        yield request.getfixturevalue("shared_daemon")
+        return
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    daemon.env["DOCKER_HOST"] = request.getfixturevalue("dockerd").host
+    daemon.start()
+    yield daemon
+    daemon.clear()

@@ -1,8 +1,14 @@
 """Snapshots and forks of Docker sandboxes, with a real daemon on a real engine."""
 
+import io
 import os
+import signal
+import tarfile
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +23,8 @@ FROM {}
 ENV GREETING=hello
 WORKDIR /workspace
 RUN mkdir -p sub gone /opt/tool && echo old >gone/old && echo image >file && echo tool >/opt/tool/one \
+    && mkdir -p /opt/moved/in /opt/mode && echo deep >/opt/moved/in/file && echo same >/opt/mode/file \
+    && mkdir -m 750 -p /opt/deep && mkdir -m 711 /opt/deep/er && echo 1 >/opt/deep/er/file \
     && ln file sub/hard && chown -R 1234:1234 /workspace /opt && echo root >sub/roots
 USER 1234:1234
 """
@@ -24,6 +32,7 @@ USER 1234:1234
 CHANGE = """
 rm file; echo new >new; rm -r gone; mkdir gone; echo y >gone/young; ln -s /etc/passwd link; mkdir -m 700 closed
 echo s >closed/secret; chmod 000 closed/secret; rm -r /opt/tool; mkdir /opt/tool; echo other >/opt/tool/two
+mv /opt/moved /opt/away; chmod 711 /opt/mode; echo more >>/opt/deep/er/file
 """
 
 LIST = r"""
@@ -57,6 +66,15 @@ class World:
             return self.tree(box)
         finally:
             self.client.sandbox.terminate(box)
+
+    def containers(self, box: str) -> list[str]:
+        """The names of a sandbox's containers."""
+        return [one["Names"][0] for one in self.engine.containers(f"sandkeep.sandbox={box}")]
+
+    def volumes(self, box: str) -> list[str]:
+        """The volumes that are a sandbox's own."""
+        found = self.engine.get("/volumes")["Volumes"] or ()
+        return [volume["Name"] for volume in found if (volume["Labels"] or {}).get("sandkeep.sandbox") == box]
 
     def kept(self) -> set[str]:
         """The names under which the engine keeps files."""
@@ -188,12 +206,173 @@ def test_a_snapshot_becomes_an_image(world: World, client: Any, box: str) -> Non
     client.image.remove(image.image_id)
 
 
+def test_a_sandbox_gets_its_earlier_files_back(world: World, client: Any, box: str) -> None:
+    sh(client, box, CHANGE)
+    before = world.tree(box)
+    client.process.launch(box, ["echo", "said before"], name="before")
+    client.process.wait(box, "before")
+    name = world.engine.container_of(box)["Config"]["Hostname"]
+    for options in ({}, {"incremental": True}):
+        snapshot = client.snapshot.create(box, **options)
+        sh(client, box, "rm -rf new gone /opt/tool; echo other >other; mkdir new")
+        client.process.launch(box, ["sleep", "1000"])
+        restored = client.sandbox.restore(box, snapshot.snapshot_id, end_processes=True)
+        assert (restored.status, restored.restored_from) == ("running", snapshot.snapshot_id)
+        assert world.tree(box) == before
+    assert client.process.read(box, "before").stdout == b"said before\n"
+    soon(lambda: world.containers(box) == [f"/sandbox-{box}"])
+    assert world.engine.container_of(box)["Config"]["Hostname"] == name
+    assert len(world.volumes(box)) == 1
+    sh(client, box, "echo on >on")
+    assert client.snapshot.create(box, incremental=True).parent_id == snapshot.snapshot_id
+    world.engine.ask("POST", f"/containers/sandbox-{box}/kill")
+    soon(lambda: client.sandbox.get(box).status == "failed")
+    assert client.sandbox.resume(box).status == "running"
+    assert sh(client, box, "cat on") == "on\n"
+
+
+def test_files_that_cannot_be_taken_leave_a_sandbox_as_it_was(world: World, client: Any, box: str) -> None:
+    sh(client, box, "echo mine >mine")
+    snapshot = client.snapshot.create(box)
+    place = Path(snapshot.places[0].uri)
+    place.write_bytes(place.read_bytes()[:-1])
+    refused("snapshot_corrupt", lambda: client.sandbox.restore(box, snapshot.snapshot_id))
+    assert (client.sandbox.get(box).status, sh(client, box, "cat mine")) == ("running", "mine\n")
+    assert world.kept() == set()
+
+
 def test_some_paths_are_kept_and_others_not(client: Any, box: str) -> None:
     sh(client, box, CHANGE)
-    some = client.snapshot.create(box, include=["/workspace/gone", "opt"], exclude=["/opt/tool/two"])
+    some = client.snapshot.create(box, include=["/workspace/gone", "opt/tool"], exclude=["/opt/tool/two"])
     assert names(exported(client, some.snapshot_id)) == [
         ".", "opt", "opt/tool", "workspace", "workspace/gone", "workspace/gone/young",
     ]  # fmt: skip
+
+
+def test_owners_modes_and_attributes_are_kept_and_holes_are_not_written_out(
+    world: World, client: Any, box: str
+) -> None:
+    sh(client, box, "mkdir -m 2770 d; echo x >d/f; chmod 4755 d/f; touch -d 2001-02-03 d/f")
+    sh(client, box, "mkfifo p; truncate -s 9M h; echo >/opt/theirs")
+    upper = world.engine.container_of(box)["GraphDriver"]["Data"]["UpperDir"]
+    os.chown(f"{upper}/opt/theirs", 4321, 4322)
+    os.setxattr(f"{upper}/opt/theirs", "user.note", b"kept")
+    [fork] = client.sandbox.fork(box).sandboxes
+    look = "stat -c '%n %a %u:%g %F' d d/f p h /opt/theirs; date -r d/f +%F"
+    assert sh(client, fork.sandbox_id, look).splitlines() == [
+        "d 770 1234:1234 directory", "d/f 755 1234:1234 regular file", "p 644 1234:1234 fifo",
+        "h 644 1234:1234 regular file", "/opt/theirs 644 4321:4322 regular file", "2001-02-03",
+    ]  # fmt: skip
+    [lower, *_] = world.engine.container_of(fork.sandbox_id)["GraphDriver"]["Data"]["LowerDir"].split(":")[1:]
+    assert os.getxattr(f"{lower}/opt/theirs", "user.note") == b"kept"
+    client.sandbox.terminate(fork.sandbox_id)
+    sh(client, box, "truncate -s 900M h; cp --sparse=always h i")
+    assert "holes" in refused("disk_limit", lambda: client.sandbox.fork(box)).message
+    assert client.snapshot.create(box, incremental=True).size_bytes < 4 << 20
+    sh(client, box, "rm i; touch .wh.d")
+    assert "rename" in refused("invalid", lambda: client.sandbox.fork(box)).message
+    assert world.kept() == set()
+
+
+SWAPPER = """
+mkdir real d; echo mine >real/file; echo mine >d/file
+while :; do mv -T d away && ln -s {secret} d && rm d && mv -T away d; done
+"""
+
+
+def test_directories_that_are_swapped_for_links_lead_nowhere(
+    world: World, client: Any, box: str, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("file").write_text("the host's own\n")
+    for place in ("/workspace", "/opt"):
+        script = SWAPPER.format(secret=tmp_path)
+        client.process.launch(box, ["sh", "-c", script], name=f"swapper-{place[1:]}", working_dir=place)
+    soon(lambda: sh(client, box, "cat /opt/real/file real/file || true") == "mine\nmine\n")
+    for options in ({}, {"incremental": True}, {"include": ["opt", "workspace"]}):
+        made = client.snapshot.create(box, **options)
+        whole = exported(client, made.snapshot_id)
+        with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+            inside = [one for one in tar if one.name in ("opt/d/file", "workspace/d/file") and one.isfile()]
+            assert {tar.extractfile(one).read() for one in inside} <= {b"mine\n"}
+    [fork] = client.sandbox.fork(box).sandboxes
+    assert "host" not in sh(client, fork.sandbox_id, "cat d/file /opt/d/file 2>/dev/null; true")
+    assert sh(client, fork.sandbox_id, "cat real/file") == "mine\n"
+    client.sandbox.terminate(fork.sandbox_id)
+
+
+def test_what_is_kept_is_what_a_sandbox_alone_writes_to_a_disk(world: World, places: str) -> None:
+    """On a read-only root, without a workspace in the image, and with workspaces of all kinds."""
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    daemon.env["DOCKER_HOST"] = world.engine.host
+    script = "echo 1 >/workspace/one; echo 2 >/tmp/two; echo 3 >/run/three"
+
+    def made(client: Any) -> str:
+        image = client.image.create(world.engine.guest(), provider="docker").image_id
+        box = client.sandbox.create(image).sandbox_id
+        sh(client, box, script)
+        return str(box)
+
+    daemon.start()
+    with daemon.connect() as client:
+        box = made(client)
+        whole = names(exported(client, client.snapshot.create(box).snapshot_id))
+        assert [name for name in whole if name.endswith(("/one", "/two", "/three"))] == ["workspace/one"]
+        [fork] = client.sandbox.fork(box).sandboxes
+        assert sh(client, fork.sandbox_id, "ls /workspace /tmp; id -u") == "/tmp:\n\n/workspace:\none\n1234\n"
+    daemon.stop()
+    for mode, why in (("user", "others write to"), ("none", "in memory")):
+        daemon.start(SANDBOX_DOCKER_VOLUME_MODE=mode)
+        with daemon.connect() as client:
+            box = made(client)
+            for work in (client.sandbox.fork, client.snapshot.create):
+                assert why in refused("not_supported", partial(work, box)).message
+            assert client.sandbox.get(box).status == "running"
+        daemon.stop()
+    daemon.start()
+    daemon.clear()
+
+
+def test_an_engine_that_is_down_leaves_nothing_half_done(world: World, client: Any, box: str) -> None:
+    sh(client, box, "echo 1 >one")
+    made = client.snapshot.create(box)
+    world.engine.stop()
+    try:
+        for work in (
+            lambda: client.sandbox.fork(box, sandbox_ids=["never"]),
+            lambda: client.snapshot.create(box),
+            lambda: client.snapshot.restore(made.snapshot_id),
+            lambda: client.sandbox.restore(box, made.snapshot_id),
+            lambda: client.snapshot.promote(made.snapshot_id),
+        ):
+            refused("provider_unavailable", work)
+        assert (client.sandbox.get(box).status, sh(client, box, "cat one")) == ("running", "1\n")
+    finally:
+        world.engine.start()
+    assert client.snapshot.list(sandbox_id=box).snapshots == [made]
+    assert [fork.sandbox_id for fork in client.sandbox.fork(box, sandbox_ids=["never"]).sandboxes] == ["never"]
+    client.sandbox.terminate("never")
+    soon(lambda: world.kept() == set())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, box: str, number: int) -> None:
+    sh(client, box, "head -c 200M /dev/urandom >large")
+    place, half = f"{world.engine.root}/data/tmp", f"half-{number}"
+    with ThreadPoolExecutor(1) as pool:
+        forking = pool.submit(refused, "provider_unavailable", lambda: client.sandbox.fork(box, sandbox_ids=[half]))
+        soon(lambda: bool(os.listdir(place)) or forking.done())
+        world.engine.send(number)
+        forking.result(60)
+        if number == signal.SIGKILL:
+            world.engine.stop(number)
+            world.engine.start()
+        else:
+            world.engine.send(signal.SIGCONT)
+    client.sandbox.fork(box, sandbox_ids=[half])
+    assert sh(client, half, "sha256sum large") == sh(client, box, "sha256sum large")
+    client.sandbox.terminate(half)
+    soon(lambda: world.kept() == set())
 
 
 def test_an_archive_cannot_say_what_is_gone_from_what_lies_beneath(world: World, client: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.keeping import layers, paths, refused, sh, soon, tree
+from tests.daemon.keeping import layers, on_both, on_both_deep, paths, refused, sh, soon, tree
 from tests.users import command_as
 
 from sandkeepd.providers.local_layers import MOST_LAYERS
@@ -18,20 +18,20 @@ pytestmark = pytest.mark.needs("bwrap")
 
 
 @pytest.fixture(scope="module")
-def client(shared_daemon: Any) -> Any:
-    with shared_daemon.connect() as client:
+def client(keeping_daemon: Any) -> Any:
+    with keeping_daemon.connect() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+def image(client: Any, image_of: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
     for place in (source, *source.parents[:2]):
         place.chmod(0o755)
     (source / "gone").mkdir()
     (source / "gone" / "old").write_text("old\n")
     (source / "file").write_text("from the image\n")
-    return str(client.image.create(str(source)).image_id)
+    return str(client.image.create(str(source), **image_of).image_id)
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def end(client: Any, *boxes: str) -> None:
         client.sandbox.terminate(box)
 
 
+@on_both_deep
 def test_forks_begin_with_what_their_source_has_and_go_on_alone(client: Any, box: str) -> None:
     sh(client, box, CHANGE)
     before = tree(client, box)
@@ -108,6 +109,7 @@ def test_what_is_shared_is_there_once_and_goes_with_the_last(client: Any, box: s
     soon(lambda: layer not in layers(shared_daemon))
 
 
+@on_both_deep
 def test_an_image_stays_while_forks_have_its_files(client: Any, image: str, shared_daemon: Any) -> None:
     own = client.image.create(client.image.get(image).source, clean=True).image_id
     source = client.sandbox.create(own).sandbox_id
@@ -118,6 +120,7 @@ def test_an_image_stays_while_forks_have_its_files(client: Any, image: str, shar
     client.image.remove(own)
 
 
+@on_both_deep
 def test_secrets_are_given_again(client: Any, image: str) -> None:
     source = client.sandbox.create(image, secrets={"KEY": "s3cret"}).sandbox_id
     assert "KEY" in refused("secret_missing", lambda: client.sandbox.fork(source)).message
@@ -127,6 +130,7 @@ def test_secrets_are_given_again(client: Any, image: str) -> None:
     end(client, source, made.sandbox_id)
 
 
+@on_both_deep
 def test_ids_of_ones_own(client: Any, box: str) -> None:
     made = client.sandbox.fork(box, count=2, sandbox_ids=["left", "right"]).sandboxes
     assert [one.sandbox_id for one in made] == ["left", "right"]
@@ -137,6 +141,7 @@ def test_ids_of_ones_own(client: Any, box: str) -> None:
     end(client, "left", "right")
 
 
+@on_both_deep
 def test_a_command_given_again_makes_no_more(client: Any, box: str) -> None:
     first = client.sandbox.fork(box, count=2, command_id="fork-again")
     again = client.sandbox.fork(box, count=2, command_id="fork-again")
@@ -144,6 +149,7 @@ def test_a_command_given_again_makes_no_more(client: Any, box: str) -> None:
     end(client, *(one.sandbox_id for one in first.sandboxes))
 
 
+@on_both_deep
 def test_lineage_is_told(client: Any, box: str) -> None:
     made = client.sandbox.fork(box).sandboxes[0].sandbox_id
     of_source = [event.type for event in client.sandbox.history(box).events]
@@ -154,6 +160,7 @@ def test_lineage_is_told(client: Any, box: str) -> None:
     end(client, made)
 
 
+@on_both_deep
 def test_one_that_failed_can_be_forked_and_one_that_ended_cannot(client: Any, image: str) -> None:
     source = client.sandbox.create(image).sandbox_id
     sh(client, source, "echo saved >saved")
@@ -167,13 +174,14 @@ def test_one_that_failed_can_be_forked_and_one_that_ended_cannot(client: Any, im
     end(client, made)
 
 
-def test_several_at_once_of_one_that_changes(client: Any, box: str, shared_daemon: Any) -> None:
+@on_both
+def test_several_at_once_of_one_that_changes(client: Any, box: str, keeping_daemon: Any) -> None:
     """Each has the two files as they were at one moment."""
     writer = "i=0; while :; do i=$((i+1)); echo $i >>one; echo $i >>two; done"
     client.process.launch(box, ["sh", "-c", writer], name="writer")
 
     def fork(_: int) -> list[str]:
-        with shared_daemon.connect() as own:
+        with keeping_daemon.connect() as own:
             return [made.sandbox_id for made in own.sandbox.fork(box, count=2).sandboxes]
 
     with ThreadPoolExecutor(3) as pool:
@@ -220,7 +228,7 @@ def test_the_same_of_a_users_own_daemon() -> None:
         os.chown(base, uid, uid)
         suite = [
             sys.executable, "-B", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider",
-            "--basetemp", f"{base}/tmp", "-k", f"({these}) and not users_own", *files,
+            "--basetemp", f"{base}/tmp", "-k", f"({these}) and not users_own and not docker", *files,
         ]  # fmt: skip
         done = subprocess.run(
             command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base},

@@ -11,7 +11,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.keeping import archive, exported, imported, layers, names, paths, refused, sh, soon, tree
+from tests.daemon.keeping import (
+    archive,
+    exported,
+    imported,
+    layers,
+    names,
+    on_both,
+    on_both_deep,
+    paths,
+    refused,
+    sh,
+    soon,
+    tree,
+)
 
 from sandkeep import archiving
 
@@ -19,13 +32,13 @@ pytestmark = pytest.mark.needs("bwrap")
 
 
 @pytest.fixture(scope="module")
-def client(shared_daemon: Any) -> Any:
-    with shared_daemon.connect() as client:
+def client(keeping_daemon: Any) -> Any:
+    with keeping_daemon.connect() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+def image(client: Any, image_of: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
     for place in (source, *source.parents[:2]):
         place.chmod(0o755)
@@ -34,7 +47,7 @@ def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     (source / "gone").mkdir()
     (source / "gone" / "old").write_text("old\n")
     (source / "file").write_text("from the image\n")
-    return str(client.image.create(str(source)).image_id)
+    return str(client.image.create(str(source), **image_of).image_id)
 
 
 @pytest.fixture
@@ -53,7 +66,8 @@ mkdir -m 700 closed; echo s >closed/secret; chmod 000 closed
 # -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_a_restored_sandbox_has_exactly_the_files_of_the_snapshot(client: Any, box: str) -> None:
+@on_both_deep
+def test_a_restored_sandbox_has_exactly_the_files_of_the_snapshot(client: Any, box: str, provider: str) -> None:
     sh(client, box, CHANGE)
     sh(
         client,
@@ -77,7 +91,8 @@ def test_a_restored_sandbox_has_exactly_the_files_of_the_snapshot(client: Any, b
         sh(client, made.sandbox_id, "stat -c %h hard; date -r sub/inner +%F; chmod 700 closed; cat closed/secret")
         == "2\n2001-02-03\ns\n"
     )
-    assert int(sh(client, made.sandbox_id, "stat -c %b sparse")) < 64
+    if provider == "local":  # a Docker engine writes holes out
+        assert int(sh(client, made.sandbox_id, "stat -c %b sparse")) < 64
     client.sandbox.terminate(made.sandbox_id)
 
 
@@ -111,6 +126,7 @@ def test_only_what_is_asked_for_is_taken(client: Any, box: str) -> None:
     refused("invalid", lambda: client.snapshot.create(box, exclude=["../.."]))
 
 
+@on_both
 def test_processes_stand_still_meanwhile_and_go_on(client: Any, box: str) -> None:
     """A program that writes to two files in turn never has them differ by more than one, nor does a snapshot."""
     writer = "i=0; while :; do i=$((i+1)); echo $i >>one; echo $i >>two; done"
@@ -144,12 +160,16 @@ def test_a_sandbox_that_failed_still_has_files(client: Any, image: str) -> None:
 # -- increments -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_gone_stays_gone_after_two_increments_and_an_export(client: Any, box: str) -> None:
+@on_both
+def test_what_is_gone_stays_gone_after_two_increments_and_an_export(
+    client: Any, box: str, image: str, provider: str
+) -> None:
     sh(client, box, "mkdir d; echo 1 >d/1; echo 2 >d/2; echo keep >keep; mkdir -p deep/er; echo x >deep/er/x")
     full = client.snapshot.create(box)
     sh(client, box, "rm d/1; rm -r gone; mkdir gone; echo young >gone/young; rm file; rm -r deep/er")
     first = client.snapshot.create(box, incremental=True)
-    assert (first.kind, first.parent_id) == ("incremental", full.snapshot_id)
+    is_local = provider == "local"  # on Docker each is over what the sandbox began with
+    assert (first.kind, first.parent_id) == ("incremental", full.snapshot_id if is_local else None)
     sh(
         client,
         box,
@@ -157,12 +177,12 @@ def test_what_is_gone_stays_gone_after_two_increments_and_an_export(client: Any,
     )
     before = tree(client, box)
     second = client.snapshot.create(box, incremental=True)
-    assert second.parent_id == first.snapshot_id
+    assert second.parent_id == (first.snapshot_id if is_local else None)
     restored = client.snapshot.restore(second.snapshot_id).sandbox_id
     assert tree(client, restored) == before
     whole = exported(client, second.snapshot_id)
     assert not [name for name in names(whole) if ".wh." in name]
-    again = imported(client, whole)
+    again = imported(client, whole, image_id=None if is_local else image)
     back = client.snapshot.restore(again.snapshot_id).sandbox_id
     assert tree(client, back) == before
     middle = client.snapshot.restore(first.snapshot_id).sandbox_id
@@ -269,6 +289,7 @@ def test_nothing_to_build_on_is_told_before_anything_happens(client: Any, box: s
 # -- over a sandbox's own files ---------------------------------------------------------------------------------------
 
 
+@on_both_deep
 def test_a_sandbox_gets_its_earlier_files_back(client: Any, box: str) -> None:
     sh(client, box, CHANGE)
     before = tree(client, box)
@@ -287,6 +308,7 @@ def test_a_sandbox_gets_its_earlier_files_back(client: Any, box: str) -> None:
     assert later.parent_id == snapshot.snapshot_id
 
 
+@on_both_deep
 def test_processes_are_not_ended_unless_that_is_asked_for(client: Any, box: str) -> None:
     snapshot = client.snapshot.create(box)
     client.process.launch(box, ["sleep", "1000"], name="sleeper")
@@ -299,6 +321,7 @@ def test_processes_are_not_ended_unless_that_is_asked_for(client: Any, box: str)
     assert client.process.wait(box, "after").exit_code == 0
 
 
+@on_both_deep
 def test_a_damaged_archive_leaves_a_sandbox_as_it_was(client: Any, box: str) -> None:
     sh(client, box, "echo mine >mine")
     snapshot = client.snapshot.create(box)
@@ -325,6 +348,7 @@ def test_a_damaged_archive_leaves_a_sandbox_as_it_was(client: Any, box: str) -> 
     client.sandbox.restore(box, snapshot.snapshot_id, end_processes=True)
 
 
+@on_both_deep
 def test_one_that_failed_can_be_restored_and_then_runs(client: Any, image: str) -> None:
     box = client.sandbox.create(image, secrets={"KEY": "s3cret"}).sandbox_id
     sh(client, box, "echo 1 >one")
@@ -407,6 +431,7 @@ def test_what_comes_is_what_was_said(client: Any) -> None:
     refused("snapshot_corrupt", lambda: imported(client, good, digest=f"sha256:{'0' * 64}"))
 
 
+@on_both_deep
 def test_a_file_is_exported_whole_or_not_at_all(client: Any, box: str, tmp_path: Path) -> None:
     sh(client, box, "echo 1 >one")
     snapshot = client.snapshot.create(box)
@@ -430,6 +455,7 @@ def test_an_exported_file_cannot_be_written_to(client: Any, box: str) -> None:
         os.close(descriptor)
 
 
+@on_both_deep
 def test_a_promoted_snapshot_is_an_image_like_others(client: Any, box: str) -> None:
     sh(client, box, f"{CHANGE} chmod 700 closed")
     before = tree(client, box)
@@ -446,7 +472,8 @@ def test_a_promoted_snapshot_is_an_image_like_others(client: Any, box: str) -> N
 # -- who may, and what is shown ---------------------------------------------------------------------------------------
 
 
-def test_views_tell_of_it(client: Any, box: str, shared_daemon: Any) -> None:
+@on_both_deep
+def test_views_tell_of_it(client: Any, box: str, keeping_daemon: Any) -> None:
     first = client.snapshot.create(box, name="first")
     second = client.snapshot.create(box, labels={"kind": "nightly"})
     assert client.sandbox.get(box).latest_snapshot_id == second.snapshot_id
@@ -454,7 +481,7 @@ def test_views_tell_of_it(client: Any, box: str, shared_daemon: Any) -> None:
     assert [one.snapshot_id for one in found] == [first.snapshot_id, second.snapshot_id]
     assert client.snapshot.list(sandbox_id=box, name="first").snapshots == [first]
     assert client.snapshot.list(sandbox_id=box, labels={"kind": "nightly"}).snapshots == [second]
-    path = Path(shared_daemon.state_dir) / "sandboxes" / box / "metadata.json"
+    path = Path(keeping_daemon.state_dir) / "sandboxes" / box / "metadata.json"
     soon(lambda: path.exists() and second.snapshot_id in path.read_text())
     document = msgspec.json.decode(path.read_bytes())
     assert document["latest_snapshot"] == {"bucket": None, "path": second.places[0].path}
@@ -466,6 +493,7 @@ def test_views_tell_of_it(client: Any, box: str, shared_daemon: Any) -> None:
     assert types[-2:] == ["snapshot.delete_requested", "snapshot.deleted"]
 
 
+@on_both_deep
 def test_a_command_given_again_makes_one_snapshot(client: Any, box: str) -> None:
     first = client.snapshot.create(box, command_id="again")
     assert client.snapshot.create(box, command_id="again") == first

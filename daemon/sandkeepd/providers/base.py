@@ -737,6 +737,10 @@ class Layering(Protocol):
 class Replacing(Protocol):
     """What a provider can do beyond `Provider` when the files of a sandbox can be replaced by others, as a whole."""
 
+    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        """The plan by which a sandbox of that plan is started with these files instead of its own."""
+        ...
+
     async def replace_files(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
         plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],

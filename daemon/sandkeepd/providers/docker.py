@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 import trio
@@ -30,6 +31,7 @@ from sandkeepd.providers.docker_images import DockerImages
 from sandkeepd.providers.docker_instance import DockerInstance
 from sandkeepd.providers.docker_keeping import Keeping
 from sandkeepd.providers.docker_plan import Plan
+from sandkeepd.providers.docker_replacing import Held, Replacements
 from sandkeepd.providers.docker_start import Handle, Job
 from sandkeepd.providers.kept import KeptProvider, running
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
@@ -54,10 +56,7 @@ REMOVED_S: Final = 1.5
 """How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
 
 
-Held = DockerInstance | ExecInstance
-
-
-class DockerProvider(Keeping, KeptProvider[Held]):
+class DockerProvider(KeptProvider[Held], Keeping, Replacements):
     """See `Provider`. It runs tasks of its own, so `open_docker` makes it."""
 
     name = "docker"
@@ -75,6 +74,7 @@ class DockerProvider(Keeping, KeptProvider[Held]):
         self.disks = DiskWatch(self._instances, self._occupied, self._end_for_disk)
         self._driver: str | None = None
         self._following = False
+        self._replacing = WeakValueDictionary()
 
     def _sandbox(self, sandbox_id: str) -> str:
         return self.layout.sandbox(sandbox_id)

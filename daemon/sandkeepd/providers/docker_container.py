@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sandkeep.model import SandboxSpec
 from sandkeepd.keeper import program
-from sandkeepd.providers.docker_plan import INSIDE, Plan, Volume
+from sandkeepd.providers.docker_plan import INSIDE, Plan, Volume, name_of
 
 SANDBOX_LABEL: Final = "sandkeep.sandbox"
 OWNER_LABEL: Final = "sandkeep.owner"
@@ -44,7 +44,7 @@ def configuration(
     env = {SANDBOX_VARIABLE: sandbox_id, **spec.env}
     return {
         "Image": plan.image,
-        "Hostname": host_name(plan.name),
+        "Hostname": host_name(name_of(sandbox_id)),
         "User": f"{plan.uid}:{plan.gid}",
         "Env": [f"{name}={value}" for name, value in env.items() if name not in secrets],
         "Labels": {**spec.labels, **labels(sandbox_id, plan.owner, log_id)},

@@ -50,6 +50,7 @@ class Container(Pausable):
         """See `Pausing.resume`."""
         async with self._in_turn():
             await self.engine.call(lambda client: docker_start.pause(client, self.container_id, paused=False))
+            freezing.thaw(self.control_groups)  # a daemon may have died while its files were read, and its guard, too
         self.pause.set(False)
 
     @asynccontextmanager

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, SandkeepError
+from sandkeep.errors import CallerError, SandkeepError, SetupError
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.providers import docker_layers, docker_trees
 from sandkeepd.providers.base import (
@@ -58,6 +58,8 @@ class Keeping(ABC):
     engine: Engine
     images: DockerImages
     log_id: str
+    _nursery: trio.Nursery
+    _has_files: bool = False
 
     @abstractmethod
     async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
@@ -68,10 +70,20 @@ class Keeping(ABC):
         """The container of a sandbox, if it runs."""
 
     async def _files_of(self, source: Source) -> ContainerFiles:
+        await self._require_files()
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         return await self.engine.call(
             partial(docker_trees.find, container_id=handle.container_id, sandbox_id=source.sandbox_id, plan=plan)
         )
+
+    async def _require_files(self) -> None:
+        """Raise `not_supported` unless the engine's files can be read, and written, as they are understood here."""
+        if not self._has_files:
+            found = await self.engine.call(lambda client: client.info())
+            why = docker_trees.why_not(found, root=os.geteuid() == 0)
+            if why is not None:
+                raise SetupError("not_supported", why)
+            self._has_files = True
 
     # Archives
 
@@ -115,7 +127,11 @@ class Keeping(ABC):
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
                 changes = await self._in_thread(packer.changes, files, container, output, "layer.frozen")
             failpoints.reach("layer.copied")
-            await self._give(name, beneath, changes.layer)
+            try:
+                await self._give(name, beneath, changes.layer)
+            except SandkeepError:
+                self._nursery.start_soon(self._discard_later, name)  # nobody begins with files of that name any more
+                raise
         document = await self.filled([name], None)
         size = changes.layer.size_bytes
         return Frozen(files=document, needs_image=False, pause_ms=changes.pause.ms, size_bytes=size)
@@ -129,6 +145,13 @@ class Keeping(ABC):
                 await self.discard_layers([name])
             raise
         failpoints.reach("layer.made")
+
+    async def _discard_later(self, name: str) -> None:
+        """An engine that was given something and hung may have taken it after all."""
+        await self.engine.recovered()
+        await self.engine.quiet()
+        with suppress(SandkeepError):
+            await self.discard_layers([name])
 
     async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         """See `Layering.filled`. The engine keeps what lies beneath as long as there is what lies above."""
@@ -199,17 +222,11 @@ def _inspect_image(client: "APIClient", image: str) -> dict[str, Any]:
 
 def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capability]:
     """What works of all this with an engine that says this of itself, for `Provider.capabilities`."""
-    why = None
-    if not root:
-        why = "only root's daemon sees the files of containers"
-    elif found.get("Driver") != docker_trees.DRIVER:
-        why = f"the engine keeps files by {found.get('Driver')}, not by {docker_trees.DRIVER}"
-    elif not os.path.isdir(found.get("DockerRootDir") or ""):
-        why = "the engine's files are on another machine"
+    why = docker_trees.why_not(found, root=root)
     works = why is None
     return {
         "snapshots": Capability(works=works, why=why),
         "incremental_snapshots": Capability(works=works, why=why or "each holds all that differs from the beginning"),
         "forks": Capability(works=works, why=why or "each gets a copy of what is in its volumes"),
-        "restore_over_own_files": Capability(works=False, why="restore into a new sandbox"),
+        "restore_over_own_files": Capability(works=works, why=why),
     }

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 REPOSITORY: Final = "sandkeep-files"
 """By this, and the name that such files are kept under, the engine knows the image."""
 
+MOST_HOLE_BYTES: Final = 1024**3
+"""So much may be written on the engine's disk for what takes no room in the sandbox."""
+
 _PIECE_BYTES: Final = 1024 * 1024
 _LAYER: Final = "layer.tar"
 
@@ -39,11 +42,14 @@ class Beneath(Struct, frozen=True, kw_only=True):
 
 
 class Layer(Struct, frozen=True, kw_only=True):
-    """A plain tar in an open file, of `size_bytes`, that says by whiteouts what is gone."""
+    """A plain tar in an open file, of `size_bytes`, that says by whiteouts what is gone. Its files have `hole_bytes`
+    where nothing was written.
+    """
 
     descriptor: int
     sha256: str
     size_bytes: int
+    hole_bytes: int
 
 
 def tag(name: str) -> str:
@@ -74,7 +80,13 @@ def of_nothing(details: Mapping[str, Any]) -> Beneath:
 
 
 async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: Layer) -> None:
-    """Have the engine keep an image of a layer upon others. Raises `storage_unavailable`, `provider_unavailable`."""
+    """Have the engine keep an image of a layer upon others. Raises `storage_unavailable`, `provider_unavailable`, and
+    `disk_limit` for files that would take more room than they do.
+    """
+    if layer.hole_bytes > MOST_HOLE_BYTES:
+        holes, most = layer.hole_bytes >> 20, MOST_HOLE_BYTES >> 20
+        words = f"its files have {holes} MiB of holes, which a Docker engine writes out; at most {most} MiB"
+        raise ProviderError("disk_limit", f"{words}: remove sparse files, or exclude them from the snapshot")
     architecture, system = await engine.call(_machine)
     layers = [*beneath.layers, f"sha256:{layer.sha256}"]
     image = {
@@ -93,7 +105,7 @@ async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: 
 
     body = _archive(image, [f"beneath/{number}" for number in range(len(beneath.layers))], tag(name), layer)
     kind = {"Content-Type": "application/x-tar"}
-    await Asking("/images/load", {"quiet": "1"}, take, body, headers=lambda _: kind).run(engine)
+    await Asking("/images/load", {"quiet": "1"}, take, body, headers=lambda _: kind).run_while_awake(engine)
     if failed:
         raise _not_taken(failed[0])
     made = await engine.call(lambda client: of_image(client, tag(name)))

@@ -121,7 +121,8 @@ def as_layer(archive: KeptArchive, output: int, moved: Meter) -> Layer:
 
 def _layer(descriptor: int, packed: Packed) -> Layer:
     os.lseek(descriptor, 0, os.SEEK_SET)
-    return Layer(descriptor=descriptor, sha256=packed.sha256, size_bytes=packed.size_bytes)
+    holes = packed.content_bytes - packed.data_bytes
+    return Layer(descriptor=descriptor, sha256=packed.sha256, size_bytes=packed.size_bytes, hole_bytes=holes)
 
 
 def _standing(container: Container | None) -> AbstractContextManager[Pause]:

@@ -6,10 +6,12 @@ The settings are the most that callers get, and are read here: what was decided 
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from secrets import token_hex
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sandkeep import docker_settings as settings
 from sandkeep.errors import CallerError, SetupError
@@ -28,6 +30,7 @@ RESERVED: Final = "sandkeep."
 """What the names of our own labels begin with."""
 
 _UID: Final = re.compile(r"uid:[0-9]+")
+_MARK: Final = re.compile(r"\.[0-9a-f]{16}$")
 
 
 class Details(Struct, frozen=True, kw_only=True):
@@ -114,7 +117,7 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     workspace = image.workdir if _is_free(image.workdir, ["/tmp"]) else WORKSPACE  # noqa: S108 - inside
     to_itself = (uid, gid) == image.user and (image.writable or uid == 0)
     return Plan(
-        name=f"sandbox-{sandbox_id}", owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
+        name=name_of(sandbox_id), owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
         shell=image.shell, tmux=image.tmux, why_no_shell=image.why,
         workspace=workspace, writable=to_itself,
         workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
@@ -123,6 +126,22 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
     )  # fmt: skip
+
+
+def name_of(sandbox_id: str) -> str:
+    """What the engine calls a sandbox's container."""
+    return f"sandbox-{sandbox_id}"
+
+
+def beside(plan: Plan) -> Plan:
+    """The plan of a container that is to take the place of one which is still there: it needs another name, and another
+    volume of its own, that nobody can have guessed.
+    """
+    mark = token_hex(8)
+    volume = plan.workspace_volume
+    if volume is not None and volume.own:
+        volume = replace(volume, source=_MARK.sub("", volume.source) + f".{mark}")
+    return replace(plan, name=_MARK.sub("", plan.name) + f".{mark}", workspace_volume=volume)
 
 
 def _beyond(setting: str, field: str, words: str) -> CallerError:

@@ -17,7 +17,7 @@ from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError,
 from sandkeep.model import SandboxSpec
 from sandkeepd.hostprocess import Identity, identify, run_tool
 from sandkeepd.keeper import program
-from sandkeepd.providers import docker_idle
+from sandkeepd.providers import docker_idle, docker_plan
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
 from sandkeepd.providers.docker_plan import INSIDE, Plan
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
@@ -276,8 +276,9 @@ def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
     return f"the sandbox did not start: {told or 'its keeper does not answer'}"
 
 
-def remove(client: "APIClient", sandbox_id: str, log_id: str) -> None:
-    """Remove a sandbox's containers, whatever state they are in, and its own volume. Safe to repeat.
+def remove(client: "APIClient", sandbox_id: str, log_id: str, but: str | None = None) -> None:
+    """Remove a sandbox's containers, whatever state they are in, and its own volume; all `but` the container with that
+    id, and its volume. Safe to repeat.
 
     Found by their labels: a name alone says nothing.
     """
@@ -285,10 +286,19 @@ def remove(client: "APIClient", sandbox_id: str, log_id: str) -> None:
 
     marks = {"label": _labels(sandbox_id, log_id)}
     for container in client.containers(all=True, filters=marks):
-        _remove_container(client, container["Id"])
-    for volume in client.volumes(filters=marks)["Volumes"] or ():
+        if container["Id"] != but:
+            _remove_container(client, container["Id"])
+    unused = {"dangling": True} if but is not None else {}
+    for volume in client.volumes(filters={**marks, **unused})["Volumes"] or ():
         with suppress(NotFound):
             client.remove_volume(volume["Name"], force=True)
+
+
+def rename(client: "APIClient", container_id: str, sandbox_id: str) -> None:
+    """Have a container be called as a sandbox's is, as soon as it is the only one."""
+    name = docker_plan.name_of(sandbox_id)
+    if client.inspect_container(container_id)["Name"] != f"/{name}":
+        client.rename(container_id, name)
 
 
 def halt(client: "APIClient", sandbox_id: str, log_id: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import trio
 
-from sandkeep.errors import ProviderError
+from sandkeep.errors import ProviderError, SandkeepError
 from sandkeepd.providers.docker_engine import Engine
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 MOST_LINE_BYTES: Final = 8 * 1024 * 1024
 """A document is one line; the engine's own are never so long."""
+
+KNOCK_S: Final = 1.0
+"""How often an engine is asked meanwhile whether it answers at all."""
 
 ENDED_S: Final = 10.0
 """How long a thread whose connection was cut may take to notice."""
@@ -74,6 +77,31 @@ class Asking:
             with trio.CancelScope(shield=True), trio.move_on_after(ENDED_S if self.began else 0):
                 await ended.wait()
             raise
+
+    async def run_while_awake(self, engine: Engine) -> None:
+        """The same of what an engine does without waiting for anybody: one that hangs meanwhile is given up. Raises
+        `provider_unavailable` then.
+        """
+        failures: list[SandkeepError] = []
+
+        async def ask() -> None:
+            try:
+                await self.run(engine)
+            except SandkeepError as error:
+                failures.append(error)
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while not failures:
+                await trio.sleep(KNOCK_S)
+                try:
+                    await engine.answer()
+                except SandkeepError as error:
+                    failures.append(error)
+            nursery.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
 
     def cut(self) -> None:
         """Break it off. From any thread."""

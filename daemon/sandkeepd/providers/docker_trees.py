@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from sandkeep.docker_settings import VOLUME_MODE
 from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep_store.archives import whiteouts
 from sandkeep_store.archives.members import TOP, Member
@@ -56,12 +57,38 @@ def find(client: "APIClient", container_id: str, sandbox_id: str, plan: Plan) ->
         words = f"the container of sandbox {sandbox_id} was removed, and its files with it"
         raise StateError("not_ready", words, sandbox_id=sandbox_id) from None
     layers = layers_of(found)
-    if plan.workspace_volume is None:
-        words = "its workspace is in memory, and goes with it: have the administrator set SANDBOX_DOCKER_VOLUME_MODE"
-        raise SetupError("not_supported", words)
+    _require_own_workspace(plan)
     return ContainerFiles(
         image=found["Image"], upper=layers[0], lowers=layers[1:], volumes=_volumes(found["Mounts"], plan)
     )
+
+
+def _require_own_workspace(plan: Plan) -> None:
+    """Raise `not_supported` where a copy of its workspace could not be a copy's own."""
+    if plan.workspace_volume is None:
+        why = "is in memory, and goes with it"
+    elif not plan.workspace_volume.own:
+        why = f"is the volume {plan.workspace_volume.source}, which others write to as well"
+    else:
+        return
+    words = f"its workspace {why}: only with {VOLUME_MODE.name}=session, the administrator's, are its files kept"
+    raise SetupError("not_supported", words)
+
+
+def why_not(found: Mapping[str, Any], *, root: bool) -> str | None:
+    """Why the files of containers are not to be had of an engine that says this of itself; None when they are."""
+    options = [option.partition(",")[0] for option in found.get("SecurityOptions") or ()]
+    if not root:
+        return "only root's daemon sees the files of containers"
+    if found.get("Driver") != DRIVER:
+        return f"the engine keeps files by {found.get('Driver')}, not by {DRIVER}"
+    if not os.path.isdir(found.get("DockerRootDir") or ""):
+        return "the engine's files are on another machine"
+    if "name=userns" in options or "name=rootless" in options:
+        return "the engine gives the files of containers to other users than they seem to have"
+    if ["Native Overlay Diff", "true"] not in (found.get("DriverStatus") or ()):
+        return "this machine's overlays move directories by reference (redirect_dir, or metacopy): switch that off"
+    return None
 
 
 def layers_of(found: Mapping[str, Any]) -> list[str]:

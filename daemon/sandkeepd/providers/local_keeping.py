@@ -183,6 +183,10 @@ class Keeping(ABC):
         """See `Layering.layered`."""
         return {**plan, **files}
 
+    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Replacing.replaced`."""
+        return self.layered(plan, files)
+
     def needs_image(self, files: Mapping[str, Any]) -> bool:
         """See `Layering.needs_image`."""
         return bool(files["over_image"])

@@ -1,0 +1,128 @@
+"""Other files for a container that there is: another container in its place. See `Replacing` for the interface.
+
+Nothing of a container is changed or moved for that: the one of before stands beside the new one, ended, with its own
+volume, until the new one is on record. Which of them is the sandbox's is what the handle on record says; the others go.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import msgspec
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import SandkeepError
+from sandkeep.model import SandboxSpec
+from sandkeepd.hostprocess import identify
+from sandkeepd.providers import docker_plan, docker_start
+from sandkeepd.providers.docker_engine import Engine
+from sandkeepd.providers.docker_exec import ExecInstance
+from sandkeepd.providers.docker_instance import DockerInstance
+from sandkeepd.providers.docker_plan import Plan
+from sandkeepd.providers.docker_start import Handle, Job
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+logger = logging.getLogger("sandkeepd")
+
+Held = DockerInstance | ExecInstance
+
+
+class Replacements(ABC):
+    """The part of the Docker provider that does this."""
+
+    engine: Engine
+    log_id: str
+    _instances: dict[str, Held]
+    _replacing: WeakValueDictionary[str, trio.Lock]
+
+    @abstractmethod
+    def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
+        """What is to be started."""
+
+    @abstractmethod
+    async def _start(self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]) -> Held:
+        """Start it, and hold it."""
+
+    @abstractmethod
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Reviving.halt`."""
+
+    @abstractmethod
+    async def _see_end(self, instance: Held) -> None:
+        """Let go of one that was ended."""
+
+    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Replacing.replaced`. While both are there they cannot have the same names."""
+        after = docker_plan.beside(msgspec.convert({**plan, **files}, Plan))
+        document: dict[str, Any] = msgspec.to_builtins(after)
+        return document
+
+    async def replace_files(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
+        plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
+    ) -> Held:  # fmt: skip
+        """See `Replacing.replace_files`."""
+        before, after = plans
+        async with self._turn(sandbox_id):
+            await self.halt(sandbox_id, before, handle)
+            try:
+                await self._leave_only(sandbox_id, _container_of(handle))  # the next start is nothing's but this one's
+                failpoints.reach("replace.aside")
+                instance = await self._start(self._job(sandbox_id, spec, secrets, after), secrets, docker_start.start)
+                await instance.remember_earlier()
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    await self._put_back(sandbox_id, handle)
+                raise
+            return instance
+
+    async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
+        """See `Replacing.put_back`."""
+        async with self._turn(sandbox_id):
+            await self._put_back(sandbox_id, handle)
+        first = msgspec.convert(handle, Handle).first
+        return identify(first.pid) != first
+
+    async def _put_back(self, sandbox_id: str, handle: dict[str, Any]) -> None:
+        """What cannot be removed now is when files of the sandbox are replaced again, or when it ends."""
+        try:
+            await self._leave_only(sandbox_id, _container_of(handle))
+        finally:
+            instance = self._instances.get(sandbox_id)
+            if instance is not None and _container_of(instance.handle) != _container_of(handle):
+                await self._see_end(instance)
+
+    async def drop_replaced(self, sandbox_id: str) -> None:
+        """See `Replacing.drop_replaced`. Whatever is held is what is on record.
+
+        Error handling: what cannot be removed now is when the daemon starts again, or when the sandbox ends.
+        """
+        instance = self._instances.get(sandbox_id)
+        async with self._turn(sandbox_id):
+            if instance is None or self._instances.get(sandbox_id) is not instance:
+                return  # it is being replaced itself
+            try:
+                await self._leave_only(sandbox_id, _container_of(instance.handle))
+                await self.engine.call(
+                    partial(docker_start.rename, container_id=_container_of(instance.handle), sandbox_id=sandbox_id)
+                )
+            except SandkeepError as error:
+                logger.warning("replaced files stay", extra={"sandbox_id": sandbox_id, "why": error.message})
+
+    async def _leave_only(self, sandbox_id: str, container_id: str) -> None:
+        await self.engine.call(
+            partial(docker_start.remove, sandbox_id=sandbox_id, log_id=self.log_id, but=container_id)
+        )
+
+    def _turn(self, sandbox_id: str) -> trio.Lock:
+        return self._replacing.setdefault(sandbox_id, trio.Lock())
+
+
+def _container_of(handle: dict[str, Any]) -> str:
+    return msgspec.convert(handle, Handle).container_id
