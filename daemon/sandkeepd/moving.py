@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, DataError
+from sandkeep.errors import CallerError, DataError, StateError
 from sandkeep.methods import SnapshotImport, SnapshotPromote, SnapshotRef
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep_store.archives.compression import Codec
@@ -125,14 +125,28 @@ class Moves:
         provider = snapshotting(self._core.provider(image.requested.provider if image is not None else "local"))
         event = decide.import_snapshot(command, request.owner, places, image, provider.files_root({}))
         intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
+        taking = trio.CancelScope()
+        work = partial(self._carry_in, snapshot_id, request, event, taking, intent)
+        self._core.carry(work, f"import of {snapshot_id}")
         try:
-            stored = await self._take(request, event)
-        except BaseException as unforeseen:
-            with trio.CancelScope(shield=True):
-                await self._snapshots.failed(snapshot_id, unforeseen, intent)
-            raise
+            return await self._snapshots.answer_create(snapshot_id)
+        finally:
+            taking.cancel()  # nobody is there any more who would write; what has come already is kept
+
+    async def _carry_in(
+        self,
+        snapshot_id: str,
+        request: Request[SnapshotImport],
+        event: events.SnapshotCreateRequested,
+        taking: trio.CancelScope,
+        intent: Recorded,
+    ) -> None:
+        try:
+            stored = await self._take(request, event, taking)
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            await self._snapshots.failed(snapshot_id, unforeseen, intent, interrupted=taking.cancelled_caught)
+            return
         await self._core.record([NewEvent(snapshot_id, stored)], intent)
-        return await self._snapshots.answer_create(snapshot_id)
 
     def _image(self, request: Request[SnapshotImport]) -> ImageState | None:
         """What the archive is to be run as. Raises `not_found`."""
@@ -157,20 +171,15 @@ class Moves:
         return answer
 
     async def _take(
-        self, request: Request[SnapshotImport], event: events.SnapshotCreateRequested
+        self, request: Request[SnapshotImport], event: events.SnapshotCreateRequested, taking: trio.CancelScope
     ) -> events.SnapshotStored:
         command, progress = request.params, request.progress
         async with self._archives.making(event.places) as making:
-            reading, writing = os.pipe()
-            try:
-                try:
-                    enlarge(reading)
-                    await request.give([writing])
-                finally:
-                    os.close(writing)
-                sha256 = await Intake(reading, making.descriptor, command.size_bytes).run(progress)
-            finally:
-                os.close(reading)
+            sha256 = ""
+            with taking:
+                sha256 = await self._received(request, making.descriptor)
+            if taking.cancelled_caught:
+                raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")
             if command.digest not in (None, f"sha256:{sha256}"):
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
             looking = partial(_looked_through, making.descriptor, limits_of_import(event.root))
@@ -184,6 +193,19 @@ class Moves:
             content_bytes=found.content_bytes,
             format=_FORMATS[found.codec],
         )
+
+    async def _received(self, request: Request[SnapshotImport], target: int) -> str:
+        """Give the caller the end of a pipe, have what comes from it in a file, and answer its digest."""
+        reading, writing = os.pipe()
+        try:
+            try:
+                enlarge(reading)
+                await request.give([writing])
+            finally:
+                os.close(writing)
+            return await Intake(reading, target, request.params.size_bytes).run(request.progress)
+        finally:
+            os.close(reading)
 
     # -- as an image --------------------------------------------------------------------------------------------------
 

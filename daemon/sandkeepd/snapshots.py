@@ -192,13 +192,15 @@ class Snapshots:
             await making.keep(packed.sha256, packed.size_bytes, progress)
         return stored_of(packed, asked.format)
 
-    async def failed(self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None) -> None:
-        """Put it on record that no snapshot came of it."""
+    async def failed(
+        self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None, *, interrupted: bool = False
+    ) -> None:
+        """Put it on record that no snapshot came of it. `interrupted`: who gives the order again has it begun anew."""
         core = self._core
         asked = core.state.snapshots[snapshot_id].requested
         error = as_sandkeep_error(unforeseen)
         await self._archives.in_thread(self._archives.drop_catalogue, snapshot_id)
-        failed = events.SnapshotFailed(code=error.code, message=error.message)
+        failed = events.SnapshotFailed(code=error.code, message=error.message, interrupted=interrupted)
         await core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], intent)
         await self.drop_kept()
 

@@ -2,11 +2,11 @@
 
 import fcntl
 import os
-import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -59,29 +59,21 @@ def fails_no_defect(daemon: RunningDaemon) -> None:
 
 
 def test_clients_that_send_nothing_keep_nobody_waiting(shared_daemon: Any, client: Any, box: str) -> None:
-    waiting = []
-    try:
-        for _ in range(THREADS // 8):
-            other = shared_daemon.connect()
-            other.__enter__()
-            waiting.append(other)
-            for _ in range(8):
-                handed = other.with_descriptors("snapshot.import", 10)
-                handed.__enter__()
-                handed.receive()
+    with ExitStack() as waiting:
+        for number in range(THREADS):
+            if number % 8 == 0:
+                other = waiting.enter_context(shared_daemon.connect())
+            handed = waiting.enter_context(other.with_descriptors("snapshot.import", 10))
+            [pipe] = handed.receive()
+            waiting.callback(os.close, pipe)
         assert sh(client, box, "echo here") == "here\n"
         assert client.snapshot.create(box).status == "ready"
-    finally:
-        for other in waiting:
-            other.close()
 
 
 def test_an_archive_that_never_comes_does_not_keep_the_daemon(new_daemon: Callable[[], RunningDaemon]) -> None:
     daemon = new_daemon()
     daemon.start()
-    with daemon.connect() as client:
-        handed = client.with_descriptors("snapshot.import", 10)
-        handed.__enter__()
+    with daemon.connect() as client, client.with_descriptors("snapshot.import", 10) as handed:
         [pipe] = handed.receive()
     try:
         with daemon.connect() as client:
@@ -91,7 +83,7 @@ def test_an_archive_that_never_comes_does_not_keep_the_daemon(new_daemon: Callab
         os.close(pipe)
 
 
-def test_who_is_given_an_archive_can_only_read_it(client: Any, box: str, s3_bucket: str, image: str) -> None:
+def test_who_is_given_an_archive_can_only_read_it(client: Any, box: str) -> None:
     whole = client.snapshot.create(box).snapshot_id
     sh(client, box, "echo more >more")
     part = client.snapshot.create(box, incremental=True).snapshot_id
@@ -180,12 +172,12 @@ def test_an_archive_that_grew_in_its_bucket_is_not_taken(
     new_daemon: Callable[[], RunningDaemon], source: str, s3_bucket: str, s3: Any
 ) -> None:
     daemon = new_daemon()
-    daemon.start(SANDBOX_SNAPSHOT_S3_BUCKET=s3_bucket)
+    daemon.start(SANDBOX_S3_BUCKET=s3_bucket)
     with daemon.connect() as client:
         box = client.sandbox.create(client.image.create(source).image_id).sandbox_id
         snapshot = client.snapshot.create(box)
         [place] = [place for place in snapshot.places if place.where == "s3"]
-        s3.client.put_object(Bucket=s3_bucket, Key=place.path, Body=bytes(1 << 20))
+        s3.client().put_object(Bucket=s3_bucket, Key=place.path, Body=bytes(1 << 20))
         told = refused("snapshot_corrupt", lambda: client.snapshot.restore(snapshot.snapshot_id))
         assert "bytes" in told.message
         client.sandbox.terminate(box)
