@@ -6,12 +6,13 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
+from tests.daemon.disks import mount, umount
 from tests.daemon.keeping import archive, exported, imported, layers, refused, sh, soon, tree
 
 from sandkeep import archiving
@@ -211,6 +212,7 @@ def test_a_chain_ends_where_nothing_could_be_restored_of_it(client: Any, box: st
 # -- sandboxes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak  # programs take quadratic time for it
 def test_directories_as_deep_as_a_path_can_name_come_back(client: Any, box: str) -> None:
     sh(client, box, "d=$(printf 'a/%.0s' $(seq 1900)); mkdir -p $d; echo deep >${d}file")
     snapshot = client.snapshot.create(box).snapshot_id
@@ -226,6 +228,7 @@ def test_directories_as_deep_as_a_path_can_name_come_back(client: Any, box: str)
         client.sandbox.terminate(one)
 
 
+@pytest.mark.soak
 def test_directories_beyond_what_a_path_can_name_keep_nobody_from_snapshots(client: Any, box: str) -> None:
     script = "d=$(printf 'a/%.0s' $(seq 500)); for n in $(seq 12); do mkdir -p $d; cd -P $d; done; echo deep >file"
     sh(client, box, script)
@@ -253,6 +256,46 @@ def test_links_of_links_in_an_image_survive_an_export(client: Any, image: str) -
 
 
 # -- full disks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("root")
+def test_a_full_disk_loses_nothing_and_is_told_as_one(
+    new_daemon: Callable[[], RunningDaemon], source: str, tmp_path: Path
+) -> None:
+    """Archives, and copies for restores, are on a disk of their own that takes less and less."""
+    daemon = new_daemon()
+    small = f"{daemon.root}/small"
+    os.mkdir(small, 0o700)
+    mount("-t", "tmpfs", "-o", "size=6m,mode=0700", "none", small)
+    try:
+        daemon.start(SANDBOX_SNAPSHOT_DIR=f"{small}/archives")
+        with daemon.connect() as client:
+            box = client.sandbox.create(client.image.create(source).image_id).sandbox_id
+            sh(client, box, "head -c 2M /dev/urandom >noise")
+            first = client.snapshot.create(box).snapshot_id
+            sh(client, box, "head -c 9M /dev/urandom >more")
+            refused("storage_unavailable", lambda: client.snapshot.create(box))
+            refused("storage_unavailable", lambda: client.snapshot.create(box, incremental=True))
+            noise = archive(("noise", os.urandom(9 << 20).hex()))
+            refused("storage_unavailable", lambda: imported(client, noise))
+            assert os.listdir(f"{small}/archives/.partial") == []
+            sh(client, box, "rm more; echo part >part")
+            part = client.snapshot.create(box, incremental=True).snapshot_id
+            with open(f"{small}/filler", "wb") as filler, suppress(OSError):
+                while True:
+                    filler.write(bytes(1 << 16))
+            refused("storage_unavailable", lambda: exported(client, part))  # it is put together there
+            refused("storage_unavailable", lambda: client.snapshot.create(box))
+            assert sh(client, client.snapshot.restore(part).sandbox_id, "cat part") == "part\n"
+            assert exported(client, first)
+            os.unlink(f"{small}/filler")
+            assert exported(client, part)
+            for one in client.sandbox.list().sandboxes:
+                client.sandbox.terminate(one.sandbox_id)
+        fails_no_defect(daemon)
+    finally:
+        daemon.clear()
+        umount(small)
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
