@@ -264,19 +264,20 @@ def test_a_full_disk_loses_nothing_and_is_told_as_one(
 ) -> None:
     """Archives, and copies for restores, are on a disk of their own that takes less and less."""
     daemon = new_daemon()
-    small = f"{daemon.root}/small"
+    # Not below the daemon's place: whoever copies our mount namespace meanwhile would be taken for a process of ours.
+    small = str(tmp_path / "small")
     os.mkdir(small, 0o700)
-    mount("-t", "tmpfs", "-o", "size=6m,mode=0700", "none", small)
+    mount("-t", "tmpfs", "-o", "size=10m,mode=0700", "none", small)
     try:
         daemon.start(SANDBOX_SNAPSHOT_DIR=f"{small}/archives")
         with daemon.connect() as client:
             box = client.sandbox.create(client.image.create(source).image_id).sandbox_id
             sh(client, box, "head -c 2M /dev/urandom >noise")
             first = client.snapshot.create(box).snapshot_id
-            sh(client, box, "head -c 9M /dev/urandom >more")
+            sh(client, box, "head -c 12M /dev/urandom >more")
             refused("storage_unavailable", lambda: client.snapshot.create(box))
             refused("storage_unavailable", lambda: client.snapshot.create(box, incremental=True))
-            noise = archive(("noise", os.urandom(9 << 20).hex()))
+            noise = archive(("noise", os.urandom(12 << 20).hex()))
             refused("storage_unavailable", lambda: imported(client, noise))
             assert os.listdir(f"{small}/archives/.partial") == []
             sh(client, box, "rm more; echo part >part")
