@@ -5,6 +5,8 @@ labels decides. The last good one of a sandbox stays whatever the rules say, as 
 
 An archive in a store is ours to remove when it lies where this daemon puts archives, is called by a snapshot's id and
 is not of another log. In a bucket its metadata tell of which log it is; a mount tells nothing, and is only reported.
+Whether a snapshot owns it is told by that id, and not by the place on record: a directory may have been moved since, or
+go by another name. It is asked right before an archive would go, as others are made while a store is looked through.
 """
 
 import logging
@@ -14,7 +16,6 @@ from typing import Final
 
 import trio
 
-from sandkeep import model
 from sandkeep.clock import now_us
 from sandkeep.errors import SandkeepError
 from sandkeep.events import Meta
@@ -126,6 +127,8 @@ class Collection:
                 orphans = await self._archives.in_thread(self._orphans, store)
                 for orphan, why in orphans:
                     where = store.where(orphan.path)
+                    if self._is_owned(orphan.path):
+                        continue
                     if why is not None:
                         left.append(f"{where}: {why}")
                         continue
@@ -141,16 +144,16 @@ class Collection:
 
     def _orphans(self, store: ArchiveStore) -> list[tuple[Stored, str | None]]:
         """The archives in a store that no snapshot owns; each with why it stays, None when it is ours to remove."""
-        owned = {place.uri for snapshot in list(self._core.state.snapshots.values()) for place in _places(snapshot)}
         return [
             (stored, self._why_left(store, stored))
             for stored in store.objects()
-            if store.where(stored.path) not in owned and self._looks_like_ours(stored.path)
+            if _looks_like_ours(stored.path) and not self._is_owned(stored.path)
         ]
 
-    def _looks_like_ours(self, path: str) -> bool:
-        name = os.path.basename(path).partition(".")[0]
-        return is_name(name) and name.startswith(f"{SNAPSHOT}_") and path.endswith((".tar", ".tar.gz", ".tar.zst"))
+    def _is_owned(self, path: str) -> bool:
+        """Whether there is a snapshot of which an archive of that name is, or is about to be."""
+        snapshot = self._core.state.snapshots.get(_snapshot_id(path))
+        return snapshot is not None and snapshot.alive
 
     def _why_left(self, store: ArchiveStore, stored: Stored) -> str | None:
         if store.root.where == "state":
@@ -161,6 +164,10 @@ class Collection:
         return None if log_id == self._core.log.log_id else f"it is of log {log_id or 'unknown'}"
 
 
-def _places(snapshot: SnapshotState) -> Sequence[model.Place]:
-    """Where there is something of a snapshot, or is about to be."""
-    return snapshot.requested.places if snapshot.alive else ()
+def _looks_like_ours(path: str) -> bool:
+    name = _snapshot_id(path)
+    return is_name(name) and name.startswith(f"{SNAPSHOT}_") and path.endswith((".tar", ".tar.gz", ".tar.zst"))
+
+
+def _snapshot_id(path: str) -> str:
+    return os.path.basename(path).partition(".")[0]

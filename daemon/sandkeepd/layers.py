@@ -76,11 +76,12 @@ class KeptLayers:
         """Remove those that nobody needs. See `release`."""
         provider: object = self._core.providers.get(provider_name)
         for name in names:
-            async with self.turn(name):
+            turn = self.turn(name)
+            async with turn:
                 if isinstance(provider, Layering) and not self.is_needed(name):
                     try:
                         await provider.discard_layers([name])
                     except SandkeepError as error:
                         logger.warning("kept files stay", extra={"files": name, "why": error.message})
-            if not self._turns[name].statistics().tasks_waiting:
+            if self._turns.get(name) is turn and not turn.locked():  # whoever waited has it now
                 del self._turns[name]

@@ -4,8 +4,6 @@ An archive leaves as an open file that only can be read, so that nobody waits fo
 a pipe; it is kept once all of it was looked through, whoever says what about it.
 """
 
-import errno
-import hashlib
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -15,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, DaemonError, DataError
+from sandkeep.errors import CallerError, DataError, StateError
 from sandkeep.methods import SnapshotImport, SnapshotPromote, SnapshotRef
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep_store.archives.compression import Codec
@@ -31,15 +29,15 @@ from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.forks import layering
 from sandkeepd.images import Images
+from sandkeepd.intake import Intake, enlarge
 from sandkeepd.layers import KeptLayers
 from sandkeepd.providers.base import Progress
 from sandkeepd.restoring import Restores, image_beneath, names_of
-from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, write_all
+from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, readable
 from sandkeepd.snapshots import Snapshots, snapshotting
 from sandkeepd.unpacking import limits_of_import
 from sandkeepd.watched import Meter, watched
 
-CHUNK_BYTES: Final = 1 << 20
 IMPORTED: Final = "imported"
 """Where archives lie that are of no sandbox."""
 
@@ -79,8 +77,11 @@ class Moves:
         assert stored is not None
         async with self._archives.opened(snapshot, request.progress) as archive:
             await watched(partial(check, snapshot, archive), request.progress, "looking through the archive")
-            os.lseek(archive, 0, os.SEEK_SET)
-            await request.give([archive])
+            given = readable(archive)
+            try:
+                await request.give([given])
+            finally:
+                os.close(given)
         return SnapshotExport(
             snapshot_id=snapshot.snapshot_id, digest=stored.digest, size_bytes=stored.size_bytes, format=stored.format
         )
@@ -104,9 +105,9 @@ class Moves:
             owner = snapshotting(provider).owner_in_archives(core.state.sandboxes[snapshot.sandbox_id or ""].spec)
             work = partial(_flattened, archives, base, output, snapshot.format, owner)
             packed = await watched(work, progress, "putting it together", limiter=self._archives.limiter)
-            readable = os.open(f"/proc/self/fd/{output}", os.O_RDONLY | os.O_CLOEXEC)
-            opened.callback(os.close, readable)
-            await request.give([readable])
+            given = readable(output)
+            opened.callback(os.close, given)
+            await request.give([given])
         return SnapshotExport(
             snapshot_id=snapshot.snapshot_id, digest=f"sha256:{packed.sha256}", size_bytes=packed.size_bytes,
             format=snapshot.format,
@@ -124,14 +125,28 @@ class Moves:
         provider = snapshotting(self._core.provider(image.requested.provider if image is not None else "local"))
         event = decide.import_snapshot(command, request.owner, places, image, provider.files_root({}))
         intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
+        taking = trio.CancelScope()
+        work = partial(self._carry_in, snapshot_id, request, event, taking, intent)
+        self._core.carry(work, f"import of {snapshot_id}")
         try:
-            stored = await self._take(request, event)
-        except BaseException as unforeseen:
-            with trio.CancelScope(shield=True):
-                await self._snapshots.failed(snapshot_id, unforeseen, intent)
-            raise
+            return await self._snapshots.answer_create(snapshot_id)
+        finally:
+            taking.cancel()  # nobody is there any more who would write; what has come already is kept
+
+    async def _carry_in(
+        self,
+        snapshot_id: str,
+        request: Request[SnapshotImport],
+        event: events.SnapshotCreateRequested,
+        taking: trio.CancelScope,
+        intent: Recorded,
+    ) -> None:
+        try:
+            stored = await self._take(request, event, taking)
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            await self._snapshots.failed(snapshot_id, unforeseen, intent, interrupted=taking.cancelled_caught)
+            return
         await self._core.record([NewEvent(snapshot_id, stored)], intent)
-        return await self._snapshots.answer_create(snapshot_id)
 
     def _image(self, request: Request[SnapshotImport]) -> ImageState | None:
         """What the archive is to be run as. Raises `not_found`."""
@@ -156,20 +171,15 @@ class Moves:
         return answer
 
     async def _take(
-        self, request: Request[SnapshotImport], event: events.SnapshotCreateRequested
+        self, request: Request[SnapshotImport], event: events.SnapshotCreateRequested, taking: trio.CancelScope
     ) -> events.SnapshotStored:
         command, progress = request.params, request.progress
         async with self._archives.making(event.places) as making:
-            reading, writing = os.pipe()
-            try:
-                try:
-                    await request.give([writing])
-                finally:
-                    os.close(writing)
-                work = partial(_received, reading, making.descriptor, command.size_bytes)
-                sha256 = await watched(work, progress, "taking the archive")
-            finally:
-                os.close(reading)
+            sha256 = ""
+            with taking:
+                sha256 = await self._received(request, making.descriptor)
+            if taking.cancelled_caught:
+                raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")
             if command.digest not in (None, f"sha256:{sha256}"):
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
             looking = partial(_looked_through, making.descriptor, limits_of_import(event.root))
@@ -183,6 +193,19 @@ class Moves:
             content_bytes=found.content_bytes,
             format=_FORMATS[found.codec],
         )
+
+    async def _received(self, request: Request[SnapshotImport], target: int) -> str:
+        """Give the caller the end of a pipe, have what comes from it in a file, and answer its digest."""
+        reading, writing = os.pipe()
+        try:
+            try:
+                enlarge(reading)
+                await request.give([writing])
+            finally:
+                os.close(writing)
+            return await Intake(reading, target, request.params.size_bytes).run(request.progress)
+        finally:
+            os.close(reading)
 
     # -- as an image --------------------------------------------------------------------------------------------------
 
@@ -218,27 +241,6 @@ class Moves:
         await self._layers.drop(provider_name, names)
         failpoints.reach("image.copied")
         await core.record([NewEvent(image_id, outcome)], intent)
-
-
-def _received(pipe: int, target: int, size_bytes: int, moved: Meter) -> str:
-    """Write what comes to a file, and answer its digest. Blocks. Raises `snapshot_corrupt` unless it is so long."""
-    digest = hashlib.sha256()
-    size = 0
-    while chunk := os.read(pipe, CHUNK_BYTES):
-        size += len(chunk)
-        if size > size_bytes:
-            break
-        digest.update(chunk)
-        try:
-            write_all(target, chunk)
-        except OSError as error:
-            why = error.strerror or os.strerror(errno.EIO)
-            raise DaemonError("storage_unavailable", f"the archive cannot be written: {why}: make room there") from None
-        moved(size)
-    if size != size_bytes:
-        words = f"the archive was to be {size_bytes} bytes long, and {'more' if size > size_bytes else size} came"
-        raise DataError("snapshot_corrupt", f"{words}: send it again")
-    return digest.hexdigest()
 
 
 def _flattened(

@@ -93,7 +93,12 @@ class SnapshotArchives:
 
     def catalogue(self, snapshot_id: str) -> str:
         """Where it is told what an archive holds."""
-        os.makedirs(self._catalogues, mode=0o700, exist_ok=True)
+        try:
+            os.makedirs(self._catalogues, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise DaemonError(
+                "storage_unavailable", f"{self._catalogues} cannot be written: {error.strerror}: make room there"
+            ) from None
         return f"{self._catalogues}/{snapshot_id}"
 
     def has_catalogue(self, snapshot_id: str) -> bool:
@@ -169,12 +174,17 @@ class SnapshotArchives:
         recorded = [root_of(place).place(place.path) for place in snapshot.requested.places]
         places = in_order(recorded, STORAGE.roots("snapshot"))
         for place in places:
-            work = partial(_had, snapshot, place, is_last=place == places[-1])
+            had: list[int] = []
+            work = partial(_had, snapshot, place, had, is_last=place == places[-1])
             try:
-                return await watched(work, progress, f"reading {place}", limiter=self.limiter)
+                await watched(work, progress, f"reading {place}", limiter=self.limiter)
+                return had.pop()
             except SandkeepError as error:
                 logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
                 failures.append(error)
+            finally:
+                for descriptor in had:  # nobody waits any more for what was had at that moment
+                    os.close(descriptor)
         raise most_telling(failures)
 
     async def remove(self, places: Iterable[model.Place]) -> None:
@@ -239,9 +249,10 @@ class Making:
             )
 
 
-def _had(snapshot: SnapshotState, place: Place, moved: Meter, *, is_last: bool) -> int:
-    """An archive as an open file. Where there is another place to ask it is looked through, too. Blocks."""
-    descriptor = _fetched(open_store(place.root), place, moved)
+def _had(snapshot: SnapshotState, place: Place, had: list[int], moved: Meter, *, is_last: bool) -> None:
+    """Put an archive, an open file, into `had`; looked through, if there is another place to ask. Blocks."""
+    assert snapshot.stored is not None
+    descriptor = _fetched(open_store(place.root), place, snapshot.stored.size_bytes, moved)
     try:
         if not is_last:
             check(snapshot, descriptor, moved)
@@ -249,7 +260,7 @@ def _had(snapshot: SnapshotState, place: Place, moved: Meter, *, is_last: bool) 
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    had.append(descriptor)
 
 
 def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
@@ -262,13 +273,15 @@ def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
         raise DataError("snapshot_corrupt", "the archive is damaged: its digest is not the one on record")
 
 
-def _fetched(store: ArchiveStore, place: Place, moved: Meter) -> int:
-    """The file itself where it is one of this machine; else a copy that has no name."""
+def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -> int:
+    """The file itself where it is one of this machine; else a copy that has no name. What has another size is not even
+    begun: whoever may write to a bucket is not to fill this machine's disk.
+    """
     if isinstance(store, DirectoryArchives):
         return store.open_file(place.path)
     descriptor = nameless()
     try:
-        with store.read(place.path, progress=moved) as archive:
+        with store.read(place.path, size_bytes=size_bytes, progress=moved) as archive:
             for chunk in archive:
                 write_all(descriptor, chunk)
     except OSError as error:
@@ -283,8 +296,8 @@ def _fetched(store: ArchiveStore, place: Place, moved: Meter) -> int:
 def nameless() -> int:
     """An empty file without a name, to be written and read. Raises `storage_unavailable`."""
     directory = STORAGE.local_root().base
-    os.makedirs(directory, mode=0o700, exist_ok=True)
     try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
         return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     except OSError as error:
         why = "its filesystem cannot hold files without names" if error.errno == errno.EOPNOTSUPP else error.strerror
@@ -294,6 +307,11 @@ def nameless() -> int:
 def _remove(place: model.Place) -> None:
     with suppress(DataError):  # there is nothing
         open_store(root_of(place)).delete(place.path)
+
+
+def readable(descriptor: int) -> int:
+    """The same open file, to be read only: who is given it is not to write to this machine's disk."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def write_all(descriptor: int, chunk: bytes) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import SetupError, StateError, error_from
@@ -22,7 +22,7 @@ from sandkeep.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, Snap
 from sandkeep.model import Snapshot, SnapshotList
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeep_store.views.snapshots import SnapshotState, children
+from sandkeep_store.views.snapshots import SnapshotState, chain, children
 from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
@@ -34,6 +34,9 @@ from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.snapshot_archives import SnapshotArchives
 
 logger = logging.getLogger("sandkeepd")
+
+MOST_BENEATH: Final = 64
+"""On so many an incremental snapshot may build: each is a layer of whatever is restored, and overlays take not many."""
 
 INTERRUPTED = "the daemon stopped while it was being made: make it again"
 
@@ -118,6 +121,8 @@ class Snapshots:
         first = self._core.state.snapshots.get(began_with[0]) if began_with else None
         if began_with and (first is None or first.status != "ready"):
             why = why or "the sandbox began with files that no snapshot has"
+        if first is not None and self._is_deep(first):
+            why = why or f"the sandbox began with a snapshot that builds on {MOST_BENEATH} others"
         if why is not None:
             raise SetupError("not_supported", f"there is nothing that it can build on, as {why}: make a full one")
         return first.snapshot_id if first is not None else None
@@ -133,9 +138,15 @@ class Snapshots:
             return "leaves out other files"
         if parent.requested_us < sandbox.restored_us:
             return "is of the files that the sandbox had before it was restored"
+        if self._is_deep(parent):
+            return f"builds on {MOST_BENEATH} others, which is as many as there may be"
         if not self._archives.has_catalogue(parent.snapshot_id):
             return "was made by another daemon, or one that did not tell what it holds"
         return None
+
+    def _is_deep(self, snapshot: SnapshotState) -> bool:
+        """Whether nothing more may build on it."""
+        return sum(1 for _ in chain(self._core.state, snapshot)) > MOST_BENEATH
 
     async def _carry(self, snapshot_id: str, intent: Recorded, progress: Progress) -> None:
         core = self._core
@@ -181,13 +192,15 @@ class Snapshots:
             await making.keep(packed.sha256, packed.size_bytes, progress)
         return stored_of(packed, asked.format)
 
-    async def failed(self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None) -> None:
-        """Put it on record that no snapshot came of it."""
+    async def failed(
+        self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None, *, interrupted: bool = False
+    ) -> None:
+        """Put it on record that no snapshot came of it. `interrupted`: who gives the order again has it begun anew."""
         core = self._core
         asked = core.state.snapshots[snapshot_id].requested
         error = as_sandkeep_error(unforeseen)
         await self._archives.in_thread(self._archives.drop_catalogue, snapshot_id)
-        failed = events.SnapshotFailed(code=error.code, message=error.message)
+        failed = events.SnapshotFailed(code=error.code, message=error.message, interrupted=interrupted)
         await core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], intent)
         await self.drop_kept()
 

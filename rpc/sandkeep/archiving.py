@@ -10,6 +10,7 @@ A file that is exported is there whole and with the digest that the daemon says,
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -25,10 +26,14 @@ _MAGIC: Final[dict[bytes, ArchiveFormat]] = {b"\x1f\x8b": "tar.gz", b"\x28\xb5":
 
 
 def export_to(client: Client, snapshot_id: str, path: str, *, moved: Moved | None = None) -> SnapshotExport:
-    """Write a snapshot to a file as one whole archive. A file that is there is replaced.
+    """Write a snapshot to a file as one whole archive. A file that is there is replaced, and a link to one stays; what
+    is no file, a FIFO or a device, is written to.
 
     Raises `permission_denied`, `not_found` and `invalid` for the path, and what the daemon refuses.
     """
+    path = os.path.realpath(path)
+    if _is_special(path):
+        return _export_to_special(client, snapshot_id, path, moved)
     temporary = f"{path}.{secrets.token_hex(4)}.part"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -45,6 +50,25 @@ def export_to(client: Client, snapshot_id: str, path: str, *, moved: Moved | Non
         with suppress(FileNotFoundError):
             os.unlink(temporary)
     return exported
+
+
+def _is_special(path: str) -> bool:
+    """Whether it is there and no plain file. Raises `invalid` for a directory."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    if stat.S_ISDIR(mode):
+        raise CallerError("invalid", f"{path}: it is a directory: name a file in it", path=path)
+    return not stat.S_ISREG(mode)
+
+
+def _export_to_special(client: Client, snapshot_id: str, path: str, moved: Moved | None) -> SnapshotExport:
+    try:
+        with open(path, "wb", buffering=0) as file:
+            return export_into(client, snapshot_id, file.fileno(), moved=moved)
+    except OSError as error:
+        raise _told(error, path) from None
 
 
 def export_into(client: Client, snapshot_id: str, descriptor: int, *, moved: Moved | None = None) -> SnapshotExport:
@@ -73,7 +97,11 @@ def import_from(
     """
     try:
         with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                words = f"{path}: how long it is has to be known first: write it to a file and import that"
+                raise CallerError("invalid", words, path=path)
+            size = status.st_size
             form = _MAGIC.get(file.read(2), "tar")
             file.seek(0)
             given = {**options, "format": form, **({"digest": digest} if digest is not None else {})}

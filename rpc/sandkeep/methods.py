@@ -879,6 +879,7 @@ METHODS: Final[dict[str, Method]] = {
             SnapshotImport,
             intent="snapshot.create_requested",
             descriptors=1,
+            needs_caller=True,
         ),
         _M(
             "snapshot.promote",

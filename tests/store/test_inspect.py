@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from random import Random
@@ -546,3 +547,28 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     members, kilobytes = map(int, done.stdout.split())
     assert members == 10**6
     assert kilobytes < 64 << 10
+
+
+def test_what_is_said_of_all_members_is_little_and_nothing_else_of_it_is_kept(look: Look) -> None:
+    """A thousand headers of a megabyte each would be ten gigabytes in memory, out of a hundred on the wire."""
+    unknown = b"".join(tars.record(b"k%06d" % number, b"") for number in range(50_000))
+    harmless = [tars.extended(unknown[part * 12 :], b"g") for part in range(20)]
+    assert look(archive(*harmless, member(b"a"))).members == 1
+    attributes = b"".join(tars.record(b"SCHILY.xattr.user.%06d" % number, b"x") for number in range(5000))
+    refused(look, archive(tars.extended(attributes, b"g"), member(b"a")), "too much of all its members")
+
+
+def test_a_thousand_headers_for_all_members_take_no_more_memory_than_one(look: Look) -> None:
+    def said(part: int) -> bytes:
+        return tars.extended(b"".join(tars.record(b"k%d.%05d" % (part, n), b"") for n in range(20_000)), b"g")
+
+    def peak(parts: int) -> int:
+        tracemalloc.start()
+        try:
+            look(archive(*map(said, range(parts)), member(b"a")))
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    data_bytes = len(said(0))
+    assert peak(8) < peak(1) + 9 * data_bytes + (4 << 20)  # the archive itself, and what is read ahead

@@ -47,8 +47,11 @@ class Layers:
         """Make room for a new layer; answer where to put its files. Whatever was left half made under its name goes."""
         directory = self._layout.layer(name)
         self._layout.discard([directory])
-        os.makedirs(directory, mode=0o700)
-        write_mark(f"{directory}/{LAYER_MARK}", self._log_id)
+        try:
+            os.makedirs(directory, mode=0o700)
+            write_mark(f"{directory}/{LAYER_MARK}", self._log_id)
+        except OSError as error:
+            raise unwritable(directory, error) from None
         return f"{directory}/{MAKING}"
 
     def complete(self, name: str) -> None:
@@ -94,6 +97,11 @@ class Layers:
                 moved=moved,
             )  # fmt: skip
         self.complete(name)
+
+
+def unwritable(path: str, error: OSError) -> DaemonError:
+    """The error for a place in the state directory that cannot be written to."""
+    return DaemonError("storage_unavailable", f"{path} cannot be written: {error.strerror}: make room there")
 
 
 def run(argv: Sequence[str], stdin: int) -> None:

@@ -23,7 +23,7 @@ from sandkeepd.mapped import mapped_files
 from sandkeepd.providers.base import PackedFiles, PackRequest
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
 from sandkeepd.providers.local_files import HeldFiles
-from sandkeepd.providers.local_layers import Layers
+from sandkeepd.providers.local_layers import Layers, unwritable
 from sandkeepd.providers.packing import CODECS, told
 from sandkeepd.providers.shown import open_shown
 from sandkeepd.watched import Meter
@@ -97,7 +97,10 @@ class Packer:
         finally:
             os.close(tree)
         mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
-        changes.save(changes.doubted(found, mapped), request.catalogue)
+        try:
+            changes.save(changes.doubted(found, mapped), request.catalogue)
+        except OSError as error:
+            raise unwritable(request.catalogue, error) from None
         return found
 
     def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:

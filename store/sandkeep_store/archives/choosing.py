@@ -1,6 +1,7 @@
 """Which copy of an archive a restore takes. Pure: what is on record and what is set go in, places in order come out."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.config import Place, Root
@@ -26,7 +27,7 @@ def _candidates(recorded: Sequence[Place], configured: Sequence[Root]) -> Iterat
 
 def _in(root: Root, recorded: Sequence[Place]) -> Iterator[Place]:
     for place in recorded:
-        if place.root == root or {place.root.where, root.where} == {"mount", "gcs"}:
+        if place.root == root or {place.root.where, root.where} in _SAME:
             yield root.place(place.path)
 
 
@@ -36,5 +37,8 @@ def most_telling(failures: Iterable[SandkeepError]) -> SandkeepError:
     """
     return max(failures, key=lambda error: _TELLING.get(error.code, 1))
 
+
+_SAME: Final = ({"mount", "gcs"}, {"state"}, {"directory"})
+"""Kinds of roots of which one may be the other: a directory of this machine may have been moved, with all in it."""
 
 _TELLING = {"snapshot_missing": 0, "snapshot_corrupt": 2}

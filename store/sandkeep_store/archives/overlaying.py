@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep_store.archives import whiteouts
-from sandkeep_store.archives.extraction import extracting
+from sandkeep_store.archives.extraction import extracting, unwritable
 from sandkeep_store.archives.inspect import Examined, Inspection, Moved
 from sandkeep_store.archives.limits import Limits
 from sandkeep_store.archives.members import TOP
@@ -45,8 +45,11 @@ def unpack_layer(
                     extraction.put(member, again.data())
                 else:
                     gone.append(name)
-        for name in gone:
-            _mark(stage.tree, name, overlay, owner)
+        try:
+            for name in gone:
+                _mark(stage.tree, name, overlay, owner)
+        except OSError as error:
+            raise unwritable(error.strerror) from None
         take_place(stage, durable=False)
     return first.result
 

@@ -27,6 +27,8 @@ _FOR_ALL: Final = b"g"
 _LABEL: Final = b"V"
 
 _MOST_GLOBALS: Final = 1000
+_MOST_GLOBAL_BYTES: Final = 1 << 16
+"""What is said of all members is held in memory, and gone through for each."""
 _STRIDE: Final = 25
 _PAUSE_S: Final = 0.00005
 """So many members take about a millisecond, and a pause is as long as another thread takes to wake up."""
@@ -95,7 +97,7 @@ class Reader:
                 records = self._joined(records, kind, self._extended(fields))
             elif kind == _FOR_ALL:
                 self._take_globals(self._extended(fields))
-                records = {**self._global, **records}
+                records = {**self._global, **records} if said else self._global
             elif kind == _LABEL and not said and not fields.size:
                 continue
             else:
@@ -157,7 +159,9 @@ class Reader:
             raise corrupt("cannot be extracted: it says too often what all its members are")
         if any(key in _NOT_FOR_ALL or key.startswith(_SPARSE) for key in records):
             raise corrupt("is not safe to extract: it gives all its members the same name or size")
-        self._global = {**self._global, **records}
+        self._global |= {key: value for key, value in records.items() if _is_for_all(key)}
+        if sum(len(key) + len(value) for key, value in self._global.items()) > _MOST_GLOBAL_BYTES:
+            raise corrupt("cannot be extracted: it says too much of all its members")
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -239,6 +243,11 @@ def _records(data: bytes) -> Records:
     if pieces:
         found[b"GNU.sparse.map"] = b",".join(pieces)
     return found
+
+
+def _is_for_all(key: bytes) -> bool:
+    """Whether it is something that is understood here when it is said of all members."""
+    return key in (b"mtime", b"uid", b"gid") or key.startswith(_XATTR)
 
 
 def _id(records: Mapping[bytes, bytes], key: bytes, told: int) -> int:
