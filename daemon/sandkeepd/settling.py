@@ -49,6 +49,7 @@ class Settling:
                     nursery.start_soon(core.guarded, partial(self._undo_fork, fork), f"undoing {fork.fork_id}")
             nursery.start_soon(core.guarded, snapshots.drop_kept, "removing archives that were kept")
             nursery.start_soon(core.guarded, self._kept.archives.sweep, "removing what was being written")
+            nursery.start_soon(core.guarded, self._kept.collection.settle, "settling removals of archives")
 
     async def _undo_snapshot(self, snapshot_id: str) -> None:
         await self._kept.snapshots.undo(snapshot_id)

@@ -547,6 +547,34 @@ class SnapshotDeleted(Event, frozen=True, kw_only=True):
     kept: bool = False
 
 
+class ArchiveRemoveRequested(Event, frozen=True, kw_only=True):
+    """Archives that no snapshot owns are about to be removed. It is in the daemon's own stream."""
+
+    type = "archive.remove_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("archive.removed", "archive.remove_failed")
+    places: list[Place]
+    size_bytes: int
+
+
+class ArchiveRemoved(Event, frozen=True, kw_only=True):
+    """The archives that the event at `position` names are gone."""
+
+    type = "archive.removed"
+    position: int
+
+
+class ArchiveRemoveFailed(Event, frozen=True, kw_only=True):
+    """Of the archives that the event at `position` names some may be there still; the next ``snapshot.gc`` finds them.
+    `interrupted`: only the daemon's own end was the reason.
+    """
+
+    type = "archive.remove_failed"
+    position: int
+    code: str
+    message: str
+    interrupted: bool = False
+
+
 # -- locks ------------------------------------------------------------------------------------------------------------
 
 

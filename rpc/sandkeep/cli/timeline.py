@@ -47,6 +47,11 @@ def _stored(data: dict[str, Any]) -> str:
     return "  ".join(filter(None, [what, _paused(data)]))
 
 
+def _orphans(data: dict[str, Any]) -> str:
+    first, *others = [str(place["uri"]) for place in data["places"]]
+    return first + (f" and {len(others)} more" if others else "")
+
+
 def _launch(data: dict[str, Any]) -> str:
     return _words(data["command"]) + (" …" if data.get("command_cut") else "")
 
@@ -133,6 +138,9 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "snapshot.failed": _failure,
     "snapshot.delete_requested": lambda data: str(data["reason"]),
     "snapshot.deleted": lambda data: "its archive is kept for others" if data.get("kept") else "",
+    "archive.remove_requested": _orphans,
+    "archive.removed": lambda _: "",
+    "archive.remove_failed": _failure,
     "process.launch_requested": _launch,
     "process.started": lambda data: f"pid {data['pid']}",
     "process.launch_failed": _failure,
@@ -149,6 +157,7 @@ COLOURS: Final = {
     "deleted": "dim", "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim",
     "removed": "dim", "acquired": "green", "contended": "yellow", "acquire_failed": "red", "released": "dim",
     "expired": "red", "stolen": "yellow", "steal_failed": "red",
+    "remove_failed": "red",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 

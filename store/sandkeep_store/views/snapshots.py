@@ -184,6 +184,26 @@ def _deleted(state: "State", event: events.SnapshotDeleted, fact: Fact) -> None:
         snapshot.ended_us, snapshot.kept = fact.time_us, event.kept
 
 
+@folds(events.ArchiveRemoveRequested)
+def _remove_requested(state: "State", event: events.ArchiveRemoveRequested, fact: Fact) -> None:
+    state.log.removing.append(fact.position)
+
+
+@folds(events.ArchiveRemoved)
+def _removed(state: "State", event: events.ArchiveRemoved, fact: Fact) -> None:
+    _end_removal(state, event.position)
+
+
+@folds(events.ArchiveRemoveFailed)
+def _remove_failed(state: "State", event: events.ArchiveRemoveFailed, fact: Fact) -> None:
+    _end_removal(state, event.position)
+
+
+def _end_removal(state: "State", position: int) -> None:
+    if position in state.log.removing:  # the events of old removals are in the archive
+        state.log.removing.remove(position)
+
+
 @folds(events.SandboxForkRequested)
 def _fork_requested(state: "State", event: events.SandboxForkRequested, fact: Fact) -> None:
     source = state.sandboxes.get(fact.sandbox_id or "")
