@@ -19,6 +19,7 @@ from sandkeep_store.config import STORAGE, Storage
 from sandkeep_store.locks.lease import Lease
 from sandkeep_store.locks.opening import where
 from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.locks import LockState
 from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
@@ -45,7 +46,7 @@ class Locking:
         event = events.LockAcquireRequested(
             owner=request.owner,
             name=command.name,
-            where=where(self._storage.lock_root()),
+            where=self._where(),
             owner_id=str(uuid.uuid4()),
             timeout_s=command.timeout_s,
         )
@@ -57,6 +58,12 @@ class Locking:
             return await self._taken(lock)
         finally:
             given_up.set()
+
+    def _where(self) -> str:
+        """Where locks are, by the settings. Raises `not_configured`, and `not_supported` where an SDK is missing."""
+        root = self._storage.lock_root()
+        require_sdk(root)
+        return where(root)
 
     async def acquired_before(self, request: Request[LockAcquire], first: Recorded) -> Any:
         """The answer to a command that was given before."""
@@ -133,7 +140,7 @@ class Locking:
     async def _steal(self, request: Request[LockRelease], name: str) -> Lock:
         """Free the lock of a name, whoever holds it."""
         core, lock_id = self._core, ids.new_id(ids.LOCK)
-        event = events.LockStealRequested(owner=request.owner, name=name, where=where(self._storage.lock_root()))
+        event = events.LockStealRequested(owner=request.owner, name=name, where=self._where())
         intent = await core.intend(NewEvent(lock_id, event, None, 0), request.meta)
         lock = core.state.locks[lock_id]
         core.carry(partial(self._carry_steal, lock, intent), f"freeing of {name}")

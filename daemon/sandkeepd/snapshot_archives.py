@@ -25,6 +25,7 @@ from sandkeep_store.archives.inspect import inspect
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE, Place, Root
 from sandkeep_store.locks.fence import Fence
+from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Progress
 from sandkeepd.unpacking import limits_of
@@ -84,9 +85,12 @@ class SnapshotArchives:
     def places(
         self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, *, bucket: bool
     ) -> list[model.Place]:
-        """Where a new archive will lie, the preferred place first. Raises `not_configured`, before anything happens."""
+        """Where a new archive will lie, the preferred place first. Raises `not_configured` and, for a bucket without
+        its SDK, `not_supported`, before anything happens.
+        """
         local = STORAGE.local_root()
         roots = [STORAGE.require("snapshot", bucket=bucket)]
+        require_sdk(roots[0])
         if roots[0] != local and local.where == "directory":
             roots.append(local)
         return [place_of(root, path_in(root, snapshot_id, group, written_as)) for root in roots]
@@ -241,7 +245,9 @@ class Making:
 
 def _had(snapshot: SnapshotState, place: Place, moved: Meter, *, is_last: bool) -> int:
     """An archive as an open file. Where there is another place to ask it is looked through, too. Blocks."""
-    descriptor = _fetched(open_store(place.root), place, moved)
+    stored = snapshot.stored
+    assert stored is not None
+    descriptor = _fetched(open_store(place.root), place, stored.size_bytes, moved)
     try:
         if not is_last:
             check(snapshot, descriptor, moved)
@@ -262,13 +268,15 @@ def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
         raise DataError("snapshot_corrupt", "the archive is damaged: its digest is not the one on record")
 
 
-def _fetched(store: ArchiveStore, place: Place, moved: Meter) -> int:
-    """The file itself where it is one of this machine; else a copy that has no name."""
+def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -> int:
+    """The file itself where it is one of this machine; else a copy that has no name. What is in a bucket is not copied
+    unless it is as long as what was put there: others may write to it, too.
+    """
     if isinstance(store, DirectoryArchives):
         return store.open_file(place.path)
     descriptor = nameless()
     try:
-        with store.read(place.path, progress=moved) as archive:
+        with store.read(place.path, size_bytes=size_bytes, progress=moved) as archive:
             for chunk in archive:
                 write_all(descriptor, chunk)
     except OSError as error:
