@@ -201,4 +201,6 @@ class Collection:
 
 def _places(snapshot: SnapshotState) -> Sequence[model.Place]:
     """Where there is something of a snapshot, or is about to be."""
-    return snapshot.requested.places if snapshot.alive else ()
+    if not snapshot.alive:
+        return ()
+    return [*snapshot.requested.places, *snapshot.places]

@@ -131,7 +131,9 @@ class Moves:
                 await self._snapshots.failed(snapshot_id, unforeseen, intent)
             raise
         await self._core.record([NewEvent(snapshot_id, stored)], intent)
-        return await self._snapshots.answer_create(snapshot_id)
+        self._snapshots.sending.begin(snapshot_id)
+        await self._snapshots.answer_create(snapshot_id)
+        return self._snapshots.require_sent(request, snapshot_id)
 
     def _image(self, request: Request[SnapshotImport]) -> ImageState | None:
         """What the archive is to be run as. Raises `not_found`."""
@@ -182,6 +184,8 @@ class Moves:
             member_count=found.members,
             content_bytes=found.content_bytes,
             format=_FORMATS[found.codec],
+            here=making.here if making.unsent else None,
+            unsent=making.unsent,
         )
 
     # -- as an image --------------------------------------------------------------------------------------------------

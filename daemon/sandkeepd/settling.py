@@ -37,6 +37,7 @@ class Settling:
     async def run(self) -> None:
         """Settle snapshots and forks, each by itself, so that one whose store does not answer delays no other."""
         core, snapshots = self._core, self._kept.snapshots
+        snapshots.sending.settle()
         async with trio.open_nursery() as nursery:
             for snapshot in list(core.state.snapshots.values()):
                 name = snapshot.snapshot_id

@@ -505,8 +505,9 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
 
 
 class SnapshotStored(Event, frozen=True, kw_only=True):
-    """The archive is complete, verified and durable where it was to be. `digest` is ``sha256:…`` of its bytes.
-    `remarks` counts what is not in it as it was, by why.
+    """The archive is complete, verified and durable where it was to be; or, `unsent` with the reason, on this machine
+    alone, `here`, until what it is to be sent to answers. `digest` is ``sha256:…`` of its bytes. `remarks` counts what
+    is not in it as it was, by why.
     """
 
     type = "snapshot.stored"
@@ -517,6 +518,14 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
     format: ArchiveFormat
     pause_ms: float | None = None
     remarks: dict[str, int] = field(default_factory=dict)
+    here: Place | None = None
+    unsent: str | None = None
+
+
+class SnapshotSent(Event, frozen=True, kw_only=True):
+    """The archive, which was on one machine alone, is where it was to be."""
+
+    type = "snapshot.sent"
 
 
 class SnapshotFailed(Event, frozen=True, kw_only=True):
