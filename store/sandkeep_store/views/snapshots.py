@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sandkeep import events, model
 from sandkeep.clock import rfc3339
 from sandkeep_store.views.base import Fact, folds
-from sandkeep_store.views.sandboxes import KeptSnapshot
+from sandkeep_store.views.sandboxes import KeptSnapshot, note_in_history
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State
@@ -165,7 +165,7 @@ def _requested(state: "State", event: events.SnapshotCreateRequested, fact: Fact
     state.snapshots[snapshot_id] = SnapshotState(
         snapshot_id=snapshot_id, requested=event, requested_us=fact.time_us, revision=fact.revision
     )
-    _note(state, fact)
+    note_in_history(state, fact)
 
 
 @folds(events.SnapshotStored)
@@ -279,7 +279,7 @@ def _end_fork(state: "State", fact: Fact) -> ForkState | None:
     fork = state.forks.get(fact.stream)
     if fork is not None:
         fork.revision, fork.ended_us = fact.revision, fact.time_us
-    _note(state, fact)
+    note_in_history(state, fact)
     return fork
 
 
@@ -288,12 +288,5 @@ def _advance(state: "State", fact: Fact, status: model.SnapshotStatus | None) ->
     snapshot = state.snapshots.get(fact.stream)
     if snapshot is not None:
         snapshot.status, snapshot.revision = status or snapshot.status, fact.revision
-    _note(state, fact)
+    note_in_history(state, fact)
     return snapshot
-
-
-def _note(state: "State", fact: Fact) -> None:
-    """It is in the history of its sandbox, whose document changes. It does not count as something done in it."""
-    sandbox = state.sandboxes.get(fact.sandbox_id or "")
-    if sandbox is not None:
-        sandbox.position = max(sandbox.position, fact.position)
