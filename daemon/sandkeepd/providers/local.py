@@ -444,6 +444,8 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             elif not ledger.owns_layer(name):
                 await self.discard_layers([name])
                 removed.append(f"files {name}")
+            else:
+                await self._in_thread(self.layers.discard_stages, name)
         if failures:
             raise failures[0]
         return Swept(removed=removed, foreign=strays.foreign)
