@@ -109,7 +109,13 @@ class Collection:
 
     async def gc(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
         """Delete what retention lets go, and remove archives that no event owns."""
-        dry_run = request.params.dry_run
+        return await self._collect(request, dry_run=request.params.dry_run)
+
+    async def collected_before(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
+        """The answer to a command that was carried out: nothing more goes, and it is told what would go by now."""
+        return await self._collect(request, dry_run=True)
+
+    async def _collect(self, request: Request[SnapshotGc], *, dry_run: bool) -> SnapshotGcReport:
         meta = Meta(owner=request.owner, client=request.client)
         going = await self._retain(meta, dry_run=dry_run)
         for snapshot in () if dry_run else going:
