@@ -37,7 +37,7 @@ _ITEM = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _VARYING = (
-    (r"\b(img|sbx|prc|log|cpy)_[0-9a-z]{26}\b", r"\1_ID"),
+    (r"\b(img|sbx|prc|log|cpy|snp|lck)_[0-9a-z]{26}\b", r"\1_ID"),
     (r"\b\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
     (r"\b(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(\.\d+)?\b", "TIME"),
     (r"\b\d+\.\d{3}\b", "TIME"),
@@ -74,10 +74,27 @@ class Step(Struct, frozen=True):
     repeats: bool = False
 
 
+def section(document: str, heading: str) -> str:
+    """What is under a heading of the second level."""
+    pattern = rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)"
+    (text,) = re.findall(pattern, (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
+def environment(text: str) -> dict[str, str]:
+    """The variables that the drop-ins for systemd in a text set."""
+    return dict(line.split("=", 1) for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE))
+
+
 def steps(document: str) -> list[Step]:
     """All that a reader of a document does."""
+    return steps_of((ROOT / document).read_text())
+
+
+def steps_of(text: str) -> list[Step]:
+    """The same of a part of one."""
     found: list[Step] = []
-    for match in _ITEM.finditer((ROOT / document).read_text()):
+    for match in _ITEM.finditer(text):
         language, body, kind, text = match.groups()
         if kind:
             found.append(Step(kind, text, []))

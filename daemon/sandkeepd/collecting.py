@@ -7,18 +7,21 @@ An archive in a store is ours to remove when it lies where this daemon puts arch
 is not of another log. In a bucket its metadata tell of which log it is; a mount tells nothing, and is only reported.
 Whether a snapshot owns it is told by that id, and not by the place on record: a directory may have been moved since, or
 go by another name. It is asked right before an archive would go, as others are made while a store is looked through.
+What is removed is on record before: it may have been somebody's.
 """
 
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import trio
 
+from sandkeep import events, model
 from sandkeep.clock import now_us
 from sandkeep.errors import SandkeepError
-from sandkeep.events import Meta
+from sandkeep.events import DAEMON_STREAM, Meta
 from sandkeep.ids import SNAPSHOT, is_name
 from sandkeep.methods import SnapshotGc
 from sandkeep.model import SnapshotGcReport
@@ -26,9 +29,10 @@ from sandkeep.settings import SNAPSHOT_RETAIN, SnapshotRule
 from sandkeep_store.archives.base import ArchiveStore, Stored
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE
+from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.access import Request
-from sandkeepd.core import Core
+from sandkeepd.core import Core, as_sandkeep_error
 from sandkeepd.snapshot_archives import LOG_KEY, SnapshotArchives, place_of
 from sandkeepd.snapshots import Snapshots
 
@@ -38,7 +42,12 @@ EVERY_S: Final = 600.0
 ABANDONED_AFTER_S: Final = 86_400.0
 """How old what a writer left must be to count as left: others may write to the same place."""
 
+AT_ONCE: Final = 20
+"""How many archives are named in one event, which has to hold their paths."""
+
 MOST_TOLD: Final = 1000
+
+INTERRUPTED: Final = "the daemon stopped while archives were being removed: collect again"
 
 
 def due(
@@ -102,12 +111,19 @@ class Collection:
 
     async def gc(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
         """Delete what retention lets go, and remove archives that no event owns."""
-        dry_run = request.params.dry_run
-        going = await self._retain(Meta(owner=request.owner, client=request.client), dry_run=dry_run)
+        return await self._collect(request, dry_run=request.params.dry_run)
+
+    async def collected_before(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
+        """The answer to a command that was carried out: nothing more goes, and it is told what would go by now."""
+        return await self._collect(request, dry_run=True)
+
+    async def _collect(self, request: Request[SnapshotGc], *, dry_run: bool) -> SnapshotGcReport:
+        meta = Meta(owner=request.owner, client=request.client)
+        going = await self._retain(meta, dry_run=dry_run)
         for snapshot in () if dry_run else going:
             await self._snapshots.answer_delete(snapshot.snapshot_id)
         await request.progress("looking for archives that no snapshot owns")
-        removed, left, freed = await self._sweep(dry_run=dry_run)
+        removed, left, freed = await self._sweep(meta, dry_run=dry_run)
         freed += sum(snapshot.stored.size_bytes for snapshot in going if snapshot.stored is not None)
         return SnapshotGcReport(
             snapshots=[snapshot.snapshot_id for snapshot in going],
@@ -117,7 +133,7 @@ class Collection:
             dry_run=dry_run,
         )
 
-    async def _sweep(self, *, dry_run: bool) -> tuple[list[str], list[str], int]:
+    async def _sweep(self, meta: Meta, *, dry_run: bool) -> tuple[list[str], list[str], int]:
         removed: list[str] = []
         left: list[str] = []
         freed = 0
@@ -125,22 +141,54 @@ class Collection:
             try:
                 store = await self._archives.in_thread(open_store, root)
                 orphans = await self._archives.in_thread(self._orphans, store)
-                for orphan, why in orphans:
-                    where = store.where(orphan.path)
-                    if self._is_owned(orphan.path):
-                        continue
-                    if why is not None:
-                        left.append(f"{where}: {why}")
-                        continue
-                    if not dry_run:
-                        await self._archives.remove([place_of(root, orphan.path)])
-                    removed.append(where)
-                    freed += orphan.size_bytes
+                left += [
+                    f"{store.where(orphan.path)}: {why}"
+                    for orphan, why in orphans
+                    if why is not None and not self._is_owned(orphan.path)
+                ]
+                ours = [orphan for orphan, why in orphans if why is None]
+                for several in (ours[at : at + AT_ONCE] for at in range(0, len(ours), AT_ONCE)):
+                    some = [orphan for orphan in several if not self._is_owned(orphan.path)]
+                    if some and not dry_run:
+                        await self._remove([place_of(root, orphan.path) for orphan in some], some, meta)
+                    removed += [store.where(orphan.path) for orphan in some]
+                    freed += sum(orphan.size_bytes for orphan in some)
                 if not dry_run and not root.is_shared:
                     await self._archives.in_thread(store.sweep, ABANDONED_AFTER_S)
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
         return removed, left, freed
+
+    async def _remove(self, places: list[model.Place], orphans: Sequence[Stored], meta: Meta) -> None:
+        """Put it on record that archives go, and remove them. Raises what that failed with."""
+        core = self._core
+        order = events.ArchiveRemoveRequested(places=places, size_bytes=sum(orphan.size_bytes for orphan in orphans))
+        intent = await core.intend(NewEvent(DAEMON_STREAM, order), meta, essential=True)
+        failures: list[SandkeepError] = []
+        core.carry(partial(self._carry_removal, places, intent, failures), "removal of archives without an owner")
+        await core.settled(DAEMON_STREAM, lambda: intent.position not in core.state.log.removing)
+        for failure in failures:
+            raise failure
+
+    async def _carry_removal(
+        self, places: Sequence[model.Place], intent: Recorded, failures: list[SandkeepError]
+    ) -> None:
+        outcome: events.Event = events.ArchiveRemoved(position=intent.position)
+        try:
+            await self._archives.remove(places)
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            failures.append(as_sandkeep_error(unforeseen))
+            code, message = failures[0].code, failures[0].message
+            outcome = events.ArchiveRemoveFailed(position=intent.position, code=code, message=message)
+        await self._core.record([NewEvent(DAEMON_STREAM, outcome)], intent)
+
+    async def settle(self) -> None:
+        """Tell what an earlier daemon did not: that it ended while it removed archives. They are looked for anew."""
+        for position in list(self._core.state.log.removing):
+            failed = events.ArchiveRemoveFailed(
+                position=position, code="not_ready", message=INTERRUPTED, interrupted=True
+            )
+            await self._core.record([NewEvent(DAEMON_STREAM, failed)], None)
 
     def _orphans(self, store: ArchiveStore) -> list[tuple[Stored, str | None]]:
         """The archives in a store that no snapshot owns; each with why it stays, None when it is ours to remove."""

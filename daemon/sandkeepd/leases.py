@@ -155,7 +155,7 @@ class Leases:
             outcome = events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
         except SandkeepError as error:
             outcome = _loss(error)
-        await self._core.record([NewEvent(lock.lock_id, outcome)], cause, essential=True)
+        await self._core.record([NewEvent(lock.lock_id, outcome, lock.name)], cause, essential=True)
 
     def _free(self, lock: LockState, held: Held | None) -> bool:
         if held is not None:
@@ -216,7 +216,7 @@ class Leases:
             await self.drop(lease)
 
     async def _record_loss(self, lock: LockState, error: SandkeepError) -> None:
-        told = NewEvent(lock.lock_id, _loss(error), None, lock.revision)
+        told = NewEvent(lock.lock_id, _loss(error), lock.name, lock.revision)
         if lock.status == "held":
             try:
                 await self._core.record([told], None)
@@ -263,7 +263,7 @@ class Leases:
         except SandkeepError as error:
             logger.info("nothing to undo", extra={"lock": lock.name, "why": error.message})
         failed = events.LockAcquireFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed)], None)
+        await self._core.record([NewEvent(lock.lock_id, failed, lock.name)], None)
 
     async def _finish_release(self, lock: LockState) -> None:
         del self._settling[lock.lock_id]
@@ -272,7 +272,7 @@ class Leases:
     async def _leave_stealing(self, lock: LockState) -> None:
         message = "the daemon stopped while the lock was being freed: free it again"
         failed = events.LockStealFailed(code="not_ready", message=message, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed)], None)
+        await self._core.record([NewEvent(lock.lock_id, failed, lock.name)], None)
 
 
 def _loss(error: SandkeepError) -> events.Event:

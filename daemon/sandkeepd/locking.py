@@ -2,7 +2,8 @@
 
 An acquisition is an intent, as every other change, and a carrier waits for the lock; but unlike others it is given up
 when its caller goes, or nobody would know that the lock is held. The owner of a lock is who took it: others, on this
-daemon too, find it contended, and see nothing of it besides.
+daemon too, find it contended, and see nothing of it besides. Its events are filed under the sandbox of its name, also
+when that is not there yet, so that they are in its history.
 """
 
 import uuid
@@ -19,6 +20,7 @@ from sandkeep_store.config import STORAGE, Storage
 from sandkeep_store.locks.lease import Lease
 from sandkeep_store.locks.opening import where
 from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.locks import LockState
 from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
@@ -45,18 +47,24 @@ class Locking:
         event = events.LockAcquireRequested(
             owner=request.owner,
             name=command.name,
-            where=where(self._storage.lock_root()),
+            where=self._where(),
             owner_id=str(uuid.uuid4()),
             timeout_s=command.timeout_s,
         )
         lock_id = ids.new_id(ids.LOCK)
-        intent = await core.intend(NewEvent(lock_id, event, None, 0), request.meta)
+        intent = await core.intend(NewEvent(lock_id, event, command.name, 0), request.meta)
         lock, given_up = core.state.locks[lock_id], trio.Event()
         core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
         try:
             return await self._taken(lock)
         finally:
             given_up.set()
+
+    def _where(self) -> str:
+        """Where locks are, by the settings. Raises `not_configured`, and `not_supported` where an SDK is missing."""
+        root = self._storage.lock_root()
+        require_sdk(root)
+        return where(root)
 
     async def acquired_before(self, request: Request[LockAcquire], first: Recorded) -> Any:
         """The answer to a command that was given before."""
@@ -87,7 +95,7 @@ class Locking:
             self._leases.keep(lock, lease, on_record)
         elif lease is not None:
             await self._leases.drop(lease)
-        await self._core.record([NewEvent(lock.lock_id, outcome)], intent)
+        await self._core.record([NewEvent(lock.lock_id, outcome, lock.name)], intent)
         on_record.set()
         if lease is None and outcome.type == "lock.acquire_failed":
             await self._leases.drop_unknown(lock)
@@ -111,7 +119,7 @@ class Locking:
 
     async def _order_release(self, lock: LockState, request: Request[LockRelease]) -> None:
         core = self._core
-        event = NewEvent(lock.lock_id, events.LockReleaseRequested(), None, lock.revision)
+        event = NewEvent(lock.lock_id, events.LockReleaseRequested(), lock.name, lock.revision)
         try:
             intent = await core.intend(event, request.meta, essential=True)
         except StateError:
@@ -133,8 +141,8 @@ class Locking:
     async def _steal(self, request: Request[LockRelease], name: str) -> Lock:
         """Free the lock of a name, whoever holds it."""
         core, lock_id = self._core, ids.new_id(ids.LOCK)
-        event = events.LockStealRequested(owner=request.owner, name=name, where=where(self._storage.lock_root()))
-        intent = await core.intend(NewEvent(lock_id, event, None, 0), request.meta)
+        event = events.LockStealRequested(owner=request.owner, name=name, where=self._where())
+        intent = await core.intend(NewEvent(lock_id, event, name, 0), request.meta)
         lock = core.state.locks[lock_id]
         core.carry(partial(self._carry_steal, lock, intent), f"freeing of {name}")
         return await self._released(lock)
@@ -146,7 +154,7 @@ class Locking:
         except Exception as unforeseen:  # noqa: BLE001  # as above
             error = as_sandkeep_error(unforeseen)
             outcome = events.LockStealFailed(code=error.code, message=error.message)
-        await self._core.record([NewEvent(lock.lock_id, outcome)], intent)
+        await self._core.record([NewEvent(lock.lock_id, outcome, lock.name)], intent)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -129,7 +129,8 @@ class Moves:
         work = partial(self._carry_in, snapshot_id, request, event, taking, intent)
         self._core.carry(work, f"import of {snapshot_id}")
         try:
-            return await self._snapshots.answer_create(snapshot_id)
+            await self._snapshots.answer_create(snapshot_id)
+            return self._snapshots.require_sent(request, snapshot_id)
         finally:
             taking.cancel()  # nobody is there any more who would write; what has come already is kept
 
@@ -147,6 +148,7 @@ class Moves:
             await self._snapshots.failed(snapshot_id, unforeseen, intent, interrupted=taking.cancelled_caught)
             return
         await self._core.record([NewEvent(snapshot_id, stored)], intent)
+        self._snapshots.sending.begin(snapshot_id)
 
     def _image(self, request: Request[SnapshotImport]) -> ImageState | None:
         """What the archive is to be run as. Raises `not_found`."""
@@ -192,6 +194,8 @@ class Moves:
             member_count=found.members,
             content_bytes=found.content_bytes,
             format=_FORMATS[found.codec],
+            here=making.here if making.unsent else None,
+            unsent=making.unsent,
         )
 
     async def _received(self, request: Request[SnapshotImport], target: int) -> str:

@@ -37,6 +37,7 @@ class Settling:
     async def run(self) -> None:
         """Settle snapshots and forks, each by itself, so that one whose store does not answer delays no other."""
         core, snapshots = self._core, self._kept.snapshots
+        snapshots.sending.settle()
         async with trio.open_nursery() as nursery:
             for snapshot in list(core.state.snapshots.values()):
                 name = snapshot.snapshot_id
@@ -49,6 +50,7 @@ class Settling:
                     nursery.start_soon(core.guarded, partial(self._undo_fork, fork), f"undoing {fork.fork_id}")
             nursery.start_soon(core.guarded, snapshots.drop_kept, "removing archives that were kept")
             nursery.start_soon(core.guarded, self._kept.archives.sweep, "removing what was being written")
+            nursery.start_soon(core.guarded, self._kept.collection.settle, "settling removals of archives")
 
     async def _undo_snapshot(self, snapshot_id: str) -> None:
         await self._kept.snapshots.undo(snapshot_id)

@@ -18,13 +18,15 @@ import trio
 
 from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
-from sandkeep_store.archives.base import ArchiveStore
+from sandkeep_store.archives import copying
+from sandkeep_store.archives.base import ArchiveStore, Stored
 from sandkeep_store.archives.choosing import in_order, most_telling
 from sandkeep_store.archives.directory import DirectoryArchives, DirectoryUpload
 from sandkeep_store.archives.inspect import inspect
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE, Place, Root
 from sandkeep_store.locks.fence import Fence
+from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Progress
 from sandkeepd.unpacking import limits_of
@@ -44,6 +46,12 @@ AT_ONCE: Final = 4
 
 LOCAL: Final = ("directory", "state")
 """The kinds of places that are this machine's own, where archives are made."""
+
+PASSING: Final = ("provider_unavailable", "storage_unavailable")
+"""What a place may fail with today and not tomorrow."""
+
+FIRST_PATIENCE_S: Final = 10.0
+"""How long whoever waits for a snapshot waits for a bucket that does not answer. It is tried again behind his back."""
 
 LOG_KEY: Final = "sandkeep-log"
 """The key of an object's metadata that says of which log it is."""
@@ -84,9 +92,12 @@ class SnapshotArchives:
     def places(
         self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, *, bucket: bool
     ) -> list[model.Place]:
-        """Where a new archive will lie, the preferred place first. Raises `not_configured`, before anything happens."""
+        """Where a new archive will lie, the preferred place first. Raises `not_configured` and, for a bucket without
+        its SDK, `not_supported`, before anything happens.
+        """
         local = STORAGE.local_root()
         roots = [STORAGE.require("snapshot", bucket=bucket)]
+        require_sdk(roots[0])
         if roots[0] != local and local.where == "directory":
             roots.append(local)
         return [place_of(root, path_in(root, snapshot_id, group, written_as)) for root in roots]
@@ -121,11 +132,9 @@ class SnapshotArchives:
 
         The `fence` is asked for before it is written to where others see it. What that raises is raised here.
         """
-        local = [place for place in places if place.where in LOCAL]
-        root = root_of(local[0]) if local else STORAGE.local_root()
-        path = local[0].path if local else places[0].path
-        upload = await self.in_thread(DirectoryArchives(root).create, path)
-        making = Making(self, upload, places, self._log_id, fence)
+        here = self.here(places)
+        upload = await self.in_thread(DirectoryArchives(root_of(here)).create, here.path)
+        making = Making(self, upload, here, places, self._log_id, fence)
         try:
             yield making
         finally:
@@ -133,6 +142,37 @@ class SnapshotArchives:
                 await self.in_thread(upload.abort)
                 if not making.is_kept:
                     await self._take_back(making.sent)
+
+    def here(self, places: Sequence[model.Place]) -> model.Place:
+        """Where on this machine an archive is made that is to lie at these places."""
+        local = [place for place in places if place.where in LOCAL]
+        return local[0] if local else place_of(STORAGE.local_root(), places[0].path)
+
+    async def send_on(self, here: model.Place, place: model.Place, sha256: str, fence: Fence | None) -> Stored:
+        """Send an archive from this machine to where it is to be. Raises as `copying.send` does."""
+
+        def work(moved: Meter) -> Stored:
+            local, target = DirectoryArchives(root_of(here)), open_store(root_of(place))
+            metadata = {LOG_KEY: self._log_id}
+            return copying.send(
+                local, here.path, target, place.path, sha256=sha256, metadata=metadata, fence=fence, progress=moved
+            )
+
+        return await watched(work, _untold, f"sending it to {place.uri}", limiter=self.limiter)
+
+    async def release(self, here: model.Place, place: model.Place, sent: Stored) -> None:
+        """Remove the archive on this machine, if what was sent is there.
+
+        Error handling: one that stays is found by ``snapshot.gc``.
+        """
+
+        def work() -> None:
+            copying.release(DirectoryArchives(root_of(here)), here.path, open_store(root_of(place)), sent)
+
+        try:
+            await trio.to_thread.run_sync(work, limiter=self.limiter)
+        except SandkeepError as error:
+            logger.warning("a copy of an archive stays on this machine", extra={"why": error.message})
 
     async def _take_back(self, places: Sequence[model.Place]) -> None:
         """Remove what was sent somewhere and is of no use without the rest.
@@ -171,7 +211,7 @@ class SnapshotArchives:
 
     async def _have(self, snapshot: SnapshotState, progress: Progress) -> int:
         failures: list[SandkeepError] = []
-        recorded = [root_of(place).place(place.path) for place in snapshot.requested.places]
+        recorded = [root_of(place).place(place.path) for place in snapshot.places]
         places = in_order(recorded, STORAGE.roots("snapshot"))
         for place in places:
             had: list[int] = []
@@ -199,18 +239,23 @@ class SnapshotArchives:
 
 
 class Making:
-    """An archive being made: what is written to `descriptor` is its content."""
+    """An archive being made: what is written to `descriptor` is its content. When it was kept, `unsent` says why it is
+    `here` alone, if it is.
+    """
 
     def __init__(
         self,
         archives: SnapshotArchives,
         upload: DirectoryUpload,
+        here: model.Place,
         places: Sequence[model.Place],
         log_id: str,
         fence: Callable[[], Fence | None],
     ) -> None:
         self._archives = archives
         self._upload = upload
+        self.here = here
+        self.unsent: str | None = None
         self._places = places
         self._log_id = log_id
         self._fence = fence
@@ -223,22 +268,34 @@ class Making:
         return self._upload.descriptor
 
     async def keep(self, sha256: str, size_bytes: int, progress: Progress) -> None:
-        """Have it be where it is to be, complete and durable. What lies on this machine goes there last."""
+        """Have it be where it is to be, complete and durable; or on this machine, while nothing answers there. What
+        lies on this machine goes there last.
+        """
         for place in self._places:
             if place.where not in LOCAL:
-                work = partial(self._send, place, sha256, size_bytes, self._fence())
-                await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
-                self.sent.append(place)
-                failpoints.reach("snapshot.sent")
-        if any(place.where in LOCAL for place in self._places):
+                await self._try_to_send(place, sha256, size_bytes, progress)
+        if self.unsent is not None or any(place.where in LOCAL for place in self._places):
             await self._archives.in_thread(self._upload.finish)
         self.is_kept = True
         failpoints.reach("snapshot.kept")
 
+    async def _try_to_send(self, place: model.Place, sha256: str, size_bytes: int, progress: Progress) -> None:
+        work = partial(self._send, place, sha256, size_bytes, self._fence())
+        try:
+            await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+        except SandkeepError as error:
+            if error.code not in PASSING:
+                raise
+            logger.warning("an archive is not sent yet", extra={"place": place.uri, "why": error.message})
+            self.unsent = error.message
+            return
+        self.sent.append(place)
+        failpoints.reach("snapshot.sent")
+
     def _send(self, place: model.Place, sha256: str, size_bytes: int, fence: Fence | None, moved: Meter) -> None:
         os.lseek(self.descriptor, 0, os.SEEK_SET)
         with open(self.descriptor, "rb", closefd=False) as file:
-            open_store(root_of(place)).write(
+            open_store(root_of(place), patience_s=FIRST_PATIENCE_S).write(
                 place.path,
                 file,
                 size_bytes=size_bytes,
@@ -251,8 +308,9 @@ class Making:
 
 def _had(snapshot: SnapshotState, place: Place, had: list[int], moved: Meter, *, is_last: bool) -> None:
     """Put an archive, an open file, into `had`; looked through, if there is another place to ask. Blocks."""
-    assert snapshot.stored is not None
-    descriptor = _fetched(open_store(place.root), place, snapshot.stored.size_bytes, moved)
+    stored = snapshot.stored
+    assert stored is not None
+    descriptor = _fetched(open_store(place.root), place, stored.size_bytes, moved)
     try:
         if not is_last:
             check(snapshot, descriptor, moved)
@@ -291,6 +349,10 @@ def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -
         os.close(descriptor)
         raise
     return descriptor
+
+
+async def _untold(sentence: str) -> None:
+    """Nobody waits for it."""
 
 
 def nameless() -> int:

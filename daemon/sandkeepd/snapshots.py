@@ -31,7 +31,8 @@ from sandkeepd.insisting import insist
 from sandkeepd.providers.base import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Sandboxes
-from sandkeepd.snapshot_archives import SnapshotArchives
+from sandkeepd.sending import Sending, not_sent
+from sandkeepd.snapshot_archives import Making, SnapshotArchives
 
 logger = logging.getLogger("sandkeepd")
 
@@ -48,6 +49,7 @@ class Snapshots:
         self._core = core
         self._sandboxes = sandboxes
         self._archives = archives
+        self.sending = Sending(core, archives)
         self._held: Counter[str] = Counter()  # those that others are about to be built on
         self._dropping: set[str] = set()
 
@@ -68,7 +70,15 @@ class Snapshots:
             sandbox, command, places, parent_id=parent, root=provider.files_root(sandbox.requested.plan)
         )
         with self._holding(parent):
-            return await self.begin(snapshot_id, event, request.meta, request.progress)
+            await self.begin(snapshot_id, event, request.meta, request.progress)
+        return self.require_sent(request, snapshot_id)
+
+    def require_sent(self, request: Request[Any], snapshot_id: str) -> Snapshot:
+        """Answer a snapshot. Raises `provider_unavailable` when it has to be in a bucket, and is not there yet."""
+        snapshot = self._core.state.snapshots[snapshot_id]
+        if request.params.archive == "bucket" and snapshot.here is not None:
+            raise not_sent(snapshot)
+        return snapshot.view()
 
     @contextmanager
     def _holding(self, parent_id: str | None) -> Iterator[None]:
@@ -159,6 +169,7 @@ class Snapshots:
             await self.failed(snapshot_id, unforeseen, intent)
             return
         await core.record([NewEvent(snapshot_id, stored, asked.sandbox_id)], intent)
+        self.sending.begin(snapshot_id)
 
     async def _store(
         self, snapshot_id: str, asked: events.SnapshotCreateRequested, progress: Progress
@@ -190,7 +201,7 @@ class Snapshots:
             packed = await provider.pack(source_of(sandbox), order, progress)
             failpoints.reach("snapshot.packed")
             await making.keep(packed.sha256, packed.size_bytes, progress)
-        return stored_of(packed, asked.format)
+        return stored_of(packed, asked.format, making)
 
     async def failed(
         self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None, *, interrupted: bool = False
@@ -207,7 +218,7 @@ class Snapshots:
     async def undo(self, snapshot_id: str) -> None:
         """What an earlier daemon had begun is as if it had never been."""
         asked = self._core.state.snapshots[snapshot_id].requested
-        await self._clear(snapshot_id, asked.places)
+        await self._clear(snapshot_id, [*asked.places, self._archives.here(asked.places)])
         failed = events.SnapshotFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         await self._core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], None)
 
@@ -219,11 +230,14 @@ class Snapshots:
             raise error_from(*snapshot.error, {"snapshot_id": snapshot_id})
         return snapshot.view()
 
-    async def created_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
+    async def created_before(self, request: Request[Any], first: Recorded) -> Any:
         """The answer to a command that was given before."""
         snapshot = self._core.state.snapshots[first.stream]
         await self._core.settled(first.stream, lambda: snapshot.status != "creating")
-        return ANEW if snapshot.interrupted else await self.answer_create(first.stream)
+        if snapshot.interrupted:
+            return ANEW
+        await self.answer_create(first.stream)
+        return self.require_sent(request, first.stream)
 
     # -- deleting -----------------------------------------------------------------------------------------------------
 
@@ -262,7 +276,7 @@ class Snapshots:
         snapshot = core.state.snapshots[snapshot_id]
         kept = self._is_built_on(snapshot_id)
         if not kept:
-            await self._clear(snapshot_id, snapshot.requested.places)
+            await self._clear(snapshot_id, snapshot.traces)
             failpoints.reach("snapshot.removed")
         await core.record([NewEvent(snapshot_id, events.SnapshotDeleted(kept=kept), snapshot.sandbox_id)], intent)
         await self.drop_kept()
@@ -276,7 +290,7 @@ class Snapshots:
         while kept := next((s for s in core.state.snapshots.values() if self._is_left(s)), None):
             self._dropping.add(kept.snapshot_id)
             try:
-                await self._clear(kept.snapshot_id, kept.requested.places)
+                await self._clear(kept.snapshot_id, kept.traces)
                 await core.record([NewEvent(kept.snapshot_id, events.SnapshotDeleted(), kept.sandbox_id)], None)
             finally:
                 self._dropping.discard(kept.snapshot_id)
@@ -325,8 +339,8 @@ def snapshotting(provider: Provider) -> Snapshotting:
     raise SetupError("not_supported", f"the {provider.name} provider cannot make snapshots yet: use the local provider")
 
 
-def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat) -> events.SnapshotStored:
-    """What is recorded of an archive that is where it is to be."""
+def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat, making: Making) -> events.SnapshotStored:
+    """What is recorded of an archive that is where it is to be, or is on its way."""
     return events.SnapshotStored(
         digest=f"sha256:{packed.sha256}",
         size_bytes=packed.size_bytes,
@@ -335,4 +349,6 @@ def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat) -> events.Sn
         format=written_as,
         pause_ms=packed.pause_ms,
         remarks=packed.remarks,
+        here=making.here if making.unsent else None,
+        unsent=making.unsent,
     )

@@ -114,7 +114,9 @@ def dispatch(
         **_again(images, sandboxes, processes, files, suspensions),
         **_kept_again(images, sandboxes, kept),
     }
-    return Dispatch(core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.gc})
+    return Dispatch(
+        core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.collected_before}
+    )
 
 
 def _again(

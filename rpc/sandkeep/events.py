@@ -505,8 +505,9 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
 
 
 class SnapshotStored(Event, frozen=True, kw_only=True):
-    """The archive is complete, verified and durable where it was to be. `digest` is ``sha256:…`` of its bytes.
-    `remarks` counts what is not in it as it was, by why.
+    """The archive is complete, verified and durable where it was to be; or, `unsent` with the reason, on this machine
+    alone, `here`, until what it is to be sent to answers. `digest` is ``sha256:…`` of its bytes. `remarks` counts what
+    is not in it as it was, by why.
     """
 
     type = "snapshot.stored"
@@ -517,6 +518,14 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
     format: ArchiveFormat
     pause_ms: float | None = None
     remarks: dict[str, int] = field(default_factory=dict)
+    here: Place | None = None
+    unsent: str | None = None
+
+
+class SnapshotSent(Event, frozen=True, kw_only=True):
+    """The archive, which was on one machine alone, is where it was to be."""
+
+    type = "snapshot.sent"
 
 
 class SnapshotFailed(Event, frozen=True, kw_only=True):
@@ -545,6 +554,34 @@ class SnapshotDeleted(Event, frozen=True, kw_only=True):
 
     type = "snapshot.deleted"
     kept: bool = False
+
+
+class ArchiveRemoveRequested(Event, frozen=True, kw_only=True):
+    """Archives that no snapshot owns are about to be removed. It is in the daemon's own stream."""
+
+    type = "archive.remove_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("archive.removed", "archive.remove_failed")
+    places: list[Place]
+    size_bytes: int
+
+
+class ArchiveRemoved(Event, frozen=True, kw_only=True):
+    """The archives that the event at `position` names are gone."""
+
+    type = "archive.removed"
+    position: int
+
+
+class ArchiveRemoveFailed(Event, frozen=True, kw_only=True):
+    """Of the archives that the event at `position` names some may be there still; the next ``snapshot.gc`` finds them.
+    `interrupted`: only the daemon's own end was the reason.
+    """
+
+    type = "archive.remove_failed"
+    position: int
+    code: str
+    message: str
+    interrupted: bool = False
 
 
 # -- locks ------------------------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ POINTS: Final = (
     "snapshot.received",
     "snapshot.sent",
     "snapshot.kept",
+    "snapshot.resent",
     "snapshot.removed",
     "restore.planned",
     "restore.opened",

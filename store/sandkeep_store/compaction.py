@@ -92,6 +92,7 @@ class Compaction:
             frozenset(state.images).difference(images),
             frozenset((*state.snapshots, *state.forks)).difference(snapshots),
             frozenset(lock.lock_id for lock in state.locks.values() if (lock.ended_us or before_us) >= before_us),
+            frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
         positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
         if len(positions) < least and not state.log.compacting:

@@ -85,6 +85,8 @@ class Kept(NamedTuple):
     snapshots: AbstractSet[str] = frozenset()
     """And forks."""
     locks: AbstractSet[str] = frozenset()
+    last: AbstractSet[int] = frozenset()
+    """The positions at which these sandboxes' documents stand."""
 
 
 class Leaving(Struct, frozen=True, gc=False):
@@ -223,11 +225,12 @@ class LogReader:
                 name = names[stream]
                 if name in (DAEMON_STREAM, LOG_STREAM):
                     goes = last[stream] > position
-                elif sandbox is None:
+                elif sandbox is None or type.startswith("lock."):  # which may outlive what it guards
                     goes = _is_gone(type, name, kept) and last[stream] < until
                 elif names[sandbox] in kept.sandboxes:
                     goes = _is_gone(type, name, kept) and last[stream] < until
                     goes = goes or (type == SandboxFileWritten.type and last[stream] > position)
+                    goes = goes and position not in kept.last
                 else:
                     goes = last[stream] < until
                 if goes:

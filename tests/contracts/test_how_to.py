@@ -6,13 +6,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from tests.conftest import RunningDaemon
-from tests.documents import ROOT, Session, directory, steps
+from tests.documents import ROOT, Session, directory, environment, section, steps, steps_of
 from tests.screen import Screen
 from tests.users import NOBODY, command_as
+
+if TYPE_CHECKING:
+    from tests.gcs import GcsEmulator
+    from tests.s3 import S3Server
 
 pytestmark = pytest.mark.needs("bwrap", "tmux")
 
@@ -54,9 +59,9 @@ def place(places: str) -> Iterator[Path]:
 def new_screen(place: Path) -> Iterator[Callable[..., Screen]]:
     made: list[Screen] = []
 
-    def make(shell: str = "bash --norc", **env: str) -> Screen:
+    def make(shell: str = "bash --norc", cols: int = 100, **env: str) -> Screen:
         ours = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-        screen = Screen(place, {"PATH": PATH, "HOME": str(place), **ours, **env}, rows=50, cols=100)
+        screen = Screen(place, {"PATH": PATH, "HOME": str(place), **ours, **env}, rows=50, cols=cols)
         made.append(screen)
         screen.enter(f"cd {place} && exec {shell}")
         screen.until_prompt()
@@ -105,6 +110,78 @@ def test_images_for_docker(dockerd: Any, places: str, place: Path, new_screen: C
         daemon.clear()
 
 
+BUCKETS = "docs/how-to/keep-archives-in-a-bucket.md"
+
+
+class Archives:
+    """A daemon whose environment is what a section of the guide says, at services of the test's own."""
+
+    def __init__(self, places: str, place: Path, new_screen: Callable[..., Screen]) -> None:
+        self._daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+        self._place = place
+        self._new_screen = new_screen
+        self._stands_for: dict[str, str] = {}
+
+    def directory(self, named: str, *, made: bool) -> None:
+        """Have a directory of this test stand for one that the guide names."""
+        self._stands_for[named] = here = f"{self._daemon.root}{named}"
+        os.makedirs(here if made else os.path.dirname(here), mode=0o700)
+
+    def follow(self, heading: str, **services: str) -> None:
+        """Do what the section says. `services` are variables that say where the test's own are."""
+        text = section(BUCKETS, heading)
+        said = {name: self._stands_for.get(value, value) for name, value in environment(text).items()}
+        self._daemon.start(**{**said, **services})
+        try:
+            with self._daemon.connect() as client:
+                image = client.image.create(str(self._place / "project"), clean=True)
+                sandbox = client.sandbox.create(image.image_id)
+            screen = self._new_screen(cols=240, SANDKEEP_SOCKET=self._daemon.socket, BOX=sandbox.sandbox_id)
+            session, begun = Session(screen, self._place), steps_of(text)
+            for step in begun:
+                session.do(replace(step, seen=[self._as_here(line) for line in step.seen]))
+            assert begun
+        finally:
+            self._daemon.clear()
+
+    def _as_here(self, line: str) -> str:
+        for named, here in self._stands_for.items():
+            line = line.replace(named, here)
+        return line
+
+
+@pytest.fixture
+def archives(places: str, place: Path, new_screen: Callable[..., Screen]) -> Archives:
+    return Archives(places, place, new_screen)
+
+
+@pytest.mark.needs("gcs")
+def test_archives_in_gcs(archives: Archives, gcs: "GcsEmulator") -> None:
+    said = environment(section(BUCKETS, "Google Cloud Storage"))
+    for name in {value for key, value in said.items() if key.endswith("_BUCKET")}:
+        gcs.create_bucket(name)
+    archives.follow("Google Cloud Storage", STORAGE_EMULATOR_HOST=gcs.url)
+
+
+@pytest.mark.needs("s3")
+def test_archives_in_s3(archives: Archives, s3: "S3Server") -> None:
+    """Without a scheme in the address and without TLS, as the guide has it; port and key are the test's."""
+    heading = "S3, and what speaks it"
+    s3.create_bucket(environment(section(BUCKETS, heading))["SANDBOX_S3_BUCKET"])
+    archives.follow(heading, **{**s3.environ, "SANDBOX_S3_ENDPOINT_URL": f"127.0.0.1:{s3.port}"})
+
+
+@pytest.mark.needs("gcs")
+def test_archives_on_a_mount(archives: Archives) -> None:
+    archives.directory("/mnt/our-snapshots", made=True)
+    archives.follow("A bucket that is mounted", STORAGE_EMULATOR_HOST="http://127.0.0.1:9")
+
+
+def test_archives_in_another_directory(archives: Archives) -> None:
+    archives.directory("/srv/sandkeep-archives", made=False)
+    archives.follow("Another directory")
+
+
 def _user(command: list[str]) -> list[str]:
     return command_as(NOBODY, command) if os.geteuid() == 0 else command
 
@@ -116,7 +193,7 @@ def _follow(guide: str, screen: Screen, place: Path) -> None:
 
 
 def test_every_guide_is_followed() -> None:
-    """But for those of which `test_docs.UNTOUCHED` says why not."""
+    """But for those of which `test_docs.UNTOUCHED` says why not. Of one each section with settings is."""
     from tests.contracts.test_docs import UNTOUCHED
 
     there = {path.stem for path in (ROOT / "docs/how-to").glob("*.md")}
@@ -124,5 +201,6 @@ def test_every_guide_is_followed() -> None:
         *GUIDES,
         "docker-images",
         "run-as-a-user",
+        "keep-archives-in-a-bucket",
         *(Path(path).stem for path in UNTOUCHED if "how-to" in path),
     }

@@ -1,6 +1,9 @@
 """What is kept of a sandbox's files, while the daemon may die: snapshots, forks and restores."""
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from tests.crash.story import Story
@@ -31,14 +34,33 @@ def tell(story: Story, source: str, **image_of: Any) -> None:
     assert [run(story, fork, "ls") for fork in forks] == [b"three\ntwo\n", b"two\n"]
     overwritten(story, box, full.snapshot_id)
     assert run(story, box, "ls") == b"one\n"
+    with away(story.daemon.env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"]):
+        late = story.ask("snapshot.create", box)
+    until_sent(story, late.snapshot_id)
     promoted = story.ask("snapshot.promote", second.snapshot_id)
     theirs = brought_in(story, second.snapshot_id)
-    for snapshot_id in (full.snapshot_id, second.snapshot_id, theirs):
+    for snapshot_id in (late.snapshot_id, full.snapshot_id, second.snapshot_id, theirs):
         story.ask("snapshot.delete", snapshot_id)
     for sandbox_id in story.sandboxes:
         story.ask("sandbox.terminate", sandbox_id)
     for image_id in (promoted.image_id, image):
         story.ask("image.remove", image_id)
+
+
+@contextmanager
+def away(mount: str) -> Iterator[None]:
+    """For the length of a block a mount is not there."""
+    os.rename(mount, f"{mount}.away")
+    yield
+    os.rename(f"{mount}.away", mount)
+
+
+def until_sent(story: Story, snapshot_id: str) -> None:
+    """Wait until a snapshot is where it was to be."""
+    deadline = time.monotonic() + 30
+    while story.look(lambda client: client.snapshot.get(snapshot_id)).places[0].where != "mount":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def made(story: Story, sandbox: Any) -> str:

@@ -53,9 +53,9 @@ class Inside:
         """The types of a sandbox's events."""
         return [event.type for event in (await self.call("sandbox.history", sandbox_id=sandbox_id)).events]
 
-    async def image(self, source: str) -> str:
+    async def image(self, source: str, **call: Any) -> str:
         """An image of a directory, on the fake provider."""
-        made = await self.call("image.create", source=source, provider="fake")
+        made = await self.call("image.create", source=source, provider="fake", **call)
         return str(made.image_id)
 
 

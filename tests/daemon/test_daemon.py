@@ -481,7 +481,7 @@ def test_every_method_refuses_unknown_parameters(client: Any, method: str) -> No
 
 FILLED_IN: dict[str, Any] = {
     "sandbox_id": "sbx_none", "command": ["true"], "name": "n", "path": "/f", "data": b"", "rows": 24, "cols": 80,
-    "transfer_id": "t", "entry": b"f",
+    "transfer_id": "t", "entry": b"f", "snapshot_id": "snp_none",
 }  # fmt: skip
 """A value for each parameter that some method on sandboxes needs; what has a default is left out, but for the path."""
 

@@ -556,6 +556,6 @@ def test_a_caller_who_opens_one_anew_may_still_only_read(shared_daemon: Any, box
 
 def test_every_row_that_hands_over_is_for_the_owner_alone() -> None:
     for row in methods.METHODS.values():
-        if row.descriptors:
+        if row.descriptors and row.name != "snapshot.import":  # what it hands over is the caller's own
             assert row.access is methods.Access.OWNER, row.name
-            assert row.subject == "sandbox_id", row.name
+            assert row.subject in ("sandbox_id", "snapshot_id"), row.name

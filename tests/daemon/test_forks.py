@@ -232,6 +232,6 @@ def test_the_same_of_a_users_own_daemon() -> None:
         ]  # fmt: skip
         done = subprocess.run(
             command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base},
-            capture_output=True, text=True, check=False, timeout=90,
+            capture_output=True, text=True, check=False, timeout=240,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -3,6 +3,8 @@
 Other daemons are other users of the same store. Time is the test's: trio's clock and the leases' are one.
 """
 
+import os
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -610,3 +612,39 @@ async def test_freeing_that_was_interrupted_is_told(world: World, tmp_path: Path
         await daemon.core.log.append([NewEvent("lck_left", steal)], Meta())
     async with world.daemon(tmp_path) as daemon:
         await until(lambda: status(daemon, "lck_left") == "failed")
+
+
+# -- in the history of what it guards ---------------------------------------------------------------------------------
+
+
+async def test_a_lock_is_in_the_history_of_its_sandbox(world: World, tmp_path: Path) -> None:
+    """Also what was before the sandbox was made, and for the lock's owner alone."""
+    (tmp_path / "source").mkdir()
+    async with world.daemon(tmp_path / "state") as daemon:
+        image = await daemon.image(str(tmp_path / "source"))
+        await acquire(daemon, uid=ALICE)
+        await daemon.call("lock.release", uid=ALICE, name="box")
+        await acquire(daemon)
+        await daemon.call("sandbox.create", image_id=image, sandbox_id="box")
+        await daemon.call("lock.release", name="box")
+        page = await daemon.call("sandbox.history", sandbox_id="box")
+        theirs = 4
+        assert [event.type for event in page.events[theirs:]] == [
+            "lock.acquire_requested", "lock.acquired", "sandbox.create_requested", "sandbox.created",
+            "lock.release_requested", "lock.released",
+        ]  # fmt: skip
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+        await daemon.core.files.flush()
+
+
+async def test_a_lock_of_somebody_else_is_in_nobodys_history(world: World, tmp_path: Path, places: str) -> None:
+    source = tempfile.mkdtemp(dir=places)
+    os.chmod(source, 0o755)
+    async with world.daemon(tmp_path / "state") as daemon:
+        image = await daemon.image(source, uid=ALICE)
+        await acquire(daemon, uid=BOB)
+        await daemon.call("lock.release", uid=BOB, name="box")
+        await daemon.call("sandbox.create", uid=ALICE, image_id=image, sandbox_id="box")
+        page = await daemon.call("sandbox.history", uid=ALICE, sandbox_id="box")
+        assert {event.type.split(".")[0] for event in page.events} == {"sandbox"}
+        await daemon.call("sandbox.terminate", sandbox_id="box")

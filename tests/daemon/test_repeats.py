@@ -182,7 +182,13 @@ ELSEWHERE = {
     "provider.choose": "tests/rpc/test_gcri.py",
     "lock.acquire": "tests/daemon/test_locking.py",
     "lock.release": "tests/daemon/test_locking.py",
-}
+    "snapshot.import": "tests/crash/keeping.py",
+    **dict.fromkeys(
+        ("sandbox.fork", "sandbox.restore", "snapshot.create", "snapshot.delete", "snapshot.gc", "snapshot.promote",
+         "snapshot.restore"),
+        "tests/daemon/test_repeats_kept.py",
+    ),
+}  # fmt: skip
 """Those that need another world than this one, and where they are repeated."""
 
 
@@ -204,7 +210,12 @@ def test_every_change_is_made_once(running_daemon: Any, source: str) -> None:
     """Each method that changes something: given again at once, after others did theirs, and after the daemon died."""
     assert {*CASES, *ELSEWHERE} == {name for name, row in METHODS.items() if row.mutates}
     world = World(running_daemon, source)
-    cases = {name: (case, case.params(world)) for name, case in CASES.items() if name != "daemon.shutdown"}
+    made_once(running_daemon, world, {name: case for name, case in CASES.items() if name != "daemon.shutdown"})
+    world.copying.close()
+
+
+def made_once(running_daemon: Any, world: Any, by_name: dict[str, Case]) -> None:
+    cases = {name: (case, case.params(world)) for name, case in by_name.items()}
     first = {}
     for name, (case, params) in cases.items():
         first[name] = ask(running_daemon, name, f"the-{name}", params)
@@ -226,7 +237,6 @@ def test_every_change_is_made_once(running_daemon: Any, source: str) -> None:
     running_daemon.kill()
     running_daemon.start()
     check()
-    world.copying.close()
 
 
 def test_a_daemon_is_stopped_once(running_daemon: Any) -> None:

@@ -142,3 +142,20 @@ def test_orphans_of_others_stay(new_house: Callable[..., House], gcs_bucket: str
     assert (report.archives, len(report.left)) == ([], 1)
     assert "log" in report.left[0]
     assert one.restored(snapshot.snapshot_id) == "kept\n"
+
+
+@pytest.mark.needs("gcs")
+def test_what_is_longer_than_the_archive_was_is_not_downloaded(
+    new_house: Callable[..., House], gcs: Any, gcs_bucket: str
+) -> None:
+    """Others may write to a bucket: what they put there could have no end."""
+    from tests.store.test_services import gcs_client
+
+    house = new_house(FILESYSTEM_SNAPSHOT_BUCKET=gcs_bucket)
+    snapshot = house.client.snapshot.create(house.box)
+    blob = gcs_client().bucket(gcs_bucket).blob(snapshot.places[0].path)
+    blob.upload_from_string(bytes(snapshot.size_bytes + 1))
+    gcs.requests.clear()
+    error = refused("snapshot_corrupt", lambda: house.client.snapshot.restore(snapshot.snapshot_id))
+    assert f"and not {snapshot.size_bytes}" in error.message
+    assert [line for line in gcs.requests if "/download/" in line] == []

@@ -12,7 +12,7 @@ import pytest
 import trio
 from tests.store import stories
 
-from sandkeep import events
+from sandkeep import events, model
 from sandkeep.errors import DaemonError, DataError
 from sandkeep.events import LOG_STREAM, Meta
 from sandkeep.model import CompactReport
@@ -124,6 +124,34 @@ async def test_of_locks_those_that_are_held_and_the_last_of_the_others_stay(tmp_
         assert bytes_of(offline.fold(here.log), here.log) == bytes_of(here.state, here.log)
         assert sorted(here.state.locks) == ["lck_0", "lck_1"]
         assert here.log.verify() == []
+
+
+async def test_a_lock_that_is_held_stays_when_the_sandbox_of_its_name_is_archived(tmp_path: Path) -> None:
+    stories.write(str(tmp_path / "events.db"), stories.tangle(1))
+    async with opened(tmp_path) as here:
+        ended = next(name for name, sandbox in here.state.sandboxes.items() if sandbox.hidden)
+        asked = events.LockAcquireRequested(owner="uid:0", name=ended, where="/locks", owner_id="me")
+        for event in (asked, events.LockAcquired(fence=1)):
+            await here.log.append([NewEvent("lck_held", event, ended)], NOBODY)
+        await here.compact()
+        assert ended not in here.state.sandboxes
+        assert here.state.locks["lck_held"].status == "held"
+        assert bytes_of(offline.fold(here.log), here.log) == bytes_of(here.state, here.log)
+        assert here.log.verify() == []
+
+
+async def test_snapshots_that_are_no_more_go_from_a_sandbox_that_stays(tmp_path: Path) -> None:
+    place = model.Place(where="state", base="/a", path="b/c", uri="/a/b/c")
+    stories.write(str(tmp_path / "events.db"), stories.crowded("sbx_a", 1))
+    async with opened(tmp_path) as here:
+        asked = events.SnapshotCreateRequested(
+            owner="uid:0", kind="full", format="tar.gz", places=[place], sandbox_id="sbx_a"
+        )
+        for event in (asked, events.SnapshotFailed(code="internal", message="it failed")):
+            await here.log.append([NewEvent("snp_1", event, "sbx_a")], NOBODY)
+        await here.compact()
+        assert here.state.snapshots == {}
+        assert bytes_of(offline.fold(here.log), here.log) == bytes_of(here.state, here.log)
 
 
 async def test_of_a_sandbox_that_runs_what_its_view_shows_stays(tmp_path: Path) -> None:

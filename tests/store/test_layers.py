@@ -1,5 +1,6 @@
 """Layers: what differs, as an archive; and chains of them, which make of a tree what it was at the last."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from tests.store.trees import NEW, described
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives import layers
 from sandkeep_store.archives.inspect import inspect, listed
+from sandkeep_store.archives.overlaying import unpack_layer
 from sandkeep_store.archives.pack import NO_LIMITS, Packed, pack
 from sandkeep_store.archives.tree import Overlay
 from sandkeep_store.archives.unpack import unpack
@@ -400,3 +402,38 @@ def test_an_archive_of_a_chain_that_changes_is_refused(chain: Chain) -> None:
 
     with pytest.raises(SandkeepError, match="changed while it was read"):
         layers.flatten([layer], chain.new(), moved=moved)
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("mark_first", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_name_that_a_layer_takes_away_and_has(chain: Chain, mark_first: bool, named: bool) -> None:
+    """A mark speaks of what is below its layer, wherever in the archive it stands; an overlay sees it so, too."""
+    for name in ("d/old", "d/deep/old", "f", "l", "stays/old"):
+        write(f"{chain.base}/{name}", b"below")
+    marks = [member(b".wh.d"), member(b".wh.f"), member(b".wh.l"), member(b"stays/.wh.nothing")]
+    news = [member(b"d/new", data=b"new"), member(b"f", data=b"new"), member(b"l", b"2", target=b"f")]
+    news = [member(b"d/", b"5"), *news] if named else news
+    layer = chain.new(archive(*marks, *news) if mark_first else archive(*news, *marks))
+    expected = {"d/new": b"new", "f": b"new", "stays/old": b"below"}
+    upper, work, view = (f"{chain.root}/{name}" for name in ("unpacked", "work", "view"))
+    unpack_layer(layer, upper, overlay="trusted")
+    os.mkdir(work)
+    os.mkdir(view)
+    with trees.overlay([chain.base], upper, work, view):
+        assert files(view) == expected
+        assert os.readlink(f"{view}/l") == "f"
+    chain.composed([layer])
+    assert files(f"{chain.root}/composed") == expected
+
+
+@pytest.mark.needs("root")
+def test_a_mark_that_cannot_be_made_is_no_defect(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "setxattr", full)
+    layer = chain.new(archive(member(b"d/.wh..wh..opq")))
+    with pytest.raises(SandkeepError, match="storage_unavailable"):
+        unpack_layer(layer, f"{chain.root}/unpacked", overlay="trusted")
+    assert sorted(os.listdir(chain.root)) == ["1", "base"]

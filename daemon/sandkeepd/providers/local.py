@@ -419,6 +419,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`."""
         strays = Strays(self.layout, self._hierarchies, self.log_id, everybodys=self.root)
+        await self.abilities()  # what is tried out for that lies in the trash
         await self._in_thread(strays.unmount_trash)
         await self._in_thread(self.layout.empty_trash)
         await self._in_thread(strays.look)
@@ -443,6 +444,8 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             elif not ledger.owns_layer(name):
                 await self.discard_layers([name])
                 removed.append(f"files {name}")
+            else:
+                await self._in_thread(self.layers.discard_stages, name)
         if failures:
             raise failures[0]
         return Swept(removed=removed, foreign=strays.foreign)

@@ -11,6 +11,7 @@ from typing import Final
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError
+from sandkeep_store.archives import swapping
 from sandkeep_store.archives.overlaying import unpack_layer
 from sandkeep_store.archives.tree import Overlay
 from sandkeep_store.archives.unpack import unpack
@@ -58,6 +59,11 @@ class Layers:
         """Say that all files are there."""
         failpoints.reach("layer.made")
         os.rename(f"{self._layout.layer(name)}/{MAKING}", self.root(name))
+
+    def discard_stages(self, name: str) -> None:
+        """Remove what the making of a layer that is complete has left, when the machine itself went down then."""
+        if self.is_there(name):
+            self._layout.discard(swapping.leftovers(self._layout.layer(name)))
 
     def discard(self, names: Collection[str]) -> None:
         """Remove layers, complete or half made."""

@@ -68,7 +68,16 @@ def create(
     )  # fmt: skip
     with progress("keeping the files") as told, front.client() as client:
         snapshot = client.snapshot.create(sandbox, progress=told, **asked)
-    return json_line(snapshot) if front.as_json else print(snapshot.snapshot_id)
+    return _made(front, snapshot)
+
+
+def _made(front: Frontend, snapshot: Snapshot) -> None:
+    """Print a new snapshot's id; what is to be known of it besides goes to stderr."""
+    if front.as_json:
+        return json_line(snapshot)
+    if snapshot.note:
+        note(f"sandkeep: {snapshot.note}")
+    return print(snapshot.snapshot_id)
 
 
 @command(examples=["sandkeep snapshot ls", "sandkeep snapshot ls $BOX --json | jq -r '.[-1].snapshot_id'"])
@@ -204,7 +213,7 @@ def import_(
         snapshot = archiving.import_from(
             client, file, digest=digest, moved=lambda count: told(f"bringing it in: {size(count)}"), **asked
         )
-    return json_line(snapshot) if front.as_json else print(snapshot.snapshot_id)
+    return _made(front, snapshot)
 
 
 @command(

@@ -44,7 +44,13 @@ def _snapshot(data: dict[str, Any]) -> str:
 
 def _stored(data: dict[str, Any]) -> str:
     what = f"{data['member_count']} files, {size(data['size_bytes'])}"
-    return "  ".join(filter(None, [what, _paused(data)]))
+    unsent = f"here alone: {data['unsent']}" if data.get("unsent") else ""
+    return "  ".join(filter(None, [what, _paused(data), unsent]))
+
+
+def _orphans(data: dict[str, Any]) -> str:
+    first, *others = [str(place["uri"]) for place in data["places"]]
+    return first + (f" and {len(others)} more" if others else "")
 
 
 def _launch(data: dict[str, Any]) -> str:
@@ -130,9 +136,13 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "lock.steal_failed": _failure,
     "snapshot.create_requested": _snapshot,
     "snapshot.stored": _stored,
+    "snapshot.sent": lambda _: "",
     "snapshot.failed": _failure,
     "snapshot.delete_requested": lambda data: str(data["reason"]),
     "snapshot.deleted": lambda data: "its archive is kept for others" if data.get("kept") else "",
+    "archive.remove_requested": _orphans,
+    "archive.removed": lambda _: "",
+    "archive.remove_failed": _failure,
     "process.launch_requested": _launch,
     "process.started": lambda data: f"pid {data['pid']}",
     "process.launch_failed": _failure,
@@ -145,10 +155,12 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
 COLOURS: Final = {
     "created": "green", "started": "green", "adopted": "green", "create_failed": "red", "launch_failed": "red",
     "failed": "red", "lost": "red", "suspend_failed": "red", "resume_failed": "red", "resumed": "green",
-    "restored": "green", "forked": "green", "stored": "green", "restore_failed": "red", "fork_failed": "red",
+    "restored": "green", "forked": "green", "stored": "green", "sent": "green", "restore_failed": "red",
+    "fork_failed": "red",
     "deleted": "dim", "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim",
     "removed": "dim", "acquired": "green", "contended": "yellow", "acquire_failed": "red", "released": "dim",
     "expired": "red", "stolen": "yellow", "steal_failed": "red",
+    "remove_failed": "red",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 

@@ -4,9 +4,12 @@ A snapshot is never deleted before a verified copy exists: `send` leaves the one
 deletes it only when the other is still there, complete.
 """
 
+import hashlib
 import os
+from collections.abc import Mapping
 from typing import Final
 
+from sandkeep.errors import StateError
 from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives
 from sandkeep_store.archives.objects import Fence, Progress, Stored, corrupt
@@ -22,23 +25,40 @@ def send(
     target_path: str,
     *,
     sha256: str,
+    metadata: Mapping[str, str] | None = None,
     fence: Fence | None = None,
     progress: Progress = lambda _: None,
 ) -> Stored:
-    """Copy an archive. The digest is compared with what was read, and by buckets their own with what arrived.
+    """Copy an archive. The digest is compared with what was read, and by buckets their own with what arrived. What an
+    earlier daemon had sent is taken for that when it is the same.
 
     Raises `snapshot_corrupt` when the archive on disk is not what it has to be; nothing was written then.
     """
     with open(local.open_file(path), "rb", buffering=0) as file:
-        return target.write(
-            target_path,
-            file,
-            size_bytes=os.fstat(file.fileno()).st_size,
-            sha256=sha256,
-            metadata={DIGEST: sha256},
-            fence=fence,
-            progress=progress,
-        )
+        try:
+            return target.write(
+                target_path,
+                file,
+                size_bytes=os.fstat(file.fileno()).st_size,
+                sha256=sha256,
+                metadata={**(metadata or {}), DIGEST: sha256},
+                fence=fence,
+                progress=progress,
+            )
+        except StateError as error:
+            found = _same(target, target_path, sha256, progress) if error.code == "conflict" else None
+            if found is None:
+                raise
+            return found
+
+
+def _same(target: ArchiveStore, path: str, sha256: str, progress: Progress) -> Stored | None:
+    """What is there, if it is that archive."""
+    digest = hashlib.sha256()
+    with target.read(path, progress=progress) as archive:
+        for chunk in archive:
+            digest.update(chunk)
+        return archive.stored if digest.hexdigest() == sha256 else None
 
 
 def release(local: DirectoryArchives, path: str, target: ArchiveStore, sent: Stored) -> bool:

@@ -2,11 +2,11 @@
 
 from typing import assert_never
 
-from sandkeep.errors import SetupError
 from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives
 from sandkeep_store.archives.patience import PATIENCE_S
 from sandkeep_store.config import STORAGE, Root, Storage
+from sandkeep_store.sdks import require_sdk
 
 
 def open_store(root: Root, storage: Storage = STORAGE, patience_s: float = PATIENCE_S) -> ArchiveStore:
@@ -25,16 +25,11 @@ def open_store(root: Root, storage: Storage = STORAGE, patience_s: float = PATIE
 
 
 def _bucket(root: Root, storage: Storage, patience_s: float) -> ArchiveStore:
-    try:
-        if root.where == "gcs":
-            from sandkeep_store.archives.gcs import GcsArchives
+    require_sdk(root)
+    if root.where == "gcs":
+        from sandkeep_store.archives.gcs import GcsArchives
 
-            return GcsArchives(root, storage, patience_s)
-        from sandkeep_store.archives.s3 import S3Archives
+        return GcsArchives(root, storage, patience_s)
+    from sandkeep_store.archives.s3 import S3Archives
 
-        return S3Archives(root, storage, patience_s)
-    except ModuleNotFoundError as error:
-        raise SetupError(
-            "not_supported",
-            f"{error.name} is not installed: install sandkeep[{root.where}] to keep archives in {root.base}.",
-        ) from None
+    return S3Archives(root, storage, patience_s)

@@ -4,6 +4,7 @@ A name that is gone is a character device without a number, and a directory that
 that says so. Both are made here, when the extracting program has ended and nothing else touches the tree.
 """
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -59,15 +60,35 @@ def _mark(tree: bytes, gone: bytes, overlay: Overlay, owner: tuple[int, int] | N
     if gone.endswith(b"/"):
         directory = _opened(tree, gone.rstrip(b"/"), owner)
         with _closing(directory):
-            os.setxattr(directory, f"{overlay}.overlay.opaque", b"y")
+            _hide_below(directory, overlay)
         return
     parent, _, name = gone.rpartition(b"/")
     directory = _opened(tree, parent or TOP, owner)
     with _closing(directory):
         before = os.fstat(directory)
-        with suppress(FileExistsError):  # the layer has something else of that name, which hides what is below
+        try:
             os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
+        except FileExistsError:
+            _replace_below(directory, name, overlay)
         os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _replace_below(directory: int, name: bytes, overlay: Overlay) -> None:
+    """The layer takes a name away and has it, too, in whatever order: what is below has to go, and what is here stays.
+    A directory would show what is below it otherwise; anything else hides that by itself.
+    """
+    try:
+        own = os.open(name, _OPEN, dir_fd=directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        return
+    with _closing(own):
+        _hide_below(own, overlay)
+
+
+def _hide_below(directory: int, overlay: Overlay) -> None:
+    os.setxattr(directory, f"{overlay}.overlay.opaque", b"y")
 
 
 class _closing:  # noqa: N801 - as `contextlib.closing`, for descriptors

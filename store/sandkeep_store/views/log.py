@@ -23,13 +23,15 @@ class LogState(Struct, kw_only=True, array_like=True):
 
     `archived_before_us` is the moment before which what had ended may be in the archive; 0 when nothing is. `leaving`
     are the sandboxes of a compaction under way; `compacting` says that one is. `redacting` are the positions of events
-    whose redaction is under way.
+    whose redaction is under way, and `removing` those of the events that say which archives without an owner are about
+    to be removed.
     """
 
     archived_before_us: int = 0
     compacting: bool = False
     leaving: list[str] = field(default_factory=list)
     redacting: list[int] = field(default_factory=list)
+    removing: list[int] = field(default_factory=list)
 
     @property
     def hint(self) -> str:

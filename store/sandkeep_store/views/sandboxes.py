@@ -42,7 +42,8 @@ class KeptSnapshot(Struct, kw_only=True, frozen=True, array_like=True):
 
 class SandboxState(Struct, kw_only=True):
     """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing. `interrupted`: only
-    the end of an earlier daemon kept it from being made. While it is `restoring`, it will be what `restore` says.
+    the end of an earlier daemon kept it from being made. While it is `restoring`, it will be what `restore` says. The
+    event at `touched` was the last thing done in it or with it.
     """
 
     sandbox_id: str
@@ -51,6 +52,7 @@ class SandboxState(Struct, kw_only=True):
     revision: int
     position: int
     last_activity_us: int
+    touched: int = 0
     status: model.SandboxStatus = "creating"
     made: bool = False
     isolation: model.Isolation | None = None
@@ -100,8 +102,9 @@ class SandboxState(Struct, kw_only=True):
 
     def touch(self, fact: Fact) -> None:
         """Something happened in it; of several facts, in whatever order, the last in the log counts."""
-        if fact.position > self.position:
-            self.position, self.last_activity_us = fact.position, fact.time_us
+        self.position = max(self.position, fact.position)
+        if fact.position > self.touched:
+            self.touched, self.last_activity_us = fact.position, fact.time_us
 
     def view(self) -> model.Sandbox:
         """The sandbox as readers see it. Whatever changes it also changes `position`, so the last one is kept."""
@@ -143,6 +146,7 @@ def _create_requested(state: "State", event: events.SandboxCreateRequested, fact
         revision=fact.revision,
         position=fact.position,
         last_activity_us=fact.time_us,
+        touched=fact.position,
         restored_from=event.restored_from,
     )
 
@@ -267,6 +271,15 @@ def _terminated(state: "State", event: events.SandboxTerminated, fact: Fact) -> 
         sandbox.terminated_reason, sandbox.ended_us = event.reason, fact.time_us
 
 
+def note_in_history(state: "State", fact: Fact) -> None:
+    """What is filed under a sandbox is in its history, and its document changes. It does not count as something done
+    in it.
+    """
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if sandbox is not None:
+        sandbox.position = max(sandbox.position, fact.position)
+
+
 def _begin_change(state: "State", fact: Fact, status: model.SandboxStatus) -> None:
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
@@ -303,6 +316,7 @@ def _advance(state: "State", fact: Fact, status: model.SandboxStatus | None = No
     """Move a sandbox on; None for one whose first events are in the archive already, as all of them soon will be."""
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
-        sandbox.revision, sandbox.position, sandbox.last_activity_us = fact.revision, fact.position, fact.time_us
+        sandbox.revision = fact.revision
+        sandbox.touch(fact)
         sandbox.status = status or sandbox.status
     return sandbox

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sandkeep import events, model
 from sandkeep.clock import rfc3339
 from sandkeep_store.views.base import Fact, folds
-from sandkeep_store.views.sandboxes import KeptSnapshot
+from sandkeep_store.views.sandboxes import KeptSnapshot, note_in_history
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 class SnapshotState(Struct, kw_only=True, array_like=True):
     """What is known of a snapshot. `kept` says of one that was deleted that its archive is still there, for those that
-    build on it.
+    build on it. `sent`: what was on this machine alone at first is where it was to be.
     """
 
     snapshot_id: str
@@ -29,6 +30,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
     interrupted: bool = False
     ended_us: int | None = None
     kept: bool = False
+    sent: bool = False
 
     @property
     def owner(self) -> str:
@@ -51,6 +53,30 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
         return self.stored is not None and (self.status in ("ready", "deleting") or self.kept)
 
     @property
+    def here(self) -> model.Place | None:
+        """Where its archive is on this machine alone, as long as it is to be sent elsewhere."""
+        return self.stored.here if self.stored is not None and self.has_archive and not self.sent else None
+
+    @property
+    def why_here(self) -> str | None:
+        """That this is so, and why, in words that follow a name."""
+        if self.here is None or self.stored is None:
+            return None
+        target = self.requested.places[0].uri
+        return f"is on this machine alone so far, and is sent to {target} as soon as that works: {self.stored.unsent}"
+
+    @property
+    def places(self) -> list[model.Place]:
+        """Where its archive is, or is about to be."""
+        return [self.here] if self.here is not None else self.requested.places
+
+    @property
+    def traces(self) -> list[model.Place]:
+        """Wherever there may be something of it."""
+        here = self.stored.here if self.stored is not None else None
+        return [*self.requested.places, *([here] if here is not None else [])]
+
+    @property
     def alive(self) -> bool:
         """Whether there is something of it, or is about to be."""
         return self.status == "creating" or self.has_archive
@@ -64,6 +90,11 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
     def format(self) -> model.ArchiveFormat:
         """What its archive is, or is to be."""
         return self.stored.format if self.stored is not None else self.requested.format
+
+    def _note(self) -> str | None:
+        if self.kept:
+            return "its archive is kept for the incremental snapshots that build on it"
+        return f"it {self.why_here}" if self.why_here else None
 
     def view(self) -> model.Snapshot:
         """The snapshot as readers see it."""
@@ -85,7 +116,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
             include=asked.include,
             exclude=asked.exclude,
             imported=asked.sandbox_id is None,
-            places=asked.places if self.has_archive else [],
+            places=self.places if self.has_archive else [],
             digest=stored.digest if stored is not None else None,
             size_bytes=stored.size_bytes if stored is not None else 0,
             member_count=stored.member_count if stored is not None else 0,
@@ -93,7 +124,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
             pause_ms=stored.pause_ms if stored is not None else None,
             remarks=stored.remarks if stored is not None else {},
             error=self.error[1] if self.error else None,
-            note="its archive is kept for the incremental snapshots that build on it" if self.kept else None,
+            note=self._note(),
         )
 
 
@@ -134,7 +165,7 @@ def _requested(state: "State", event: events.SnapshotCreateRequested, fact: Fact
     state.snapshots[snapshot_id] = SnapshotState(
         snapshot_id=snapshot_id, requested=event, requested_us=fact.time_us, revision=fact.revision
     )
-    _note(state, fact)
+    note_in_history(state, fact)
 
 
 @folds(events.SnapshotStored)
@@ -155,10 +186,22 @@ def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> KeptSnapshot
         kind=snapshot.requested.kind,
         parent_id=snapshot.requested.parent_id,
         name=snapshot.requested.name,
-        place=snapshot.requested.places[0],
+        place=snapshot.places[0],
         digest=event.digest,
         size_bytes=event.size_bytes,
     )
+
+
+@folds(events.SnapshotSent)
+def _sent(state: "State", event: events.SnapshotSent, fact: Fact) -> None:
+    snapshot = _advance(state, fact, None)
+    if snapshot is None:
+        return
+    snapshot.sent = True
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    for at, kept in enumerate(sandbox.snapshots if sandbox is not None else ()):
+        if sandbox is not None and kept.snapshot_id == snapshot.snapshot_id:
+            sandbox.snapshots[at] = replace(kept, place=snapshot.places[0])
 
 
 @folds(events.SnapshotFailed)
@@ -182,6 +225,26 @@ def _deleted(state: "State", event: events.SnapshotDeleted, fact: Fact) -> None:
     snapshot = _advance(state, fact, "deleted")
     if snapshot is not None:
         snapshot.ended_us, snapshot.kept = fact.time_us, event.kept
+
+
+@folds(events.ArchiveRemoveRequested)
+def _remove_requested(state: "State", event: events.ArchiveRemoveRequested, fact: Fact) -> None:
+    state.log.removing.append(fact.position)
+
+
+@folds(events.ArchiveRemoved)
+def _removed(state: "State", event: events.ArchiveRemoved, fact: Fact) -> None:
+    _end_removal(state, event.position)
+
+
+@folds(events.ArchiveRemoveFailed)
+def _remove_failed(state: "State", event: events.ArchiveRemoveFailed, fact: Fact) -> None:
+    _end_removal(state, event.position)
+
+
+def _end_removal(state: "State", position: int) -> None:
+    if position in state.log.removing:  # the events of old removals are in the archive
+        state.log.removing.remove(position)
 
 
 @folds(events.SandboxForkRequested)
@@ -216,21 +279,14 @@ def _end_fork(state: "State", fact: Fact) -> ForkState | None:
     fork = state.forks.get(fact.stream)
     if fork is not None:
         fork.revision, fork.ended_us = fact.revision, fact.time_us
-    _note(state, fact)
+    note_in_history(state, fact)
     return fork
 
 
-def _advance(state: "State", fact: Fact, status: model.SnapshotStatus) -> SnapshotState | None:
+def _advance(state: "State", fact: Fact, status: model.SnapshotStatus | None) -> SnapshotState | None:
     """Move a snapshot on; None for one whose first events are in the archive already."""
     snapshot = state.snapshots.get(fact.stream)
     if snapshot is not None:
-        snapshot.status, snapshot.revision = status, fact.revision
-    _note(state, fact)
+        snapshot.status, snapshot.revision = status or snapshot.status, fact.revision
+    note_in_history(state, fact)
     return snapshot
-
-
-def _note(state: "State", fact: Fact) -> None:
-    """It is in the history of its sandbox, whose document changes. It does not count as something done in it."""
-    sandbox = state.sandboxes.get(fact.sandbox_id or "")
-    if sandbox is not None:
-        sandbox.position = max(sandbox.position, fact.position)

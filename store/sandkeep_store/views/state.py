@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.events import DAEMON_STREAM, Event
+from sandkeep.ids import LOCK
 from sandkeep_store.views import daemon, images, locks, log, processes, sandboxes, snapshots
 from sandkeep_store.views.base import HANDLERS, Fact
 from sandkeep_store.views.images import ImageState
@@ -40,13 +41,16 @@ class State:
         self.position = fact.position
 
     def owner_of(self, stream: str, sandbox_id: str | None) -> str | None:
-        """Whose object an event tells about; None for the daemon's own."""
+        """Whose object an event tells about; None for the daemon's own. A lock is its owner's, whatever it guards."""
+        if stream.startswith(f"{LOCK}_"):
+            lock = self.locks.get(stream)
+            return lock.owner if lock else None
         if sandbox_id is not None:
             sandbox = self.sandboxes.get(sandbox_id)
             return sandbox.owner if sandbox else None
         if stream == DAEMON_STREAM:
             return None
-        found = self.images.get(stream) or self.snapshots.get(stream) or self.locks.get(stream)
+        found = self.images.get(stream) or self.snapshots.get(stream)
         return found.owner if found else None
 
     def image_users(self, image_id: str) -> Iterator[SandboxState]:

@@ -1,0 +1,81 @@
+"""Archives that could not be sent where they were to be, as nothing answered there: they lie on this machine meanwhile.
+
+A snapshot is of one moment, which does not come again. So it counts as made when its archive is on the disk of this
+machine, and is sent as soon as the bucket answers; the next daemon goes on with that. Only then the one on the disk
+goes. What would not pass by itself, such as a bucket that is not there, fails the snapshot at once.
+"""
+
+import logging
+from functools import partial
+
+from sandkeep import events, failpoints
+from sandkeep.errors import DataError, ProviderError
+from sandkeep_store.archives.base import Stored
+from sandkeep_store.log import NewEvent
+from sandkeep_store.views.snapshots import SnapshotState
+from sandkeepd.core import Core
+from sandkeepd.insisting import insist
+from sandkeepd.snapshot_archives import SnapshotArchives
+
+logger = logging.getLogger("sandkeepd")
+
+
+def not_sent(snapshot: SnapshotState) -> ProviderError:
+    """The error for who asked for a snapshot that other machines see, and got one that they do not see yet."""
+    return ProviderError(
+        "provider_unavailable",
+        f"snapshot {snapshot.snapshot_id} was made, but {snapshot.why_here}",
+        snapshot_id=snapshot.snapshot_id,
+    )
+
+
+class Sending:
+    """One carrier for each archive that is to be sent still."""
+
+    def __init__(self, core: Core, archives: SnapshotArchives) -> None:
+        self._core = core
+        self._archives = archives
+
+    def begin(self, snapshot_id: str) -> None:
+        """Have an archive sent that is to be; does nothing for others."""
+        snapshot = self._core.state.snapshots[snapshot_id]
+        if snapshot.here is not None:
+            self._core.carry(partial(self._send, snapshot), f"sending {snapshot_id}")
+
+    def settle(self) -> None:
+        """Go on where an earlier daemon ended."""
+        for snapshot_id in list(self._core.state.snapshots):
+            self.begin(snapshot_id)
+
+    async def _send(self, snapshot: SnapshotState) -> None:
+        """Error handling: an archive that is gone from the disk, or damaged there, cannot be sent. It is told by who
+        restores it.
+        """
+        here = snapshot.here
+        try:
+            sent = await insist(
+                partial(self._attempt, snapshot), f"sending {snapshot.snapshot_id}", passing=(DataError,)
+            )
+        except DataError as error:
+            logger.warning("an archive cannot be sent", extra={"place": here and here.uri, "why": error.message})
+            return
+        if sent is None or here is None:
+            return
+        failpoints.reach("snapshot.resent")
+        told = NewEvent(snapshot.snapshot_id, events.SnapshotSent(), snapshot.sandbox_id)
+        await self._core.record([told], None)
+        if here not in snapshot.requested.places:
+            await self._archives.release(here, snapshot.requested.places[0], sent)
+
+    async def _attempt(self, snapshot: SnapshotState) -> Stored | None:
+        """Send it; None when it was deleted meanwhile, and nothing is to be sent any more."""
+        here, asked, stored = snapshot.here, snapshot.requested, snapshot.stored
+        if here is None or stored is None:
+            return None
+        fence = self._archives.fence(asked.sandbox_id, asked.owner) if asked.sandbox_id is not None else None
+        sha256 = stored.digest.removeprefix("sha256:")
+        sent = await self._archives.send_on(here, asked.places[0], sha256, fence)
+        if snapshot.here is None:
+            await self._archives.remove(asked.places[:1])
+            return None
+        return sent
