@@ -221,6 +221,8 @@ class Making:
                 self.sent.append(place)
                 failpoints.reach("snapshot.sent")
         if any(place.where in LOCAL for place in self._places):
+            if (fence := self._fence()) is not None:
+                fence.check()
             await self._archives.in_thread(self._upload.finish)
         self.is_kept = True
         failpoints.reach("snapshot.kept")
