@@ -1,4 +1,4 @@
-"""Two daemons that share a sandbox's lock and its metadata; one is stopped over the expiry of its lease, and goes on."""
+"""Two daemons that share a sandbox's lock and metadata; one is stopped over the expiry of its lease, and goes on."""
 
 import signal
 import time
@@ -37,7 +37,8 @@ def start(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> Callable[[
 
 
 def published(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode((tmp_path / "shared/sandboxes/box/metadata.json").read_bytes())
+    path = tmp_path / "shared/sandboxes/box/metadata.json"
+    found: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     return found
 
 
@@ -46,7 +47,7 @@ def archives(tmp_path: Path) -> set[str]:
 
 
 def told(tmp_path: Path, fence: int | None) -> None:
-    while published(tmp_path)["fence"] != fence:
+    while published(tmp_path).get("fence") != fence:
         time.sleep(0.05)
 
 
