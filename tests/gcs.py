@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, urlsplit
 
 from gcp_storage_emulator import server as emulator
@@ -32,6 +32,13 @@ class _ClientClosed:
     """What the service answers when an upload that was begun is dropped."""
 
     value, phrase = 499, "Client Closed Request"
+
+
+class Fault(NamedTuple):
+    """What becomes of one write: the status it is answered with, or no answer at all; and whether it is carried out."""
+
+    status: int | None
+    applied: bool
 
 
 class GcsEmulator:
@@ -82,6 +89,7 @@ class _Storage(Storage):  # type: ignore[misc]  # it has no types
 
     def __init__(self, **options: Any) -> None:
         self.parts: dict[str, bytearray] = {}
+        self.faults: list[Fault] = []
         super().__init__(**options)
 
     def _write_config_to_file(self) -> None:
@@ -188,6 +196,14 @@ def _fail(response: Any, status: int, message: str, reason: str) -> None:
     response.json({"error": {"code": status, "message": message, "errors": [{"reason": reason, "domain": "global"}]}})
 
 
+def _failing(fault: Fault, carry_out: Callable[[], Any], response: Any) -> None:
+    if fault.applied:
+        carry_out()
+    if fault.status is None:
+        raise ConnectionAbortedError("no answer, as a test wants it")
+    _fail(response, fault.status, "A test wants it so.", "backendError")
+
+
 def _insert_target(request: Any, storage: Any) -> tuple[str, str | None]:
     bucket, query = request.params["bucket_name"], request.query
     if "name" in query:
@@ -246,6 +262,8 @@ def _guarded(handler: Handler) -> Handler:
             )
             if status is not None:
                 return _fail(response, status, "A precondition did not hold.", "conditionNotMet")
+            if handler is objects.insert and storage.faults:
+                return _failing(storage.faults.pop(0), partial(handler, request, response, storage), response)
             if handler in (objects.get, objects.download):
                 response["x-goog-generation"] = str(current[0])
             return handler(request, response, storage, *args, **options)

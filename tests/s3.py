@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Self
 
+from tests.gcs import Fault
+
 
 class S3Server:
     """The service on a port of its own, in this process; `environ` is what a client of it needs."""
@@ -15,7 +17,8 @@ class S3Server:
         from werkzeug.serving import make_server
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
-        application = _in_turn(DomainDispatcherApplication(create_backend_app))
+        self.faults: list[Fault] = []
+        application = _failing(_in_turn(DomainDispatcherApplication(create_backend_app)), self.faults)
         self._server = make_server("127.0.0.1", 0, application, threaded=True)
         self._client: Any = None
         self.port: int = self._server.server_port
@@ -67,6 +70,23 @@ class S3Server:
     def unfinished(self, bucket: str) -> list[str]:
         """The names of objects whose upload was begun and neither finished nor aborted."""
         return [upload["Key"] for upload in self.client().list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+
+
+def _failing(application: Any, faults: list[Fault]) -> Any:
+    """Writes that fail as a test wants them to."""
+
+    def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "PUT" or not faults:
+            return application(environ, start_response)  # type: ignore[no-any-return]
+        fault = faults.pop(0)
+        if fault.applied:
+            list(application(environ, lambda *_: None))
+        if fault.status is None:
+            raise ConnectionAbortedError("no answer, as a test wants it")
+        start_response(f"{fault.status} As a test wants it", [("Content-Length", "0")])
+        return [b""]
+
+    return serve
 
 
 def _in_turn(application: Any) -> Any:

@@ -6,6 +6,7 @@ The nursery tree, with what ends each task::
     ├── log.run                       the writer of the event log; ended last, when nobody can append any more
     └── carriers                      ended when all of the below have ended
         ├── files.run                 writes metadata.json, debounced
+        ├── publishing.run            the same for other daemons, of sandboxes whose lock is held
         ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
         ├── Collection.run            deletes the snapshots that retention lets go
@@ -64,6 +65,7 @@ from sandkeepd.passed import address_of
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Provider
 from sandkeepd.providers.registry import open_providers
+from sandkeepd.publishing import Publishing
 from sandkeepd.reconcile import Reconciler
 from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
@@ -148,6 +150,7 @@ async def _run_parts(
         retention = Retention(core, sandboxes)
         leases = Leases(core)
         kept.archives.fence = leases.fence
+        publishing = Publishing(core, leases)
         dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention, kept, leases)
         holdings = Holdings(settings.CLIENT_MEMORY())
         served = endpoints(core, sandboxes, processes)
@@ -159,6 +162,7 @@ async def _run_parts(
                 files.mark(sandbox_id)
             carriers.start_soon(reconciler.run, software.serving)
             await carriers.start(leases.run)
+            carriers.start_soon(publishing.run)
             carriers.start_soon(reaper.run, core, sandboxes)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)

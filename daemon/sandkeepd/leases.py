@@ -6,7 +6,7 @@ Error handling: a store that does not answer is asked again until the lease's ow
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
@@ -63,6 +63,10 @@ class Leases:
         self._requests = trio.CapacityLimiter(THREADS)
         self._renewals = trio.CapacityLimiter(THREADS)
         self._settling: dict[str, trio.CancelScope] = {}
+        self.on_adopted: Callable[[str], None] = lambda name: None  # noqa: ARG005
+        """Hears of a lock that an earlier daemon held, once it is held again."""
+        self.before_release: Callable[[str], Awaitable[None]] = _nothing
+        """What is still to be written under a lock that is about to be given back."""
 
     def locks(self, where: str) -> Locks:
         """The locks of a place."""
@@ -76,8 +80,8 @@ class Leases:
 
         Raises `lock_lost` when it was lost, or is being given back; `not_ready` while an earlier daemon's is adopted.
         """
-        mine = [lock for lock in self._core.state.locks.values() if (lock.name, lock.owner) == (name, owner)]
-        last = max((lock for lock in mine if lock.acquired_us), key=lambda lock: lock.acquired_us or 0, default=None)
+        mine = (lock for lock in self._core.state.locks.values() if lock.name == name and self._guards(lock, owner))
+        last = max((lock for lock in mine if lock.fence), key=lambda lock: lock.fence or 0, default=None)
         if last is None or last.status == "released":
             return None
         held = self._held.get(last.lock_id)
@@ -88,6 +92,15 @@ class Leases:
             words = f"the lock {name} is being adopted: try again in a moment"
             raise StateError("not_ready", words, name=name, status=last.status)
         raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
+
+    def _guards(self, lock: LockState, owner: str) -> bool:
+        """Whether it is the owner's own, or was taken of his sandbox by somebody who may do as he does."""
+        sandbox = self._core.state.sandboxes.get(lock.name)
+        return lock.owner == owner or (sandbox is not None and lock.requested_us >= sandbox.requested_us)
+
+    def holds(self, name: str) -> bool:
+        """Whether a lock of that name is held here, as far as is known."""
+        return any(held.lease.name == name for held in self._held.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Renew what is held, beginning with what an earlier daemon has left, until cancelled."""
@@ -255,6 +268,7 @@ class Leases:
         on_record = trio.Event()
         on_record.set()
         self.keep(lock, lease, on_record)
+        self.on_adopted(lock.name)
 
     async def _undo(self, lock: LockState) -> None:
         """Free a lock that was being taken, if it was taken."""
@@ -273,6 +287,10 @@ class Leases:
         message = "the daemon stopped while the lock was being freed: free it again"
         failed = events.LockStealFailed(code="not_ready", message=message, interrupted=True)
         await self._core.record([NewEvent(lock.lock_id, failed, lock.name)], None)
+
+
+async def _nothing(name: str) -> None:
+    """Nothing is to be done."""
 
 
 def _loss(error: SandkeepError) -> events.Event:

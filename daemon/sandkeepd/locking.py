@@ -113,6 +113,8 @@ class Locking:
         if lock.status == "acquiring":
             words = f"the lock {lock.name} is still being waited for: end that call instead"
             raise StateError("not_ready", words, name=lock.name, status=lock.status)
+        if lock.status == "held":
+            await self._leases.before_release(lock.name)
         while lock.status == "held":
             await self._order_release(lock, request)
         return await self._released(lock)

@@ -275,6 +275,8 @@ class Making:
             if place.where not in LOCAL:
                 await self._try_to_send(place, sha256, size_bytes, progress)
         if self.unsent is not None or any(place.where in LOCAL for place in self._places):
+            if (fence := self._fence()) is not None:
+                fence.check()
             await self._archives.in_thread(self._upload.finish)
         self.is_kept = True
         failpoints.reach("snapshot.kept")

@@ -653,8 +653,8 @@ class LockExpired(Event, frozen=True, kw_only=True):
 
 
 class LockLost(Event, frozen=True, kw_only=True):
-    """The lock is held no more: ``taken`` by somebody else, ``freed`` by an administrator, its document ``damaged``, or
-    the machine's ``clock`` cannot be relied on.
+    """The lock is held no more: ``taken`` by another, ``freed`` by an administrator, its document ``damaged``, this
+    machine's ``clock`` not to be relied on, or kept by a ``twin``, a daemon on a copy of this one's state directory.
     """
 
     type = "lock.lost"

@@ -35,6 +35,7 @@ from sandkeep_store import segments
 from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.reader import Kept, Leaving
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.locks import goes_before
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 
@@ -91,7 +92,7 @@ class Compaction:
             frozenset(state.processes),
             frozenset(state.images).difference(images),
             frozenset((*state.snapshots, *state.forks)).difference(snapshots),
-            frozenset(lock.lock_id for lock in state.locks.values() if (lock.ended_us or before_us) >= before_us),
+            frozenset(lock.lock_id for lock in state.locks.values() if not goes_before(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
         positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)

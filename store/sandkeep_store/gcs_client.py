@@ -54,7 +54,17 @@ def _connect(emulator: str | None) -> Gcs:
         ) from None
     options = {"api_endpoint": emulator} if emulator else None
     client = storage.Client(project=None, credentials=credentials, client_options=options)
-    return Gcs(client, AuthorizedSession(credentials), client.api_endpoint)
+    return Gcs(client, _settled(AuthorizedSession(credentials), client.api_endpoint), client.api_endpoint)
+
+
+def _settled(session: Any, url: str) -> Any:
+    """A session that has asked the environment for proxies and certificates once, and not before each request: that
+    takes a quarter of what a small one costs.
+    """
+    found = session.merge_environment_settings(url, {}, None, None, None)
+    session.proxies, session.verify, session.cert = found["proxies"], found["verify"], found["cert"]
+    session.trust_env = False
+    return session
 
 
 def retrying(patience_s: float) -> Any:

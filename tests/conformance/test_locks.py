@@ -252,6 +252,18 @@ def test_fences_grow_after_somebody_wrote_who_knows_none(world: World) -> None:
     assert world.locks().acquire("box").fence.number > first.fence.number
 
 
+def test_fences_grow_though_a_later_owners_clock_is_behind(world: World) -> None:
+    """The document was removed by hand between two machines whose clocks differ as far as they may."""
+    world.locks().acquire("box").release()
+    world.clock.sleep(2 * rules.CLOCK_TOLERANCE_S)
+    world.clock.wall += rules.CLOCK_TOLERANCE_S
+    first = world.locks().acquire("box")
+    world.put(None)
+    world.clock.wall -= 2 * rules.CLOCK_TOLERANCE_S
+    world.clock.sleep(0.001)
+    assert world.locks().acquire("box").fence.number > first.fence.number
+
+
 def test_fences_grow_though_the_clock_goes_back(world: World) -> None:
     locks = world.locks()
     first = locks.acquire("box")
@@ -424,6 +436,8 @@ DAMAGED: dict[str, bytes] = {
     "a fence below 0": b'{"ownerId":"x","expiresAt":0,"fence":-1}',
     "a fence of another type": b'{"ownerId":"x","expiresAt":0,"fence":1.5}',
     "a fence that is too large": b'{"ownerId":"x","expiresAt":0,"fence":9007199254740992}',
+    "a fence of more than 64 bits": b'{"ownerId":"x","expiresAt":0,"fence":%d}' % 2**70,
+    "another program's lock": b'{"owner":"host-7","pid":4711,"acquired_at":"2026-01-01T00:00:00Z","ttl":30}',
     "a fence that none is larger than": b'{"ownerId":"x","expiresAt":0,"fence":9007199254740991}',
     "huge": b'{"ownerId":"x","expiresAt":0,"more":"' + b"x" * 200_000 + b'"}',
     "deep": b'{"ownerId":"x","expiresAt":0,"more":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
@@ -524,6 +538,16 @@ def test_a_release_whose_answer_was_lost_is_known_when_it_is_repeated(world: Wor
     assert lease.release() is True
 
 
+def test_a_lock_whose_answer_was_lost_is_not_had_by_a_clock_that_is_off(world: World) -> None:
+    """What was read tells no time: it is asked for by another write."""
+    if isinstance(world.store.store, MemoryStore):
+        world.store.store = MemoryStore(TestClock())
+    world.clock.wall -= 8
+    world.store.lose = 1
+    refused("not_supported", lambda: world.locks(rules.CLOCK_TOLERANCE_S).acquire("box"))
+    assert world.document()["expiresAt"] == 0
+
+
 # -- after a daemon's end ---------------------------------------------------------------------------------------------
 
 
@@ -555,6 +579,30 @@ def test_what_is_too_old_another_s_freed_or_gone_is_not_adopted(world: World) ->
     world.put(None)
     assert reason() == "taken"
     assert world.locks().give_up("box", owner) is False
+
+
+def test_of_two_daemons_on_copies_of_one_state_directory_one_loses_the_lock(world: World) -> None:
+    """Both know its owner and its number. The later one goes on with it, and the earlier one sees that it did."""
+    first = world.locks().acquire("box")
+    world.clock.sleep(30)
+    twin = world.locks().adopt("box", first.owner_id, first.fence.number)
+    world.clock.sleep(1)
+    assert refused("lock_lost", first.renew).data["reason"] == "twin"
+    refused("lock_lost", first.fence.check)
+    before = world.content()
+    assert first.release() is False
+    assert world.content() == before
+    twin.renew()
+
+
+def test_a_renewal_that_arrives_twice_is_not_taken_for_a_twins(world: World) -> None:
+    lease = world.locks().acquire("box")
+    for _ in range(3):
+        world.clock.sleep(10)
+        world.store.lose = 1
+        refused("provider_unavailable", lease.renew)
+    lease.renew()
+    assert lease.release() is True
 
 
 # -- many at once -----------------------------------------------------------------------------------------------------

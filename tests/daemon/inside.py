@@ -18,6 +18,7 @@ from sandkeepd.keeping import Kept
 from sandkeepd.leases import Leases
 from sandkeepd.processes import Processes
 from sandkeepd.providers.fake import FakeProvider, open_fake
+from sandkeepd.publishing import Publishing
 from sandkeepd.reconcile import Reconciler
 from sandkeepd.retention import Retention
 from sandkeepd.sandboxes import Sandboxes
@@ -31,6 +32,7 @@ class Inside:
 
     retention: Retention
     leases: Leases
+    publishing: Publishing
 
     def __init__(
         self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], kept: Kept, dispatch: Any
@@ -81,6 +83,7 @@ async def inside(state_dir: str, leases_of: Callable[[Core], Leases] = Leases) -
             made = Inside(core, fake, parts, kept, dispatch)
             made.retention, made.leases = retention, leases
             kept.archives.fence = leases.fence
+            made.publishing = Publishing(core, leases)
             made.reconciler.announce()
             yield made
             carriers.cancel_scope.cancel()

@@ -133,6 +133,30 @@ def test_where_files_have_no_links_there_are_no_locks(
     assert names(tmp_path) == []
 
 
+def _copy(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int, follow_symlinks: bool) -> None:
+    """As mounts do that have no links and do not say so."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    os.close(os.open(target, flags, 0o600, dir_fd=dst_dir_fd))
+
+
+def _replace(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int, follow_symlinks: bool) -> None:
+    """As mounts do that take a link for a rename."""
+    _link(source, f"{target}.new", src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+    os.rename(f"{target}.new", target, src_dir_fd=dst_dir_fd, dst_dir_fd=dst_dir_fd)
+
+
+_link = os.link
+
+
+@pytest.mark.parametrize("link", [_copy, _replace])
+def test_links_that_are_none_are_told(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Any
+) -> None:
+    monkeypatch.setattr(os, "link", link)
+    assert "use the bucket" in refused("not_supported", store.write, LOCK, b"1", None).message
+    assert names(tmp_path) == []
+
+
 def test_a_write_that_fails_leaves_nothing(
     store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,8 @@ for a minute between its last look and the rename itself, and went on in the ver
 of some microseconds after a pause of a minute. Then fences still tell.) A lock by ``flock`` would be shorter, and wrong
 where it is only this machine's, as on many mounts; and a process that is stopped while it has one stops all others.
 
-Mounts of buckets have no links, and so no safe locks: they are refused with `not_supported`. Use the bucket itself.
+Mounts of buckets have no links, or make copies and call them that, and so no safe locks: a directory is tried before
+the first write, and refused with `not_supported`. Use the bucket itself.
 """
 
 import errno
@@ -45,6 +46,7 @@ class DirectoryStore:
 
     def __init__(self, root: str) -> None:
         self.where = root
+        self._has_links = False
 
     def read(self, path: str, most: int = MAX_DOCUMENT_BYTES) -> Stored | None:
         """See `DocumentStore.read`."""
@@ -62,6 +64,9 @@ class DirectoryStore:
         with _translated(place), self._open_root() as root:
             _make_folders(root, path)
             with _open_folder(root, path) as folder:
+                if not self._has_links:
+                    _require_links(folder, place)
+                    self._has_links = True
                 return _write(folder, os.path.basename(path), content, over, place)
 
     @contextmanager
@@ -190,12 +195,28 @@ def _link(folder: int, own: str, following: str, place: str) -> bool:
         return _is_same(folder, own, following)  # NFS: it was made, the answer was lost, and it was asked for again
     except OSError as error:
         if error.errno in _NO_LINKS:
-            words = (
-                f"{place} is where files have no links, as on a mounted bucket: no lock is safe there, use the bucket"
-            )
-            raise SetupError("not_supported", words) from None
+            raise _no_links(place) from None
         raise
     return True
+
+
+def _require_links(folder: int, place: str) -> None:
+    """See that a link is the same file, and that a second one of that name is refused. Raises `not_supported`."""
+    one, other, link = (f".links.{uuid.uuid4().hex}" for _ in range(3))
+    try:
+        for name in (one, other):
+            os.close(os.open(name, _NEW, 0o600, dir_fd=folder))
+        made = _link(folder, one, link, place) and _is_same(folder, one, link)
+        if not made or _link(folder, other, link, place) or not _is_same(folder, one, link):
+            raise _no_links(place)
+    finally:
+        for name in (one, other, link):
+            _remove(folder, name)
+
+
+def _no_links(place: str) -> SetupError:
+    words = f"{place} is where files have no links, as on a mounted bucket: no lock is safe there, use the bucket"
+    return SetupError("not_supported", words)
 
 
 def _commit(folder: int, own: str, following: str, name: str) -> bool:

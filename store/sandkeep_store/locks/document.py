@@ -96,7 +96,8 @@ def _check_times(known: _Known, place: str, now: float) -> None:
         if not isinstance(time, float):
             continue
         if not math.isfinite(time) or time > now + LONGEST_LEASE_S:
-            raise damaged(place, f"its {name}, {time:.15g}, is further in the future than any lease lasts")
+            words = f"its {name}, {time:.15g}, is further in the future than any lease lasts, or this clock is behind"
+            raise damaged(place, words)
 
 
 def _in_words(error: Exception) -> str:

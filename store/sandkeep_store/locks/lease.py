@@ -29,13 +29,14 @@ REMEMBERED: Final = 1000
 over what is not there any more does nothing.
 """
 
-Reason: TypeAlias = Literal["expired", "taken", "freed", "damaged", "clock", "released"]
+Reason: TypeAlias = Literal["expired", "taken", "freed", "damaged", "clock", "twin", "released"]
 REASONS: Final[dict[Reason, str]] = {
     "expired": "it was not renewed in time",
     "taken": "somebody else has it, or its document is gone",
     "freed": "an administrator freed it",
     "damaged": "its document is damaged",
     "clock": "this machine's clock cannot be relied on: have it set, by NTP for instance",
+    "twin": "another daemon keeps it by the same name and number: see that no two run on copies of one state directory",
     "released": "it was given back",
 }
 
@@ -194,7 +195,7 @@ class Attempt:
         failed = False
         for _ in range(WRITES_AT_ONCE):
             now = locks.clock.now()
-            wanted = rules.claimed(found, self._owner_id, now.wall, self._above, self._place)
+            wanted = self._wanted(found, now.wall)
             written = None
             try:
                 written = locks.write(self._name, wanted, version)
@@ -209,9 +210,15 @@ class Attempt:
             if guessed is not None:
                 locks.forget(self._name)
             found, version = locks.read(self._name)
-            if found is not None and found.owner_id == self._owner_id:  # it was written, and the answer was lost
-                return Lease(locks, self._name, found, version, _since(found, locks.clock.now()))
         raise _busy(self._place)
+
+    def _wanted(self, found: LockDocument | None, now: float) -> LockDocument:
+        """The document to write over the one that was found. Ours may be there already, by a write whose answer was
+        lost; it is written again, as only an answer tells what time it is for its store.
+        """
+        if found is not None and found.owner_id == self._owner_id and found.expires_at:
+            return rules.renewed(found, now)
+        return rules.claimed(found, self._owner_id, now, self._above, self._place)
 
 
 def _since(found: LockDocument, now: Instant) -> Instant:
@@ -235,6 +242,8 @@ class Lease:
         self._lost: Reason | None = None
         self._given_back = False
         self._until = _until(since)
+        self._tried = {document.expires_at}
+        """What we may have written, by its time: what is there and is none of it a twin has written."""
 
     @property
     def remaining_s(self) -> float:
@@ -266,9 +275,11 @@ class Lease:
                 self.require()
                 now = self._locks.clock.now()
                 wanted = rules.renewed(self._document, now.wall)
+                self._tried.add(wanted.expires_at)
                 written = self._locks.write(self.name, wanted, self._version)
                 if written is not None:
                     self._document, self._version, self._until = wanted, written.version, _until(now)
+                    self._tried = {wanted.expires_at}
                     if self._clock_is_off(written, now):
                         raise self._lose("clock")
                     return
@@ -285,6 +296,8 @@ class Lease:
             raise self._lose("taken")
         if not found.is_held(self._locks.clock.now().wall):
             raise self._lose("freed")
+        if found.expires_at not in self._tried:
+            raise self._lose("twin")
         self._document, self._version = found, version
 
     def _lose(self, reason: Reason) -> StateError:
@@ -310,6 +323,8 @@ class Lease:
                 except DataError:
                     return False
                 if found is None or not found.is_of(self.owner_id, self.fence.number):
+                    return False
+                if found.expires_at and found.expires_at not in self._tried:
                     return False
                 self._given_back = not found.expires_at  # by a write whose answer was lost
                 self._document, self._version = found, version

@@ -50,10 +50,13 @@ def next_fence(found: LockDocument | None, now: float, above: int, place: str) -
     """A number larger than that of every earlier acquisition.
 
     Larger than the last one, which the document keeps after a release too, and than `above`, the largest that the
-    caller knows of. And never less than the microseconds since 1970: so it grows even when the document was removed by
-    hand, or rewritten by somebody who knows no fences, as long as clocks are right by the time that lies between.
+    caller knows of. Where there is no last one, as the document is new, was removed by hand, or rewritten by somebody
+    who knows no fences, it is the microseconds since 1970. With a last one the clock counts for `MARGIN_S` less: so no
+    machine's clock, ahead as it may be, makes a number that another's, behind as it may be, would not exceed after a
+    removal. That holds unless the document had been made within the last `MARGIN_S`.
     """
-    fence = max(found.fence if found is not None else 0, above, int(now * 1e6) - 1) + 1
+    last = found.fence if found is not None else 0
+    fence = max(last, above, int((now - (MARGIN_S if last else 0.0)) * 1e6) - 1) + 1
     if fence > MAX_FENCE:
         raise damaged(place, f"no fencing number is larger than its last, {fence - 1}")
     return fence

@@ -148,9 +148,14 @@ def _steal_failed(state: "State", event: events.LockStealFailed, fact: Fact) -> 
 
 def forget_before(state: "State", before_us: int) -> None:
     """Leave out what had ended before a moment: its events go into the archive."""
-    for lock_id in [lock.lock_id for lock in state.locks.values() if (lock.ended_us or before_us) < before_us]:
+    for lock_id in [lock.lock_id for lock in state.locks.values() if goes_before(state, lock, before_us)]:
         del state.locks[lock_id]
         state.ended_locks.remove(lock_id)
+
+
+def goes_before(state: "State", lock: LockState, before_us: int) -> bool:
+    """Whether a lock had ended before a moment, and need not be known any longer."""
+    return (lock.ended_us or before_us) < before_us and not is_needed(state, lock)
 
 
 def _end(
@@ -161,8 +166,23 @@ def _end(
         lock.ended_us, lock.error = fact.time_us, error
         state.ended_locks.append(lock.lock_id)
         if len(state.ended_locks) > RECENT_LOCKS:
-            del state.locks[state.ended_locks.popleft()]
+            del state.locks[_oldest(state)]
     return lock
+
+
+def _oldest(state: "State") -> str:
+    """The first of those that are over that need not be known any longer; it is one of them no more."""
+    ended = state.ended_locks
+    oldest = next((lock_id for lock_id in ended if not is_needed(state, state.locks[lock_id])), ended[0])
+    ended.remove(oldest)
+    return oldest
+
+
+def is_needed(state: "State", lock: LockState) -> bool:
+    """Whether it was lost, and nothing may be written of its sandbox as long as nobody has taken it again."""
+    if lock.status not in ("expired", "lost") or lock.name not in state.sandboxes:
+        return False
+    return all((other.fence or 0) <= (lock.fence or 0) for other in state.locks.values() if other.name == lock.name)
 
 
 def _advance(state: "State", fact: Fact, status: model.LockStatus) -> LockState | None:

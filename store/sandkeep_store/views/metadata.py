@@ -24,8 +24,11 @@ class Seen(msgspec.Struct, frozen=True):
     position: int
 
 
-def document(sandbox: SandboxState, log_id: str) -> bytes | None:
-    """The document's bytes, or None for a sandbox that is not made yet, or never was: it has no document."""
+def document(sandbox: SandboxState, log_id: str, fence: int = 0) -> bytes | None:
+    """The document's bytes, or None for a sandbox that is not made yet, or never was: it has no document.
+
+    `fence` is the number of the lock under which it is written to where other daemons read it; 0 in the daemon's own.
+    """
     if not sandbox.made:
         return None
     asked = sandbox.requested
@@ -38,7 +41,7 @@ def document(sandbox: SandboxState, log_id: str) -> bytes | None:
         "schema": SCHEMA,
         "log_id": log_id,
         "position": sandbox.position,
-        "fence": 0,
+        "fence": fence,
         "owner": asked.owner,
         "provider": asked.provider,
         "image_id": asked.image_id,

@@ -1,0 +1,119 @@
+"""The metadata of shared sandboxes, where other daemons read them: ``sandboxes/<sandbox_id>/metadata.json``.
+
+A sandbox is shared while its lock is held here, and SANDBOX_METADATA_MOUNT_PATH or SANDBOX_METADATA_BUCKET is set. Its
+document is written after it changed, over the version that was read, and carries the fence of the lock: a daemon that
+lost the lock, and does not know yet, overwrites nothing that the next owner wrote.
+
+Error handling: what does not answer is tried again. A lock that was lost ends the writing until it is taken again.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import trio
+
+from sandkeep import events
+from sandkeep.errors import SandkeepError
+from sandkeep_store.archives.opening import open_store
+from sandkeep_store.config import STORAGE, Root, Storage
+from sandkeep_store.locks.fence import Fence, write_fenced
+from sandkeep_store.log import Recorded
+from sandkeep_store.views.metadata import FILE_NAME, document
+from sandkeepd.core import Core, as_sandkeep_error
+from sandkeepd.leases import Leases
+
+logger = logging.getLogger("sandkeepd")
+
+DEBOUNCE_S: Final = 0.25
+RETRY_S: Final = 5.0
+LAST_S: Final = 10.0
+"""How long a lock that is given back waits for the last document."""
+
+ENDS_IT: Final = ("lock_lost", "lock_damaged")
+
+
+class Publishing:
+    """See the module."""
+
+    def __init__(self, core: Core, leases: Leases, storage: Storage = STORAGE) -> None:
+        self._core = core
+        self._leases = leases
+        self._storage = storage
+        self._dirty: dict[str, None] = {}
+        self._wake = trio.Event()
+        self._writing = trio.Lock()
+        core.log.on_commit.append(self._committed)
+        leases.on_adopted = self.mark
+        leases.before_release = self.finish
+
+    def _committed(self, facts: Sequence[Recorded]) -> None:
+        for fact in facts:
+            if isinstance(fact.event, events.LockAcquired):
+                self.mark(self._core.state.locks[fact.stream].name)
+            elif fact.sandbox_id is not None and self._leases.holds(fact.sandbox_id):
+                self.mark(fact.sandbox_id)
+
+    def mark(self, sandbox_id: str) -> None:
+        """Say that what others read of a sandbox is out of date."""
+        self._dirty[sandbox_id] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write what is out of date, until cancelled."""
+        while True:
+            await self._wake.wait()
+            await trio.sleep(DEBOUNCE_S)
+            await self.flush()
+            if self._dirty:
+                await trio.sleep(RETRY_S)
+
+    async def flush(self) -> None:
+        """Write all that is out of date at this moment."""
+        async with self._writing:
+            self._wake = trio.Event()
+            for sandbox_id in list(self._dirty):
+                del self._dirty[sandbox_id]
+                await self._publish(sandbox_id)
+
+    async def finish(self, sandbox_id: str) -> None:
+        """Write what is out of date of one sandbox, as its lock is about to be given back, if that is soon done."""
+        with trio.move_on_after(LAST_S):
+            async with self._writing:
+                if sandbox_id in self._dirty:
+                    del self._dirty[sandbox_id]
+                    await self._publish(sandbox_id)
+
+    async def _publish(self, sandbox_id: str) -> None:
+        try:
+            await self._write(sandbox_id)
+        except Exception as unforeseen:  # noqa: BLE001  # whatever it was, the document is out of date still
+            error = as_sandkeep_error(unforeseen)
+            logger.warning("metadata is not published", extra={"sandbox": sandbox_id, "why": error.message})
+            if error.code not in ENDS_IT:
+                self.mark(sandbox_id)
+
+    async def _write(self, sandbox_id: str) -> None:
+        """Raises `lock_lost`, and whatever the store says."""
+        sandbox = self._core.state.sandboxes.get(sandbox_id)
+        root = self._root()
+        fence = self._leases.fence(sandbox_id, sandbox.owner) if sandbox is not None and root is not None else None
+        if sandbox is None or root is None or fence is None:
+            return
+        content = document(sandbox, self._core.log.log_id, fence.number)
+        if content is not None:
+            await self._leases.ask(partial(_write_to, root, sandbox_id, content, fence))
+
+    def _root(self) -> Root | None:
+        """Where other daemons look for it; None when that is not set."""
+        try:
+            return self._storage.root("metadata", shared=True)
+        except SandkeepError as error:
+            logger.debug("metadata is not shared", extra={"why": error.message})
+            return None
+
+
+def _write_to(root: Root, sandbox_id: str, content: bytes, fence: Fence) -> None:
+    """Blocks."""
+    write_fenced(open_store(root), f"sandboxes/{sandbox_id}/{FILE_NAME}", content, fence)

@@ -1,0 +1,167 @@
+"""What other daemons read of a sandbox whose lock is held here: its document, with the fence, and never an old owner's.
+
+The lock's time is the test's, and the document's store is a directory.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.daemon.inside import Inside
+from tests.daemon.test_locking import ALICE, World, acquire, refused, settle, until
+
+from sandkeep import events
+from sandkeep_store.log import NewEvent
+from sandkeep_store.views.locks import RECENT_LOCKS, goes_before
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("SANDBOX_LOCK_MOUNT_PATH", "/locks")
+    return World()
+
+
+@pytest.fixture
+def source(places: str) -> str:
+    """What everybody may read."""
+    place = tempfile.mkdtemp(dir=places)
+    os.chmod(place, 0o755)
+    return place
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where metadata is shared."""
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("SANDBOX_METADATA_MOUNT_PATH", str(tmp_path / "shared"))
+    return tmp_path / "shared/sandboxes/box/metadata.json"
+
+
+def told(shared: Path) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.json.decode(shared.read_bytes())
+    return document
+
+
+async def made(daemon: Inside, source: str, uid: int = 0) -> None:
+    image = await daemon.call("image.create", uid=uid, source=source, provider="fake")
+    await daemon.call("sandbox.create", uid=uid, image_id=image.image_id, sandbox_id="box")
+
+
+async def test_what_a_lock_guards_is_published_with_its_fence(
+    world: World, shared: Path, tmp_path: Path, source: str
+) -> None:
+    async with world.daemon(tmp_path / "state") as daemon:
+        await made(daemon, source)
+        await daemon.publishing.flush()
+        assert not shared.exists()
+        lock = await acquire(daemon)
+        await daemon.publishing.flush()
+        first = told(shared)
+        assert (first["sandbox_id"], first["fence"], first["status"]) == ("box", lock.fence, "running")
+        await daemon.call("sandbox.exec", sandbox_id="box", command=["true"])
+        await daemon.call("lock.release", name="box")
+        last = told(shared)
+        assert (last["exec_count"], last["fence"]) == (1, lock.fence)
+        await daemon.call("sandbox.exec", sandbox_id="box", command=["true"])
+        await daemon.publishing.flush()
+        assert told(shared) == last
+
+
+async def test_a_later_daemon_goes_on_publishing(world: World, shared: Path, tmp_path: Path, source: str) -> None:
+    async with world.daemon(tmp_path / "state") as daemon:
+        await made(daemon, source)
+        lock = await acquire(daemon)
+    async with world.daemon(tmp_path / "state") as daemon:
+        await until(lambda: daemon.leases.holds("box"))
+        await settle()
+        await daemon.publishing.flush()
+        assert told(shared)["fence"] == lock.fence
+
+
+async def test_an_old_owner_overwrites_nothing(world: World, shared: Path, tmp_path: Path, source: str) -> None:
+    """Who lost the lock and knows it does not even try; who does not know it is told by the number that is there."""
+    async with world.daemon(tmp_path / "state") as daemon:
+        await made(daemon, source)
+        lock = await acquire(daemon)
+        await daemon.publishing.flush()
+        theirs = msgspec.json.encode({"sandbox_id": "box", "fence": lock.fence + 1})
+        shared.write_bytes(theirs)
+        daemon.publishing.mark("box")
+        await daemon.publishing.flush()
+        assert shared.read_bytes() == theirs
+        shared.unlink()
+        world.clock.wall += 51  # it stood still
+        daemon.publishing.mark("box")
+        await daemon.publishing.flush()
+        assert not shared.exists()
+
+
+async def test_a_store_that_does_not_answer_is_asked_again(
+    world: World,
+    shared: Path,
+    tmp_path: Path,
+    source: str,
+) -> None:
+    async with world.daemon(tmp_path / "state") as daemon:
+        await made(daemon, source)
+        lock = await acquire(daemon)
+        shared.parents[2].rename(tmp_path / "away")
+        await daemon.publishing.flush()
+        (tmp_path / "away").rename(shared.parents[2])
+        await daemon.publishing.flush()
+        assert told(shared)["fence"] == lock.fence
+
+
+# -- whose lock guards what -------------------------------------------------------------------------------------------
+
+
+async def test_a_lock_that_an_administrator_took_guards_the_owners_sandbox(
+    world: World,
+    shared: Path,
+    tmp_path: Path,
+    source: str,
+) -> None:
+    async with world.daemon(tmp_path / "state") as daemon:
+        early = await acquire(daemon, uid=1002)  # who had the name first guards nothing of a stranger's sandbox
+        await made(daemon, source, uid=ALICE)
+        assert daemon.leases.fence("box", "uid:1001") is None
+        await daemon.call("lock.release", name=early.lock_id)
+        lock = await acquire(daemon)
+        fence = daemon.leases.fence("box", "uid:1001")
+        assert fence is not None
+        assert fence.number == lock.fence
+        await daemon.publishing.flush()
+        assert told(shared)["fence"] == lock.fence
+
+
+async def test_a_lost_lock_is_remembered_as_long_as_its_sandbox(
+    world: World, shared: Path, tmp_path: Path, source: str
+) -> None:
+    """However many others end after it, and whatever is moved to the archive: nothing may be written until it is taken
+    again.
+    """
+    async with world.daemon(tmp_path / "state") as daemon:
+        await made(daemon, source)
+        lock = await acquire(daemon)
+        world.other().replace("box")
+        await world.pass_time(31)
+        state = daemon.core.state
+        await until(lambda: state.locks[lock.lock_id].status == "lost")
+        for number in range(RECENT_LOCKS + 3):
+            steal = events.LockStealRequested(owner="uid:0", name="other", where="/locks")
+            told_of = [NewEvent(f"lck_{number}", steal), NewEvent(f"lck_{number}", events.LockStolen())]
+            await daemon.core.record(told_of, None)
+        assert len(state.ended_locks) == RECENT_LOCKS
+        assert state.ended_locks[0] == lock.lock_id
+        assert not goes_before(state, state.locks[lock.lock_id], 2**60)
+        error = await refused("lock_lost", as_call(lambda: daemon.leases.fence("box", "uid:0")))
+        assert error.data["reason"] == "taken"
+        await acquire(daemon)
+        assert goes_before(state, state.locks[lock.lock_id], 2**60)
+
+
+async def as_call(work: Any) -> Any:
+    return work()
