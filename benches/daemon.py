@@ -68,9 +68,9 @@ def run_bare() -> None:
 
 
 @contextmanager
-def daemon() -> Iterator[tuple[Any, str]]:
-    """A client of a real daemon, and the directory that it works in."""
-    root = tempfile.mkdtemp(prefix="skb-", dir=os.environ.get("SANDKEEP_BENCH_DIR"))
+def daemon(directory: str | None = None) -> Iterator[tuple[Any, str]]:
+    """A client of a real daemon, and the directory that it works in, a new one in `directory`."""
+    root = tempfile.mkdtemp(prefix="skb-", dir=directory or os.environ.get("SANDKEEP_BENCH_DIR"))
     env = {
         **os.environ,
         "SANDKEEP_STATE_DIR": f"{root}/state",
