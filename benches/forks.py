@@ -38,7 +38,8 @@ class Forked:
         place = f"{self._root}/{self._number}"
         mount_overlay(self._source, place)
         run_bare()
-        subprocess.run(["cp", "-a", "-T", self._upper, f"{place}/copy"], check=True)
+        command = ["cp", "-a", "-T", self._upper, f"{place}/copy"]
+        subprocess.run(command, check=True, start_new_session=True)
 
     def clear(self) -> None:
         while self._made:
