@@ -180,7 +180,7 @@ class Reader:
             name=plain_name(name), kind=kind, mode=mode & 0o7777, uid=_id(records, b"uid", uid),
             gid=_id(records, b"gid", gid), mtime_ns=_time(records, mtime), size=size, whole_size=size,
         )  # fmt: skip
-        only_plain = _PLAIN >= records.keys()
+        only_plain = records.keys() <= _PLAIN
         if kind == "file":
             if not only_plain or fields.kind == b"S":
                 self._find_holes(member, fields, records)
