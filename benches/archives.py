@@ -99,6 +99,11 @@ def timed(where: Any) -> Iterator[Row]:
         ratio = statistics.median(both)
         case = f"an archive of {SIZE / 1e6:.0f} MB to {where.upper()} and back"
         yield Row(case, shown(list(mine)), f"the library's own {shown(list(bare))}", ratio, f"<= {MOST}", ratio <= MOST)
+        for way, words in (("up", "to"), ("down", "from")):
+            ratio = statistics.median(a[way] / b[way] for a, b in zip(mine, bare, strict=True))
+            ours, floor = (statistics.median(each[way] for each in times) * 1e3 for times in (mine, bare))
+            case = f"an archive of {SIZE / 1e6:.0f} MB {words} {where.upper()} alone"
+            yield Row(case, f"{ours:.0f} ms", f"the library's own {floor:.0f} ms", ratio, f"<= {MOST}", ratio <= MOST)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import os
 import re
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Final
 
 from sandkeepd.hostprocess import reap, spawn
@@ -103,50 +104,68 @@ def bind(source: str, target: str, flags: int) -> None:
     mount("none", target, None, MS_BIND | MS_REMOUNT | flags)
 
 
-def bind_mapped(source: str, target: str, owner: int, seen_as: int) -> None:
-    """Make `source` appear at `target` with the files of uid and gid `owner` as `seen_as`'s. Raises OSError."""
-    namespace = _user_namespace(owner, seen_as)
+def bind_mapped(binds: Sequence[tuple[str, str, int]], seen_as: int) -> None:
+    """Make each source appear at its target with the files of a uid and gid as `seen_as`'s. Raises OSError.
+
+    Each needs a user namespace, and these come about at the same time.
+    """
+    with ExitStack() as ended, ExitStack() as begun:
+        helpers = [_in_user_namespace(ended, begun) for _ in binds]
+        for (source, target, owner), helper in zip(binds, helpers, strict=True):
+            namespace = helper.mapped(owner, seen_as)
+            try:
+                _bind_in(namespace, source, target)
+            finally:
+                os.close(namespace)
+
+
+def _bind_in(namespace: int, source: str, target: str) -> None:
+    tree = _syscall(_SYS_OPEN_TREE, "open_tree", -100, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     try:
-        tree = _syscall(_SYS_OPEN_TREE, "open_tree", -100, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
-        try:
-            attributes = ctypes.create_string_buffer(struct.pack("QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, namespace), 32)
-            _syscall(_SYS_MOUNT_SETATTR, "mount_setattr", tree, b"", _AT_EMPTY_PATH, attributes, ctypes.c_size_t(32))
-            _syscall(_SYS_MOVE_MOUNT, "move_mount", tree, b"", -100, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
-        finally:
-            os.close(tree)
+        attributes = ctypes.create_string_buffer(struct.pack("QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, namespace), 32)
+        _syscall(_SYS_MOUNT_SETATTR, "mount_setattr", tree, b"", _AT_EMPTY_PATH, attributes, ctypes.c_size_t(32))
+        _syscall(_SYS_MOVE_MOUNT, "move_mount", tree, b"", -100, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
     finally:
-        os.close(namespace)
+        os.close(tree)
 
 
 def _syscall(number: int, name: str, *arguments: object) -> int:
     return _check(_libc.syscall(number, *arguments), name)
 
 
-def _user_namespace(outside: int, inside: int) -> int:
-    """A descriptor of a user namespace that maps one uid and gid.
+class _InUserNamespace:
+    """A program that is in a user namespace of its own as soon as it has copied its input, or soon will be.
 
-    Nobody ever runs in it; it is the form a mapping has.
+    Nobody ever runs anything there; it is the form a mapping has.
     """
+
+    def __init__(self, pid: int, said: int) -> None:
+        self._pid = pid
+        self._said = said
+
+    def mapped(self, outside: int, inside: int) -> int:
+        """Have the namespace map one uid and gid; answer a descriptor of it. Raises OSError."""
+        if os.read(self._said, 100) != _WORD:
+            raise OSError(errno.EPERM, "user namespaces are switched off")
+        for name in ("uid_map", "gid_map"):
+            with open(f"/proc/{self._pid}/{name}", "w", encoding="ascii") as file:
+                file.write(f"{outside} {inside} 1\n")
+        return os.open(f"/proc/{self._pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> _InUserNamespace:
+    """Start such a program, which ends with `begun`; at `ended` nothing is left of it."""
     reading, writing = os.pipe()
     said, saying = os.pipe()
-    child = -1
+    for fd in (reading, writing, said):
+        begun.callback(os.close, fd)
     try:
         os.write(writing, _WORD)
         child = spawn(["unshare", "--user", "cat"], stdin=reading, output=saying)
-        os.close(saying)
-        saying = -1
-        if os.read(said, 100) != _WORD:  # it is in its namespace when it copies its input
-            raise OSError(errno.EPERM, "user namespaces are switched off")
-        for name in ("uid_map", "gid_map"):
-            with open(f"/proc/{child}/{name}", "w", encoding="ascii") as file:
-                file.write(f"{outside} {inside} 1\n")
-        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        for fd in (reading, writing, said, saying):
-            if fd >= 0:
-                os.close(fd)
-        if child >= 0:
-            reap(child)
+        os.close(saying)  # so that what it says ends when it does
+    ended.callback(reap, child)
+    return _InUserNamespace(child, said)
 
 
 def overlay_read_only(lowers: Sequence[str], target: str) -> None:

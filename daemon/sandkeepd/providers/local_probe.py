@@ -76,7 +76,7 @@ def _root_overlay(place: str, image_uid: int) -> Capability:
         mounts.mount_scratch(f"{place}/mount")
         for name in ("image", "workspace"):
             os.mkdir(f"{place}/mount/{name}")
-        mounts.bind_mapped(f"{place}/lower", f"{place}/mount/image", image_uid, image_uid + 1)
+        mounts.bind_mapped([(f"{place}/lower", f"{place}/mount/image", image_uid)], image_uid + 1)
         lower, upper, work = (mounts.open_place(f"{place}/{name}") for name in ("mount/image", "upper", "work"))
         mounts.overlay(mounts.at(lower), mounts.at(upper), mounts.at(work), f"{place}/mount/workspace")
 

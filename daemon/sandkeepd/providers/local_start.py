@@ -189,11 +189,11 @@ def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mappin
         mounts.bind(upper, target, mounts.MS_NOSUID | mounts.MS_NODEV)
         return
     assert job.plan.uid is not None
-    seen = []
-    for number, (lower, opened_lower) in enumerate(zip(job.lowers, lowers, strict=True)):
-        seen.append(f"{place}/{number}")
-        os.mkdir(seen[-1], 0o755)
-        mounts.bind_mapped(mounts.at(opened_lower), seen[-1], lower.uid, job.plan.uid)
+    seen = [f"{place}/{number}" for number in range(len(lowers))]
+    for directory in seen:
+        os.mkdir(directory, 0o755)
+    owners = [lower.uid for lower in job.lowers]
+    mounts.bind_mapped(list(zip(map(mounts.at, lowers), seen, owners, strict=True)), job.plan.uid)
     mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
 
 

@@ -45,6 +45,11 @@ class Stream:
 
     def skip(self, size: int) -> None:
         """Leave out `size` bytes."""
+        end = self._at + size
+        if end <= len(self._chunk):
+            self._at = end
+            self.position += size
+            return
         for _ in self.pieces(size):
             pass
 

@@ -39,6 +39,8 @@ _USER: Final = len(b"user.")
 _MAX_XATTR_NAME: Final = 255
 _MAX_XATTR_BYTES: Final = 1 << 16
 _SPARSE: Final = b"GNU.sparse."
+_PLAIN: Final = frozenset((b"path", b"linkpath", b"size", b"mtime", b"uid", b"gid"))
+"""What an extended header says of nearly every member, and of which no hole or attribute comes."""
 _NOT_FOR_ALL: Final = (b"path", b"linkpath", b"size")
 """What cannot be said of every member."""
 
@@ -182,13 +184,15 @@ class Reader:
             name=plain_name(name), kind=kind, mode=mode & 0o7777, uid=_id(records, b"uid", uid),
             gid=_id(records, b"gid", gid), mtime_ns=_time(records, mtime), size=size, whole_size=size,
         )  # fmt: skip
+        only_plain = records.keys() <= _PLAIN
         if kind == "file":
-            self._find_holes(member, fields, records)
+            if not only_plain or fields.kind == b"S":
+                self._find_holes(member, fields, records)
         elif kind in ("symlink", "hard link"):
             member.target = _target(member, records.get(b"linkpath", fields.linkname))
         elif kind in ("character device", "block device"):
             member.device = fields.device
-        if records and kind in ("file", "directory"):  # the kernel has users' own attributes of nothing else
+        if not only_plain and kind in ("file", "directory"):  # the kernel has users' own attributes of nothing else
             member.xattrs = {name: value for name, value in _xattrs(records) if is_kept(name)}
             _check_xattrs(member)
         return member
