@@ -131,7 +131,7 @@ def test_a_restored_sandbox_has_exactly_the_files_of_the_snapshot(world: World, 
 
 def test_processes_stand_still_while_all_of_it_is_read_and_go_on(client: Any, box: str) -> None:
     """What a program writes first is read first, and long before the other, and yet is not behind it."""
-    sh(client, box, "head -c 64M /dev/zero >/opt/large; touch /opt/one two")
+    sh(client, box, "head -c 64m /dev/zero >/opt/large && touch /opt/one two")
     writer = "i=0; while :; do i=$((i+1)); echo $i >>/opt/one; echo $i >>two; done"
     client.process.launch(box, ["sh", "-c", writer], name="writer")
     soon(lambda: sh(client, box, "cat two") != "")
@@ -412,7 +412,7 @@ def test_an_engine_that_is_down_leaves_nothing_half_done(world: World, client: A
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, box: str, number: int) -> None:
-    sh(client, box, "head -c 200M /dev/urandom >large")
+    sh(client, box, "head -c 200m /dev/urandom >large")
     place, half = f"{world.engine.root}/data/tmp", f"half-{number}"
     with ThreadPoolExecutor(1) as pool:
         forking = pool.submit(refused, "provider_unavailable", lambda: client.sandbox.fork(box, sandbox_ids=[half]))
