@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import trio
@@ -15,7 +16,7 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core import Core
-from sandkeepd.providers.base import Layering
+from sandkeepd.providers.base import Layering, Recovering
 
 logger = logging.getLogger("sandkeepd")
 
@@ -62,7 +63,7 @@ class KeptLayers:
     async def release(self, sandbox: SandboxState) -> None:
         """A sandbox is no more: remove what it began with, if it was the last.
 
-        Error handling: what cannot be removed now is when the daemon starts again.
+        Error handling: what cannot be removed now is when the provider's engine is back, or the daemon starts again.
         """
         await self.drop(sandbox.requested.provider, self._named_by(sandbox))
 
@@ -83,5 +84,13 @@ class KeptLayers:
                         await provider.discard_layers([name])
                     except SandkeepError as error:
                         logger.warning("kept files stay", extra={"files": name, "why": error.message})
+                        if "engine" in error.data and isinstance(provider, Recovering):
+                            again = partial(self._drop_later, provider, provider_name, name)
+                            self._core.carry(again, f"removing the kept files {name}")
             if self._turns.get(name) is turn and not turn.locked():  # whoever waited has it now
                 del self._turns[name]
+
+    async def _drop_later(self, provider: Recovering, provider_name: str, name: str) -> None:
+        """Somebody may need them by then."""
+        await provider.recovered()
+        await self.drop(provider_name, [name])

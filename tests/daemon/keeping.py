@@ -13,13 +13,10 @@ from sandkeep.errors import SandkeepError
 
 _DOCKER = pytest.mark.needs("docker")
 
-on_both = pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=_DOCKER)], indirect=True)
-"""Marks tests of what holds of local sandboxes and of those on Docker."""
-
 on_both_deep = pytest.mark.parametrize(
     "provider", ["local", pytest.param("docker", marks=[_DOCKER, pytest.mark.soak])], indirect=True
 )
-"""The same of those that take long with Docker, and are told there by others as well."""
+"""Marks tests of what holds of local sandboxes and of those on Docker, where `test_docker_keeping` tells it as well."""
 
 
 def sh(client: Any, box: str, script: str) -> str:

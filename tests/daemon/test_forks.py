@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.keeping import layers, on_both, on_both_deep, paths, refused, sh, soon, tree
+from tests.daemon.keeping import layers, on_both_deep, paths, refused, sh, soon, tree
 from tests.users import command_as
 
 from sandkeepd.providers.local_layers import MOST_LAYERS
@@ -174,7 +174,7 @@ def test_one_that_failed_can_be_forked_and_one_that_ended_cannot(client: Any, im
     end(client, made)
 
 
-@on_both
+@on_both_deep
 def test_several_at_once_of_one_that_changes(client: Any, box: str, keeping_daemon: Any) -> None:
     """Each has the two files as they were at one moment."""
     writer = "i=0; while :; do i=$((i+1)); echo $i >>one; echo $i >>two; done"

@@ -17,7 +17,6 @@ from tests.daemon.keeping import (
     imported,
     layers,
     names,
-    on_both,
     on_both_deep,
     paths,
     refused,
@@ -126,7 +125,7 @@ def test_only_what_is_asked_for_is_taken(client: Any, box: str) -> None:
     refused("invalid", lambda: client.snapshot.create(box, exclude=["../.."]))
 
 
-@on_both
+@on_both_deep
 def test_processes_stand_still_meanwhile_and_go_on(client: Any, box: str) -> None:
     """A program that writes to two files in turn never has them differ by more than one, nor does a snapshot."""
     writer = "i=0; while :; do i=$((i+1)); echo $i >>one; echo $i >>two; done"
@@ -160,7 +159,7 @@ def test_a_sandbox_that_failed_still_has_files(client: Any, image: str) -> None:
 # -- increments -------------------------------------------------------------------------------------------------------
 
 
-@on_both
+@on_both_deep
 def test_what_is_gone_stays_gone_after_two_increments_and_an_export(
     client: Any, box: str, image: str, provider: str
 ) -> None:

@@ -75,6 +75,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         self._driver: str | None = None
         self._following = False
         self._replacing = WeakValueDictionary()
+        self._owed = {}
 
     def _sandbox(self, sandbox_id: str) -> str:
         return self.layout.sandbox(sandbox_id)
@@ -270,6 +271,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         instance = self._instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        self._owed.pop(sandbox_id, None)
         await self._in_thread(_kill, handle)
         failpoints.reach("docker.killed")
         await self.engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))

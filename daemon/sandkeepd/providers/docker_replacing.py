@@ -1,7 +1,8 @@
 """Other files for a container that there is: another container in its place. See `Replacing` for the interface.
 
 Nothing of a container is changed or moved for that: the one of before stands beside the new one, ended, with its own
-volume, until the new one is on record. Which of them is the sandbox's is what the handle on record says; the others go.
+volume, until the new one is on record. Which of them is the sandbox's is what the handle on record says; the others go,
+and if the engine is away just then, they go when it is back.
 """
 
 import logging
@@ -39,7 +40,10 @@ class Replacements(ABC):
     engine: Engine
     log_id: str
     _instances: dict[str, Held]
+    _nursery: trio.Nursery
     _replacing: WeakValueDictionary[str, trio.Lock]
+    _owed: dict[str, str]
+    """The container that alone is to stay of a sandbox whose others could not be removed."""
 
     @abstractmethod
     def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
@@ -70,6 +74,7 @@ class Replacements(ABC):
         """See `Replacing.replace_files`."""
         before, after = plans
         async with self._turn(sandbox_id):
+            self._owed.pop(sandbox_id, None)  # what is to stay is decided anew
             await self.halt(sandbox_id, before, handle)
             try:
                 await self._leave_only(sandbox_id, _container_of(handle))  # the next start is nothing's but this one's
@@ -90,9 +95,11 @@ class Replacements(ABC):
         return identify(first.pid) != first
 
     async def _put_back(self, sandbox_id: str, handle: dict[str, Any]) -> None:
-        """What cannot be removed now is when files of the sandbox are replaced again, or when it ends."""
         try:
             await self._leave_only(sandbox_id, _container_of(handle))
+        except SandkeepError as error:
+            self._leave_only_later(sandbox_id, _container_of(handle), error)
+            raise
         finally:
             instance = self._instances.get(sandbox_id)
             if instance is not None and _container_of(instance.handle) != _container_of(handle):
@@ -101,24 +108,46 @@ class Replacements(ABC):
     async def drop_replaced(self, sandbox_id: str) -> None:
         """See `Replacing.drop_replaced`. Whatever is held is what is on record.
 
-        Error handling: what cannot be removed now is when the daemon starts again, or when the sandbox ends.
+        Error handling: what cannot be removed now is when the engine is back, or the daemon starts again, or the
+        sandbox ends.
         """
         instance = self._instances.get(sandbox_id)
         async with self._turn(sandbox_id):
             if instance is None or self._instances.get(sandbox_id) is not instance:
                 return  # it is being replaced itself
+            container_id = _container_of(instance.handle)
             try:
-                await self._leave_only(sandbox_id, _container_of(instance.handle))
-                await self.engine.call(
-                    partial(docker_start.rename, container_id=_container_of(instance.handle), sandbox_id=sandbox_id)
-                )
+                await self._drop_but(sandbox_id, container_id)
             except SandkeepError as error:
-                logger.warning("replaced files stay", extra={"sandbox_id": sandbox_id, "why": error.message})
+                self._leave_only_later(sandbox_id, container_id, error)
+
+    async def _drop_but(self, sandbox_id: str, container_id: str) -> None:
+        await self._leave_only(sandbox_id, container_id)
+        await self.engine.call(partial(docker_start.rename, container_id=container_id, sandbox_id=sandbox_id))
 
     async def _leave_only(self, sandbox_id: str, container_id: str) -> None:
         await self.engine.call(
             partial(docker_start.remove, sandbox_id=sandbox_id, log_id=self.log_id, but=container_id)
         )
+
+    def _leave_only_later(self, sandbox_id: str, container_id: str, error: SandkeepError) -> None:
+        logger.warning("replaced files stay", extra={"sandbox_id": sandbox_id, "why": error.message})
+        if "engine" in error.data:
+            self._owed[sandbox_id] = container_id
+            self._nursery.start_soon(self._settle_up, sandbox_id, container_id)
+
+    async def _settle_up(self, sandbox_id: str, container_id: str) -> None:
+        """Do it once the engine is back, unless what is to stay was decided anew meanwhile."""
+        await self.engine.recovered()
+        await self.engine.quiet()
+        async with self._turn(sandbox_id):
+            if self._owed.get(sandbox_id) != container_id:
+                return
+            del self._owed[sandbox_id]
+            try:
+                await self._drop_but(sandbox_id, container_id)
+            except SandkeepError as error:
+                self._leave_only_later(sandbox_id, container_id, error)
 
     def _turn(self, sandbox_id: str) -> trio.Lock:
         return self._replacing.setdefault(sandbox_id, trio.Lock())
