@@ -90,7 +90,8 @@ def test_a_namespace_made_while_something_is_mounted_there_makes_nobody_a_leftov
             subprocess.Popen(bystander, stdout=subprocess.PIPE) as first,
             subprocess.Popen(user, stdout=subprocess.PIPE, env=env) as second,
         ):
-            assert first.stdout is not None and second.stdout is not None
+            assert first.stdout is not None
+            assert second.stdout is not None
             assert first.stdout.readline() == second.stdout.readline() == b"\n"
             found = traces.processes(str(tmp_path))
             first.kill()
