@@ -255,14 +255,15 @@ async def test_one_file_watched_by_several(tmp_path: Path) -> None:
 class Bare:
     """A keeper without a daemon."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *before: str) -> None:
+        """In `root`. `before` are the words of what the keeper is started by, if anything."""
         self.inside, self.out = root / "in", root / "out"
         self.inside.mkdir()
         (self.out / "p").mkdir(parents=True)
         os.mkfifo(root / "requests")
         self._requests = os.open(root / "requests", os.O_RDWR)
         program.install(str(self.inside))
-        command = program.command(str(self.inside), str(self.out))
+        command = [*before, *program.command(str(self.inside), str(self.out))]
         self.process = subprocess.Popen(command, stdin=self._requests, stdout=subprocess.PIPE, start_new_session=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
@@ -292,6 +293,11 @@ class Bare:
         line = requests.run_by(requests.record(["sh", "-c", script], {}, None), name, mode, quick_ms)
         assert line is not None
         self.send(line)
+
+    def nameless(self) -> list[str]:
+        """The files without a name that it holds open for journals to come."""
+        held = (os.readlink(fd) for fd in Path(f"/proc/{self.process.pid}/fd").iterdir())
+        return [name for name in held if name.startswith(str(self.out)) and name.endswith("(deleted)")]
 
     def said(self) -> list[str]:
         """All answers so far."""
@@ -425,6 +431,40 @@ def test_secrets_are_for_one_although_others_start_in_between(bare: Bare) -> Non
     bare.run("p3", 'echo "$S,$A,$B"')
     bare.until(lambda said: {"p1 0", "p2 0", "p3 0"} <= set(said))
     assert [bare.wrote(name) for name in ("p1", "p2", "p3")] == ["shared,one,t\nwo\n", "shared,\n", "shared,,\n"]
+
+
+def test_journals_are_made_before_they_are_needed(bare: Bare) -> None:
+    """Two at a time; a process has them under its names, and none is left over."""
+    bare.until(lambda _: len(bare.nameless()) == 2)
+    inodes = {
+        os.stat(fd).st_ino for fd in Path(f"/proc/{bare.process.pid}/fd").iterdir() if "(deleted)" in os.readlink(fd)
+    }
+    bare.run("p1", "echo out; echo err >&2; ls -l /proc/self/fd")
+    bare.until(lambda said: "p1 0" in said)
+    written = [bare.out / "p" / f"p1.{stream}" for stream in ("stdout", "stderr")]
+    assert {os.stat(path).st_ino for path in written} == inodes
+    assert {os.stat(path).st_mode & 0o777 for path in written} == {0o644}
+    assert (bare.wrote("p1").split("\n")[0], written[1].read_text()) == ("out", "err\n")
+    assert "(deleted)" not in bare.wrote("p1")
+    assert str(written[0]) in bare.wrote("p1")
+    for number in range(20):
+        bare.run(f"q{number}", "echo x; exit 3")
+    bare.until(lambda said: sum(line.endswith(" 3") for line in said) == 20)
+    bare.until(lambda _: len(bare.nameless()) == 2)
+    assert {bare.wrote(f"q{number}") for number in range(20)} == {"x\n"}
+
+
+@pytest.mark.needs("bwrap")
+def test_journals_where_no_file_can_be_given_a_name(tmp_path: Path) -> None:
+    """Without /proc they are made as they are needed."""
+    keeper = Bare(tmp_path, "bwrap", "--dev-bind", "/", "/", "--tmpfs", "/proc")
+    try:
+        for name in ("p1", "p2"):
+            keeper.run(name, f"echo {name}")
+            keeper.until(lambda said, name=name: f"{name} 0" in said)  # type: ignore[misc]
+        assert [keeper.wrote(name) for name in ("p1", "p2")] == ["p1\n", "p2\n"]
+    finally:
+        keeper.close()
 
 
 @pytest.mark.parametrize("plant", ["link", "fifo", "directory"])

@@ -73,3 +73,29 @@ def test_a_mount_that_all_can_see_makes_nobody_a_leftover(tmp_path: Path) -> Non
     assert seen == [str(tmp_path)]
     assert bystander.pid not in found
     assert os.getppid() not in found
+
+
+@pytest.mark.needs("root")
+def test_a_namespace_made_while_something_is_mounted_there_makes_nobody_a_leftover(tmp_path: Path) -> None:
+    """One that has a directory of the place mounted somewhere is one, by that alone."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "mounted").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path / "mounted"], check=True)
+    bystander = ["unshare", "--mount", "sh", "-c", "echo; exec sleep 1000"]
+    # Its command line tells nothing: the path is a variable's.
+    user = ["unshare", "--mount", "sh", "-c", 'mount --bind "$OWN/own" /mnt && echo && unset OWN && exec sleep 1000']
+    env = {**os.environ, "OWN": str(tmp_path)}
+    try:
+        with (
+            subprocess.Popen(bystander, stdout=subprocess.PIPE) as first,
+            subprocess.Popen(user, stdout=subprocess.PIPE, env=env) as second,
+        ):
+            assert first.stdout is not None
+            assert second.stdout is not None
+            assert first.stdout.readline() == second.stdout.readline() == b"\n"
+            found = traces.processes(str(tmp_path))
+            first.kill()
+            second.kill()
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path / "mounted"], check=True)
+    assert (first.pid in found, second.pid in found) == (False, True)

@@ -31,14 +31,14 @@ enum { NOENT = -2, INTR = -4, NOEXEC = -8, ACCES = -13, NOTDIR = -20 }; /* what 
 enum { RDONLY = 0, WRONLY = 1, RDWR = 2, CREAT = 0100, TRUNC = 01000, APPEND = 02000, NONBLOCK = 04000, CLOEXEC = 02000000, HERE = -100 };
 enum { SIGINT = 2, SIGKILL = 9, SIGCHLD = 17, SIGCONT = 18, SIGXFSZ = 25, SIGNALS = 64 };
 enum { FSIZE = 1, CORE = 4, NPROC = 6, NOFILE = 7, AS = 9, LIMITS = 10 };
-enum { BLOCK = 0, SETMASK = 2, NOHANG = 1, MONOTONIC = 1, DUP_CLOEXEC = 1030, READABLE = 1, SEEK_TO_END = 2 };
+enum { BLOCK = 0, SETMASK = 2, NOHANG = 1, MONOTONIC = 1, DUP_CLOEXEC = 1030, READABLE = 1, SEEK_TO_END = 2, FOLLOW = 0x400 };
 enum { PATH_BYTES = 4096, LINE_BYTES = 256, REQUEST_BYTES = 65536, ID_BYTES = 65, REMEMBERED = 512, FIRST_ROOM = 65536 };
 enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125 };
 
 #if defined(__x86_64__)
 enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, CLONE = 56,
        EXECVE = 59, EXIT = 60, WAIT4 = 61, KILL = 62, FCNTL = 72, CHDIR = 80, UMASK = 95, SETSID = 112, CLOCK_GETTIME = 228,
-       OPENAT = 257, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302, NOFOLLOW = 0400000 };
+       OPENAT = 257, LINKAT = 265, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302, NOFOLLOW = 0400000, NAMELESS = 020200000 };
 
 static long call(long number, long first, long second, long third, long fourth, long fifth) {
 	register long r10 __asm__("r10") = fourth;
@@ -54,9 +54,10 @@ static long call(long number, long first, long second, long third, long fourth, 
 
 __asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall begin\n");
 #elif defined(__aarch64__)
-enum { DUP3 = 24, FCNTL = 25, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
+enum { DUP3 = 24, FCNTL = 25, LINKAT = 37, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
        SIGNALFD = 74, EXIT = 93, CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SETSID = 157,
-       UMASK = 166, MREMAP = 216, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000 };
+       UMASK = 166, MREMAP = 216, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
+       NAMELESS = 020040000 };
 
 static long call(long number, long first, long second, long third, long fourth, long fifth) {
 	register long x8 __asm__("x8") = number;
@@ -374,6 +375,7 @@ static char whose[ID_BYTES];
 static char *in, *out, **inherited;
 static struct { word soft, hard; } limits[LIMITS];
 static int requests, answers, signals, nothing;
+static long spares[2] = {-1, -1}; /* files without a name, for the next journals */
 
 static struct process *process(long number) { return (struct process *)table.bytes + number; }
 
@@ -465,11 +467,36 @@ static char *path_of(char *into, const char *directory, const char *id, const ch
 	return into;
 }
 
-/* Whoever is inside may have put something in its place that is no file; nothing is waited for. */
-static long open_journal(char *path, const char *id, const char *end) {
+/* Making a file takes a file system longer than giving one a name, so two are made before they are needed. */
+static void make_spares(void) {
 	char directory[PATH_BYTES];
 	path_of(directory, out, "p", "");
-	long found = open_at(path_of(path, directory, id, end), WRONLY | CREAT | APPEND | NONBLOCK | NOFOLLOW);
+	for (int i = 0; i < 2; i++)
+		if (spares[i] < 0)
+			spares[i] = open_at(directory, WRONLY | NAMELESS);
+}
+
+/* Give a spare its name. It gets none without /proc, or where something is in its place. */
+static void name_spare(long *spare, const char *path) {
+	struct line own;
+	if (*spare < 0)
+		return;
+	own.used = 0;
+	add(&own, "/proc/self/fd/");
+	add_number(&own, *spare);
+	own.text[own.used] = 0;
+	call(LINKAT, HERE, (long)own.text, HERE, (long)path, FOLLOW);
+	shut(*spare);
+	*spare = -1;
+}
+
+/* Whoever is inside may have put something in its place that is no file; nothing is waited for. It is opened by its name
+ * also when it was there before, so that its process sees that name among its descriptors. */
+static long open_journal(char *path, const char *id, const char *end, long *spare) {
+	char directory[PATH_BYTES];
+	path_of(directory, out, "p", "");
+	name_spare(spare, path_of(path, directory, id, end));
+	long found = open_at(path, WRONLY | CREAT | APPEND | NONBLOCK | NOFOLLOW);
 	if (found >= 0)
 		call(FCNTL, found, 4, APPEND, 0, 0);
 	return found;
@@ -605,7 +632,8 @@ static void forget_secrets(void) {
 
 static void start(const char *id, const char *mode, long quick, char *record, char *end) {
 	char path[2 * PATH_BYTES];
-	long stdout = open_journal(path, id, ".stdout"), stderr = open_journal(path, id, ".stderr"), hold = -1, input = nothing;
+	long stdout = open_journal(path, id, ".stdout", &spares[0]), stderr = open_journal(path, id, ".stderr", &spares[1]);
+	long hold = -1, input = nothing;
 	if (same(mode, "pipe"))
 		hold = open_at(path_of(path, in, id, ".stdin"), RDWR);
 	if (same(mode, "pipe") || same(mode, "file"))
@@ -875,6 +903,7 @@ static void serve(void) {
 		if (polled[1].found) { /* after the requests, so that what a script has said as it ended is read first */
 			call(READ, signals, (long)told, sizeof told, 0, 0);
 			reap();
+			make_spares(); /* while the daemon is at work: it has been told */
 		}
 	}
 }
@@ -948,6 +977,7 @@ static void keep_sandbox(char **words, int by_name) {
 		call(WRITE, 1, (long)"ready\n", 6, 0, 0);
 	for (long descriptor = 0; descriptor < 3; descriptor++)
 		put(nothing, descriptor);
+	make_spares();
 	serve();
 }
 

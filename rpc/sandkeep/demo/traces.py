@@ -9,25 +9,34 @@ VANISH_S: Final = 5.0
 
 
 def processes(root: str) -> list[int]:
-    """Processes with the path of this place in their arguments or among mounts of their own, ourselves apart.
+    """Processes with the path of this place in their arguments or in what is mounted for them alone, ourselves apart.
 
     Mounts in our mount namespace say nothing of a process: everybody on the machine has those, and callers end what
-    they get here.
+    they get here. Nor does where something is mounted: a namespace that is made while something is mounted below the
+    place has that mount, too, whoever makes it.
     """
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid() and _knows(pid, root)]
 
 
 def _knows(pid: str, root: str) -> bool:
     name = os.fsencode(root)
-    files = ["cmdline"]
     with suppress(OSError):
+        if name in _read(f"/proc/{pid}/cmdline"):
+            return True
         if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
-            files.append("mountinfo")
-    for file in files:
-        with suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as text:
-            if name in text.read():
-                return True
+            return any(name in _without_place(line) for line in _read(f"/proc/{pid}/mountinfo").splitlines())
     return False
+
+
+def _without_place(line: bytes) -> bytes:
+    """A line of mountinfo without its fifth word, which is where it is mounted."""
+    words = line.split(b" ")
+    return b" ".join(words[:4] + words[5:])
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def mounts(root: str) -> list[str]:
