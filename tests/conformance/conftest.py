@@ -18,6 +18,15 @@ from sandkeepd.providers.fake import open_fake
 from sandkeepd.providers.local import open_local
 
 UID_BASE = 1_900_000_000
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is alike with every provider is tried in containers by `make soak`."""
+    kind = getattr(item, "callspec", None) and item.callspec.params.get("world")
+    if kind == "docker" and item.get_closest_marker("alike"):
+        item.add_marker("soak")
+
+
 KINDS = ("fake", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")))
 
 
@@ -127,7 +136,7 @@ def source(tmp_path: Path) -> Path:
     (directory / "sub" / "inner").write_text("inner\n")
     (directory / "link").symlink_to("file")
     for path in (tmp_path, *tmp_path.parents):
-        if path.name.startswith(("pytest-", "test_")) and path.stat().st_uid == os.geteuid():
+        if path.name.startswith(("pytest-", "popen-", "test_")) and path.stat().st_uid == os.geteuid():
             path.chmod(0o755)  # another uid imports it
     directory.chmod(0o755)
     return directory
