@@ -13,8 +13,9 @@ from tests.conformance.conftest import World, no_progress, run, sh, start
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import Volume
-from sandkeepd.providers.base import Caller, ImageRequest
+from sandkeepd.providers.base import Caller, ImageRequest, Pausing
 from sandkeepd.providers.docker import DockerProvider
+from sandkeepd.providers.docker_container import SANDBOX_LABEL
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.parametrize("world", ["docker"], indirect=True)]
 
@@ -203,6 +204,22 @@ async def test_an_image_whose_directory_cannot_be_a_workspace(world: World) -> N
     for workdir in ("/", "/tmp", "/run", "/run/sandkeep/in", "/proc/self"):
         world.details |= {"workdir": workdir}
         assert (await world.sandbox()).isolation.workspace == "/workspace"
+
+
+async def test_a_pause_that_is_heard_late_is_none(world: World) -> None:
+    """The engine tells of our own orders, too: under load after the next has been carried out."""
+    instance = await world.sandbox()
+    assert isinstance(instance, Pausing)
+    assert isinstance(world.provider, DockerProvider)
+    await instance.suspend()
+    await instance.resume()
+    told = {"Action": "pause", "Actor": {"Attributes": {SANDBOX_LABEL: instance.sandbox_id}}}
+    world.provider._hear(told)
+    assert not instance.is_paused()
+    await instance.suspend()
+    world.provider._hear({**told, "Action": "unpause"})
+    assert instance.is_paused()
+    await instance.resume()
 
 
 # -- volumes ----------------------------------------------------------------------------------------------------------
