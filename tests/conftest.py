@@ -73,8 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def places() -> Iterator[str]:
-    """Where daemons of tests live: a short path, as sockets need. Nothing of it may stay when all tests are through, and
-    the place where it was is as it was.
+    """Where daemons of tests live: a short path, as sockets need. Nothing of it may stay when all tests are through,
+    and the place where it was is as it was.
     """
     above = os.stat(tempfile.gettempdir()).st_mode
     root = tempfile.mkdtemp(prefix="skt-")
