@@ -18,6 +18,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
