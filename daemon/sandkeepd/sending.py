@@ -15,6 +15,7 @@ from sandkeep_store.log import NewEvent
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core import Core
 from sandkeepd.insisting import insist
+from sandkeepd.sandboxes import Pending
 from sandkeepd.snapshot_archives import SnapshotArchives
 
 logger = logging.getLogger("sandkeepd")
@@ -35,17 +36,34 @@ class Sending:
     def __init__(self, core: Core, archives: SnapshotArchives) -> None:
         self._core = core
         self._archives = archives
+        self._under_way: dict[str, Pending] = {}
 
     def begin(self, snapshot_id: str) -> None:
         """Have an archive sent that is to be; does nothing for others."""
         snapshot = self._core.state.snapshots[snapshot_id]
         if snapshot.here is not None:
-            self._core.carry(partial(self._send, snapshot), f"sending {snapshot_id}")
+            self._under_way[snapshot_id] = Pending()
+            self._core.carry(partial(self._carry, snapshot), f"sending {snapshot_id}")
+
+    async def stop(self, snapshot_id: str) -> None:
+        """Send an archive no more: when this returns, nothing of it appears anywhere any more."""
+        pending = self._under_way.get(snapshot_id)
+        if pending is not None:
+            await pending.interrupt()
 
     def settle(self) -> None:
         """Go on where an earlier daemon ended."""
         for snapshot_id in list(self._core.state.snapshots):
             self.begin(snapshot_id)
+
+    async def _carry(self, snapshot: SnapshotState) -> None:
+        pending = self._under_way[snapshot.snapshot_id]
+        try:
+            with pending.scope:
+                await self._send(snapshot)
+        finally:
+            del self._under_way[snapshot.snapshot_id]
+            pending.finished.set()
 
     async def _send(self, snapshot: SnapshotState) -> None:
         """Error handling: an archive that is gone from the disk, or damaged there, cannot be sent. It is told by who
@@ -68,14 +86,10 @@ class Sending:
             await self._archives.release(here, snapshot.requested.places[0], sent)
 
     async def _attempt(self, snapshot: SnapshotState) -> Stored | None:
-        """Send it; None when it was deleted meanwhile, and nothing is to be sent any more."""
+        """Send it; None when there is nothing to be sent any more."""
         here, asked, stored = snapshot.here, snapshot.requested, snapshot.stored
         if here is None or stored is None:
             return None
         fence = self._archives.fence(asked.sandbox_id, asked.owner) if asked.sandbox_id is not None else None
         sha256 = stored.digest.removeprefix("sha256:")
-        sent = await self._archives.send_on(here, asked.places[0], sha256, fence)
-        if snapshot.here is None:
-            await self._archives.remove(asked.places[:1])
-            return None
-        return sent
+        return await self._archives.send_on(here, asked.places[0], sha256, fence)

@@ -301,6 +301,7 @@ class Snapshots:
 
     async def _clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:
         """Remove all that there is of a snapshot besides its record, however often that takes."""
+        await self.sending.stop(snapshot_id)
         then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
         with self._core.stalling([snapshot_id], then) as told:
             await insist(lambda: self._archives.remove(places), f"removing {snapshot_id}", told=told)
