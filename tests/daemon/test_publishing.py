@@ -14,8 +14,10 @@ from tests.daemon.inside import Inside
 from tests.daemon.test_locking import ALICE, World, acquire, refused, settle, until
 
 from sandkeep import events
+from sandkeep.model import Place
 from sandkeep_store.log import NewEvent
 from sandkeep_store.views.locks import RECENT_LOCKS, goes_before
+from sandkeepd.snapshot_archives import SnapshotArchives
 
 
 @pytest.fixture
@@ -113,6 +115,17 @@ async def test_a_store_that_does_not_answer_is_asked_again(
         (tmp_path / "away").rename(shared.parents[2])
         await daemon.publishing.flush()
         assert told(shared)["fence"] == lock.fence
+
+
+async def test_an_archive_of_this_machine_does_not_appear_once_the_lock_is_lost(world: World, tmp_path: Path) -> None:
+    lease = world.other().acquire("box")
+    place = Place(where="directory", base=str(tmp_path / "kept"), path="box/a.tar.gz", uri="")
+    archives = SnapshotArchives(str(tmp_path), "log")
+    async with archives.making([place], lambda: lease.fence) as making:
+        os.write(making.descriptor, b"x")
+        world.clock.sleep(51)
+        await refused("lock_lost", making.keep("", 1, lambda progress: None))
+    assert not (tmp_path / "kept/box/a.tar.gz").exists()
 
 
 # -- whose lock guards what -------------------------------------------------------------------------------------------
