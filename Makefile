@@ -4,6 +4,9 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 
+# How many files of tests are run at a time; with 0, one after the other in one process, as a debugger wants it.
+JOBS ?= 2
+
 # Where `make install-units` puts what systemd reads, and where the daemon is that the units start.
 DESTDIR ?=
 UNITDIR ?= /usr/local/lib/systemd
@@ -32,7 +35,7 @@ demo: setup-demo
 	@$(BIN)/python -m sandkeep.cli demo
 
 test: setup-test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 bench: setup-test
 	@$(BIN)/python -m benches $(ARGS)

@@ -73,7 +73,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def places() -> Iterator[str]:
-    """Where daemons of tests live: a short path, as sockets need. Nothing of it may stay when all tests are through."""
+    """Where daemons of tests live: a short path, as sockets need. Nothing of it may stay when all tests are through,
+    and the place where it was is as it was.
+    """
+    above = os.stat(tempfile.gettempdir()).st_mode
     root = tempfile.mkdtemp(prefix="skt-")
     os.chmod(root, 0o711)
     yield root
@@ -84,6 +87,7 @@ def places() -> Iterator[str]:
         os.kill(pid, signal.SIGKILL)
     remove_tree(root)
     assert left == [], f"the tests left behind: {left}"
+    assert oct(os.stat(tempfile.gettempdir()).st_mode) == oct(above), "the directory of all temporary files has changed"
 
 
 class RunningDaemon:

@@ -1,5 +1,6 @@
 """A Docker engine of the tests' own: a private `dockerd`, on a socket and in directories of its own."""
 
+import copy
 import json
 import os
 import shutil
@@ -38,6 +39,7 @@ class PrivateEngine:
         self.host = f"unix://{self.socket}"
         self.process: subprocess.Popen[bytes] | None = None
         self._images: set[str] = set()
+        self._left: tuple[str, str, dict[str, Any]] | None = None
 
     def start(self) -> None:
         """Start it, and return when it answers."""
@@ -97,6 +99,22 @@ class PrivateEngine:
         """What `docker inspect` shows of a sandbox's container."""
         found: dict[str, Any] = self.get(f"/containers/sandbox-{sandbox_id}/json")
         return found
+
+    # -- what one test leaves for the next ----------------------------------------------------------------------------
+
+    def leave_image(self, image_id: str, log_id: str, details: dict[str, Any]) -> None:
+        """Leave an image of Sandkeep's, which that log owns, for later tests."""
+        self._left = (image_id, log_id, copy.deepcopy(details))
+
+    def left_image(self) -> tuple[str, str, dict[str, Any]] | None:
+        """The image that was left, if nobody has removed it, and its log has no containers."""
+        if self._left is None or self.ask("GET", f"/images/sandkeep:{self._left[0]}/json")[0] != 200:
+            return None
+        return None if self.containers(f"sandkeep.log={self._left[1]}") else copy.deepcopy(self._left)
+
+    def has_left(self, image_id: str) -> bool:
+        """Whether that is the image that was left."""
+        return self._left is not None and self._left[0] == image_id
 
     # -- images -------------------------------------------------------------------------------------------------------
 

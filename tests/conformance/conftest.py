@@ -18,6 +18,15 @@ from sandkeepd.providers.fake import open_fake
 from sandkeepd.providers.local import open_local
 
 UID_BASE = 1_900_000_000
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is alike with every provider is tried in containers by `make soak`."""
+    kind = getattr(item, "callspec", None) and item.callspec.params.get("world")
+    if kind == "docker" and item.get_closest_marker("alike"):
+        item.add_marker("soak")
+
+
 KINDS = ("fake", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")))
 
 
@@ -26,9 +35,23 @@ async def no_progress(sentence: str) -> None:
 
 
 class World:
-    """A provider with an image of `source`, and what tests do over and over."""
+    """A provider with an image of `source`, and what tests do over and over.
 
-    def __init__(self, kind: str, state: Path, source: Path, engine: Any = None, socket: str | None = None) -> None:
+    With `shared`, the image is one that an earlier world left in the engine, if it is still there: making it takes
+    longer than most tests. It belongs to that world's log, so they have that in common, too.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        state: Path,
+        source: Path,
+        engine: Any = None,
+        socket: str | None = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        self.shared = shared and engine is not None
         self.engine = engine
         self.socket = engine.socket if engine is not None else socket
         self.kind = kind
@@ -38,6 +61,8 @@ class World:
         self.log_id = new_id("log")
         self.provider: Provider
         self.details: dict[str, Any] = {}
+        if self.shared and (left := self.engine.left_image()):
+            self.image_id, self.log_id, self.details = left
         self.plans: dict[str, dict[str, Any]] = {}
         self.handles: dict[str, dict[str, Any]] = {}
         uid = os.geteuid()
@@ -55,12 +80,16 @@ class World:
             self.provider = await stack.enter_async_context(opened)
 
     async def import_image(self) -> None:
-        """Make the image of `source`."""
+        """Make the image of `source`, unless there is one."""
+        if self.details:
+            return
         caller = Caller(uid=os.geteuid(), gid=os.getegid())
         base = None if self.engine is None else self.engine.guest()
         wanted = ImageRequest(kind="directory", source=str(self.source), base=base)
         made = await self.provider.import_image(self.image_id, wanted, caller, no_progress)
         self.details = made.details
+        if self.shared:
+            self.engine.leave_image(self.image_id, self.log_id, self.details)
 
     def plan(self, sandbox_id: str, image_id: str | None = None, **fields: Any) -> dict[str, Any]:
         """The plan of a sandbox, as if there were no other."""
@@ -88,8 +117,8 @@ class World:
     async def close(self) -> None:
         for sandbox_id in self.plans:
             await self.terminate(sandbox_id)
-        if self.kind == "docker":  # its engine outlives the test
-            await self.provider.remove_image(self.image_id)
+        if self.kind == "docker" and not (self.shared and self.engine.has_left(self.image_id)):
+            await self.provider.remove_image(self.image_id)  # its engine outlives the test
 
 
 def directory(source: Path) -> ImageRequest:
@@ -127,7 +156,7 @@ def source(tmp_path: Path) -> Path:
     (directory / "sub" / "inner").write_text("inner\n")
     (directory / "link").symlink_to("file")
     for path in (tmp_path, *tmp_path.parents):
-        if path.name.startswith(("pytest-", "test_")) and path.stat().st_uid == os.geteuid():
+        if path.name.startswith(("pytest-", "popen-", "test_")) and path.stat().st_uid == os.geteuid():
             path.chmod(0o755)  # another uid imports it
     directory.chmod(0o755)
     return directory
@@ -138,7 +167,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
     if request.param == "local" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is missing")
     engine = request.getfixturevalue("dockerd") if request.param == "docker" else None
-    made = World(request.param, tmp_path / "state", source, engine)
+    made = World(request.param, tmp_path / "state", source, engine, shared=True)
     async with AsyncExitStack() as stack:
         await made.open(stack)
         await made.import_image()

@@ -13,8 +13,9 @@ from tests.conformance.conftest import World, no_progress, run, sh, start
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import Volume
-from sandkeepd.providers.base import Caller, ImageRequest
+from sandkeepd.providers.base import Caller, ImageRequest, Pausing
 from sandkeepd.providers.docker import DockerProvider
+from sandkeepd.providers.docker_container import SANDBOX_LABEL
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.parametrize("world", ["docker"], indirect=True)]
 
@@ -175,18 +176,15 @@ async def test_a_seccomp_profile(world: World, monkeypatch: pytest.MonkeyPatch, 
     assert "Seccomp:\t0" in status
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("VOLUME_MODE", "everything"), ("READ_ONLY", "perhaps"), ("USER", "root"), ("NETWORK", "../x"),
-        ("SECCOMP", "profile.json"), ("PIDS_LIMIT", "many"),
-    ],
-)  # fmt: skip
-async def test_settings_that_cannot_be_used(
-    world: World, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(f"SANDBOX_DOCKER_{name}", value)
-    assert name in refused("not_configured", world).message
+async def test_settings_that_cannot_be_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {
+        "VOLUME_MODE": "everything", "READ_ONLY": "perhaps", "USER": "root", "NETWORK": "../x",
+        "SECCOMP": "profile.json", "PIDS_LIMIT": "many",
+    }  # fmt: skip
+    for name, value in wrong.items():
+        with monkeypatch.context() as settings:
+            settings.setenv(f"SANDBOX_DOCKER_{name}", value)
+            assert name in refused("not_configured", world).message
 
 
 async def test_the_workspace_is_the_sandboxes_users(world: World) -> None:
@@ -202,10 +200,26 @@ async def test_the_workspace_is_the_sandboxes_users(world: World) -> None:
     assert instance.isolation.workspace == "/srv/new"
 
 
-@pytest.mark.parametrize("workdir", ["/", "/tmp", "/run", "/run/sandkeep/in", "/proc/self"])
-async def test_an_image_whose_directory_cannot_be_a_workspace(world: World, workdir: str) -> None:
-    world.details |= {"workdir": workdir}
-    assert (await world.sandbox()).isolation.workspace == "/workspace"
+async def test_an_image_whose_directory_cannot_be_a_workspace(world: World) -> None:
+    for workdir in ("/", "/tmp", "/run", "/run/sandkeep/in", "/proc/self"):
+        world.details |= {"workdir": workdir}
+        assert (await world.sandbox()).isolation.workspace == "/workspace"
+
+
+async def test_a_pause_that_is_heard_late_is_none(world: World) -> None:
+    """The engine tells of our own orders, too: under load after the next has been carried out."""
+    instance = await world.sandbox()
+    assert isinstance(instance, Pausing)
+    assert isinstance(world.provider, DockerProvider)
+    await instance.suspend()
+    await instance.resume()
+    told = {"Action": "pause", "Actor": {"Attributes": {SANDBOX_LABEL: instance.sandbox_id}}}
+    world.provider._hear(told)
+    assert not instance.is_paused()
+    await instance.suspend()
+    world.provider._hear({**told, "Action": "unpause"})
+    assert instance.is_paused()
+    await instance.resume()
 
 
 # -- volumes ----------------------------------------------------------------------------------------------------------
@@ -267,12 +281,20 @@ async def test_volumes_that_are_asked_for(world: World, tmp_path: Path) -> None:
     world.engine.ask("DELETE", "/volumes/sandkeep-volume-uid-0-cache")
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["/", "/workspace", "/workspace/", "/run", "/run/sandkeep", "/run/sandkeep/in", "/proc", "/sys/x", "/a/../b"],
-)
-async def test_places_that_are_no_place_for_a_volume(world: World, target: str) -> None:
-    refused("invalid", world, volumes=[Volume(source="cache", target=target)])
+async def test_places_that_are_no_place_for_a_volume(world: World) -> None:
+    places = [
+        "/",
+        "/workspace",
+        "/workspace/",
+        "/run",
+        "/run/sandkeep",
+        "/run/sandkeep/in",
+        "/proc",
+        "/sys/x",
+        "/a/../b",
+    ]
+    for target in places:
+        refused("invalid", world, volumes=[Volume(source="cache", target=target)])
 
 
 async def test_no_name_that_a_caller_chooses_is_that_of_anothers_volume(

@@ -131,9 +131,10 @@ def plant_namespace(local: LocalProvider, log_id: str, sandbox_id: str) -> Calla
 
 def plant_tmux(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
     """A tmux server outside of namespaces, as a sandbox without isolation has them."""
-    place = Path(local.layout.state_dir, f"tmux-{sandbox_id}")
-    command = ["tmux", "-f", "/dev/null", "-S", str(place), "new-session", "-d", "-P", "-F", "#{pid}", "sleep 1000"]
-    pid = int(subprocess.run(command, env=variables(log_id, sandbox_id), check=True, capture_output=True).stdout)
+    socket = f"./tmux-{sandbox_id}"  # as the whole path may be longer than an address can be
+    command = ["tmux", "-f", "/dev/null", "-S", socket, "new-session", "-d", "-P", "-F", "#{pid}", "sleep 1000"]
+    env, place = variables(log_id, sandbox_id), local.layout.state_dir
+    pid = int(subprocess.run(command, env=env, cwd=place, check=True, capture_output=True).stdout)
     server = os.pidfd_open(pid)
     PLANTED.append(server)
     return lambda: not hostprocess.has_ended(server)

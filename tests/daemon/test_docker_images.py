@@ -248,7 +248,7 @@ async def test_the_directory_is_read_with_the_callers_rights(world: World) -> No
     if os.geteuid() != 0:
         pytest.skip("only root can read for others")
     for path in (world.place, *world.place.parents):
-        if path.name.startswith(("pytest-", "test_", "project")):
+        if path.name.startswith(("pytest-", "popen-", "test_", "project")):
             path.chmod(0o755)
     world.write(Dockerfile=f"FROM {BUSYBOX}\nCOPY . /\n", secret="x")
     (world.place / "secret").chmod(0o600)

@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.boxes import until
 
 from sandkeep.cli import EXIT_CODES
 
@@ -47,6 +49,7 @@ def test_an_interrupted_command_exits_with_130(shared_daemon: Any, box: str) -> 
     with subprocess.Popen(command, env=shared_daemon.env, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         assert running.stdout.readline()
+        until(lambda: b"unix_stream" in Path(f"/proc/{running.pid}/wchan").read_bytes())  # it waits for more
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from tests.screen import DEADLINE_S, Screen
 
+from sandkeep.cli import terminal
+
 pytestmark = pytest.mark.needs("bwrap", "tmux")
 
 
@@ -297,6 +299,54 @@ def test_a_command_that_ends_at_once_shows_what_it_wrote(screen: Screen, shared_
     screen.enter(f"clear; $SK run {box} quick --tty -- sh -c 'printf \"writ\\164en\\n\"; exit 4'; echo code $?")
     assert "written" in screen.until("code 4").split()
     assert shared_daemon.cli("logs", box, "quick").stdout == b"written\r\n"
+
+
+def test_the_last_lines_of_a_command_stay_when_nobody_typed(screen: Screen, shared_daemon: Any, box: str) -> None:
+    """Also of one that was attached to when it ended: they went with the other screen. Colours stay, jumps do not."""
+    script = "seq 50; printf '\\033[2J\\033[9;9H\\033[31mred\\033[m end'; until [ -e go ]; do sleep 0.05; done; exit 4"
+    screen.open(f"$SK run {box} patient --tty -- sh -c {shlex.quote(script)}; echo code $?")
+    screen.until("red end")
+    assert shared_daemon.cli("exec", box, "--", "touch", "go").returncode == 0
+    seen = screen.until("code 4", colours=True)
+    assert "\x1b[31mred\x1b[39m end\n" in seen
+    lines = screen.lines()
+    assert lines[lines.index("red end") - 1] == "50"
+    assert "20" not in lines
+
+
+def test_a_picture_does_not_stay(screen: Screen, shared_daemon: Any, box: str) -> None:
+    script = "printf '\\033[?1049h\\033[?1003h\\033[5;5Hpicture'; until [ -e gone ]; do sleep 0.05; done; exit 5"
+    modes = screen.modes()
+    screen.open(f"clear; $SK run {box} picture-left --tty -- sh -c {shlex.quote(script)}; echo code $?")
+    screen.until("picture")
+    assert shared_daemon.cli("exec", box, "--", "touch", "gone").returncode == 0
+    assert screen.until("code 5").split() == ["[exited]", "code", "5", "$"]
+    assert screen.modes() == modes
+
+
+@pytest.mark.parametrize(
+    ("pieces", "typed"),
+    [
+        ([b"\x1b[?1;2c", b"\x1bP>|tm", b"ux 3.3a\x1b", b"\\\x1b[I"], False),
+        ([b"\x1b[<64;7;4M\x1b[M !!"], False),
+        ([b"\x1b[?1;2c\x1b]11;rgb:0/0/0\x07q"], True),
+        ([b"\x1b[A"], True),
+        ([b"\x1b", b"x"], True),
+        ([b"\r"], True),
+    ],
+)
+def test_what_a_terminal_sends_by_itself_was_not_typed(pieces: list[bytes], typed: bool) -> None:
+    master, shown = os.openpty()
+    reading, writing = os.pipe()
+    try:
+        view = terminal._View(terminal.OwnTerminal(reading, writing), master)
+        with view.awake():
+            for piece in pieces:
+                view._watch_keys(piece)
+        assert view.was_typed is typed
+    finally:
+        for descriptor in (master, shown, reading, writing):
+            os.close(descriptor)
 
 
 # -- without a terminal of our own ------------------------------------------------------------------------------------

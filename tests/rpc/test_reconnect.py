@@ -186,7 +186,7 @@ async def test_followers_go_on_where_they_were(daemon: Any, box: str, restart: C
     assert said == b"".join(b"%d\n" % number for number in range(1000))
     with daemon.connect() as other:
         types = [event.type for event in other.follow_events(sandbox_id=box, follow=False)]
-    assert seen == types
+    assert seen == types[: len(seen)]  # what let it go may be told of after its end
     assert "sandbox.adopted" in seen
 
 
@@ -316,7 +316,10 @@ def command(daemon: Any, *words: str, **options: Any) -> "Iterator[subprocess.Po
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_commands_see_a_pause(how: str, daemon: Any, box: str, restart: Callable[..., None]) -> None:
-    """Input that is passed on, output that is followed, a wait: all across a restart, and none says a word of it."""
+    """Input that is passed on, output that is followed, a wait: all across a restart.
+
+    They say nothing of it, but that they wait for a daemon that is slow to come.
+    """
     words = ["sh", "-c", "echo up; cat; exit 6"]
     with (
         command(daemon, "run", box, "p", "--interactive", "--", *words, stdin=subprocess.PIPE) as run,
@@ -346,7 +349,8 @@ def test_commands_see_a_pause(how: str, daemon: Any, box: str, restart: Callable
             expected |= {wait: (6, b""), attach: (6, b"before\nafter\n")}
             for running, (code, said) in expected.items():
                 out, err = running.communicate(timeout=30)
-                assert (running.returncode, out, err) == (code, said, b""), running.args
+                assert (running.returncode, out) == (code, said), running.args
+                assert all(b"waiting for it" in line for line in err.splitlines()), err
 
 
 def test_an_interrupt_ends_the_pause(daemon: Any, box: str) -> None:

@@ -301,10 +301,10 @@ class DockerProvider(KeptProvider[Held]):
             self._nursery.start_soon(self.engine.follow, filters, self._hear, self._look_soon)
 
     def _hear(self, event: Event) -> None:
-        """Something happened to one of our containers, perhaps from outside."""
+        """Something happened to one of our containers, perhaps from outside. What is heard late may be so no more."""
         instance = self._instances.get(event.get("Actor", {}).get("Attributes", {}).get(SANDBOX_LABEL, ""))
         if instance is not None and event.get("Action") in ("pause", "unpause"):
-            instance.pause.set(event["Action"] == "pause")
+            instance.pause.set(cgroups.is_frozen(instance.handle["first"]["pid"]))
 
     def _look_soon(self) -> None:
         """Whatever happened while nothing was heard is looked at: the end of a container is seen without the engine."""

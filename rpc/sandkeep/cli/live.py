@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -28,8 +29,8 @@ _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _ENDS: Final = b"qQ\x04"
 """The keys that end it: q and Ctrl-D. Ctrl-C is a signal."""
 
-_SPECIAL: Final = b"\x1b"
-"""With this begins what other keys send, such as arrows."""
+_SPECIAL: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)?", re.DOTALL)
+"""What other keys send, such as arrows; of keys that were pressed quickly, several come at once."""
 
 Lines = Callable[[int], Iterable[str]]
 """What to show, in lines for so many columns."""
@@ -126,7 +127,7 @@ class Live:
         keys = os.read(self._source, 4096)
         if not keys:
             raise SignalledError(signal.SIGHUP)
-        return not keys.startswith(_SPECIAL) and any(key in _ENDS for key in keys)
+        return any(key in _ENDS for key in _SPECIAL.sub(b"", keys))
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

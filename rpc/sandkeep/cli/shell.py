@@ -10,6 +10,7 @@ import click
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.attach import AT_ONCE_S, Collector, Descriptors, Reader, tell_of_memory, visit
+from sandkeep.cli.lasting import leave
 from sandkeep.cli.options import (
     RUNNING,
     SANDBOX,
@@ -69,21 +70,28 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
     if front.as_json and not own.is_interactive:
         own.sink = os.open(os.devnull, os.O_WRONLY)  # who reads this wants the document alone
     try:
-        last = own.show(master)
+        shown = own.show(master)
     except SignalledError as told:
         note(left(process))
         return 128 + told.number
     finally:
         os.close(master)
     # What tmux says at its end only decides how long we wait.
-    return _how_it_ended(front, process, AT_ONCE_S if _DETACHED in last else ENDING_S)
+    patience_s = AT_ONCE_S if _DETACHED in shown.last else ENDING_S
+    saw_it = shown.was_typed or front.as_json or not own.is_interactive
+    return _how_it_ended(front, process, patience_s, rows=0 if saw_it else own.size[0])
 
 
-def _how_it_ended(front: Frontend, process: Process, patience_s: float) -> int:
-    """What to exit with after the terminal has hung up. A daemon that is just being restarted is waited for."""
+def _how_it_ended(front: Frontend, process: Process, patience_s: float, *, rows: int = 0) -> int:
+    """What to exit with after the terminal has hung up. A daemon that is just being restarted is waited for.
+
+    `rows` is how many of the last lines that it wrote stay on our screen.
+    """
     reader = Reader(front, process.sandbox_id, process.process_id)
     try:
         ended = _wait(reader, patience_s)
+        if ended is not None and rows:
+            leave(reader, rows)
     finally:
         reader.close()
     if ended is None:
@@ -129,7 +137,8 @@ def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactiv
 
     A process that has a terminal (see `run --tty`) is shown on yours, at its size. C-b d detaches, C-b [ scrolls back,
     C-b C-b is a C-b for the process: these are tmux's keys, as a tmux inside the sandbox keeps the terminal. Any number
-    may be attached. Piped, it is a terminal of 24 rows and 80 columns.
+    may be attached. When it ends and you have typed nothing, its last lines stay on your screen. Piped, it is a
+    terminal of 24 rows and 80 columns.
 
     One without a terminal is followed from now on, its stdout and stderr apart. Ctrl-C interrupts it, and pressed again
     kills it; Ctrl-\\ detaches.

@@ -15,6 +15,7 @@ import struct
 import termios
 import tty
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
@@ -36,6 +37,12 @@ _CLEAR: Final = (
     b"\x1b[r" + _FROM_ALTERNATE
 )
 
+# What a terminal sends by itself: answers to what tmux asks it, and reports of the mouse and of being looked at.
+_OWN_WORDS: Final = re.compile(
+    rb"\x1b\[[?>=]?[0-9;:]*[cnRtIO]|\x1b\[<[0-9;]+[Mm]|\x1b\[M...|\x1b[P\]_][^\x07\x1b]*(?:\x07|\x1b\\)", re.DOTALL
+)
+_UNFINISHED: Final = re.compile(rb"\x1b(?:\[[?>=<]?[0-9;:]*|\[M.{0,2}|[P\]_][^\x07\x1b]{0,4096}\x1b?)?", re.DOTALL)
+
 
 class SignalledError(Exception):
     """We were told to end while we showed a terminal. `number` is the signal's."""
@@ -43,6 +50,14 @@ class SignalledError(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(signal.strsignal(number))
         self.number = number
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What became of showing another terminal: the last bytes of it, and whether anybody typed anything meanwhile."""
+
+    last: bytes
+    was_typed: bool
 
 
 class OwnTerminal:
@@ -73,8 +88,8 @@ class OwnTerminal:
         rows, cols = self.size
         return {"tty": True, "rows": rows, "cols": cols}
 
-    def show(self, master: int) -> bytes:
-        """Be connected to the terminal whose controlling side this is, until it hangs up; answer the last it showed.
+    def show(self, master: int) -> Shown:
+        """Be connected to the terminal whose controlling side this is, until it hangs up.
 
         Raises `SignalledError` when we are told to end. Whatever happens, our terminal is as it was before.
         """
@@ -82,7 +97,7 @@ class OwnTerminal:
         view = _View(self, master)
         with view.awake(), _signals(view), self._raw(view):
             view.run()
-        return view.last
+        return Shown(view.last, view.was_typed)
 
     def make_raw(self) -> None:
         """Have every byte passed on as it is, both ways."""
@@ -127,7 +142,9 @@ class _View:
     def __init__(self, own: OwnTerminal, master: int) -> None:
         self.last = b""
         self.is_alternate = False
+        self.was_typed = False
         self._own = own
+        self._own_words = b""
         self._master = master
         self._unsent = b""
         self._poll = select.poll()
@@ -207,6 +224,7 @@ class _View:
                 raise
             data = b""
         self._unsent += data
+        self._watch_keys(data)
         if not data:
             self._source_open = False
             self._poll.unregister(self._own.source)
@@ -250,3 +268,10 @@ class _View:
         if to != back:
             self.is_alternate = to > back
         self.last = seen[-256:]
+
+    def _watch_keys(self, data: bytes) -> None:
+        """Know whether somebody has typed, also when what the terminal says by itself comes in pieces."""
+        if self.was_typed:
+            return
+        self._own_words = _OWN_WORDS.sub(b"", self._own_words + data)
+        self.was_typed = bool(self._own_words) and not _UNFINISHED.fullmatch(self._own_words)
