@@ -4,8 +4,8 @@ VENV ?= .venv
 export VENV
 BIN := $(VENV)/bin
 
-# How many files of tests are run at a time; with 0, one after the other in one process, as a debugger wants it.
-JOBS ?= 2
+# How many files of tests are run at a time; with 0, one after the other in one process.
+JOBS ?= 0
 
 # Where `make install-units` puts what systemd reads, and where the daemon is that the units start.
 DESTDIR ?=

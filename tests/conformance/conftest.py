@@ -20,13 +20,6 @@ from sandkeepd.providers.local import open_local
 UID_BASE = 1_900_000_000
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is alike with every provider is tried in containers by `make soak`."""
-    kind = getattr(item, "callspec", None) and item.callspec.params.get("world")
-    if kind == "docker" and item.get_closest_marker("alike"):
-        item.add_marker("soak")
-
-
 KINDS = ("fake", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")))
 
 

@@ -20,16 +20,12 @@ from sandkeep.model import Isolation
 from sandkeepd.keeper.requests import MAX_REQUEST_BYTES
 from sandkeepd.providers.base import Caller, Launch
 
-alike = pytest.mark.alike
-"""For what is the keeper's alone, which is one program wherever it runs: in containers, which take long, by soaking."""
-
 NASTY = "  a'b\"c\\d$HOME`id`\n\n\té€𝄞\x01\x7f \n"
 
 
 # Commands, their environment and their ends
 
 
-@alike
 @pytest.mark.parametrize(
     ("script", "code"),
     [("exit 0", 0), ("exit 7", 7), ("kill -INT $$", 130), ("kill -KILL $$", 137), ("kill -TERM $$", 143), ("(", 2)],
@@ -39,7 +35,6 @@ async def test_a_process_ends_with_its_code(world: World, script: str, code: int
     assert (await run(instance, "sh", "-c", script))[0] == code
 
 
-@alike
 async def test_what_cannot_be_run_ends_as_in_a_shell(world: World) -> None:
     instance = await world.sandbox()
     assert (await run(instance, "no-such-command"))[0] == 127
@@ -60,7 +55,6 @@ async def test_words_and_variables_arrive_exactly(world: World) -> None:
     assert seen["FROM_SPEC"] == NASTY
 
 
-@alike
 async def test_variables_that_mean_something_to_shells(world: World) -> None:
     instance = await world.sandbox()
     env = {
@@ -77,14 +71,12 @@ async def test_variables_that_mean_something_to_shells(world: World) -> None:
     assert {name: seen[name] for name in env} == env
 
 
-@alike
 async def test_a_command_whose_name_looks_like_a_variable(world: World) -> None:
     instance = await world.sandbox()
     await sh(instance, "printf '#!/bin/sh\\necho \"$1\"\\n' >a=b; chmod 755 a=b")
     assert (await run(instance, "./a=b", "word"))[:2] == (0, b"word\n")
 
 
-@alike
 async def test_every_byte_and_both_streams_apart(world: World) -> None:
     instance = await world.sandbox()
     every = bytes(range(256)) * 64
@@ -99,13 +91,11 @@ async def test_a_process_starts_in_the_workspace_with_the_image_in_it(world: Wor
     assert (await sh(instance, "pwd", working_dir="/usr")).strip() == "/usr"
 
 
-@alike
 async def test_a_working_directory_of_the_sandbox(world: World) -> None:
     instance = await world.sandbox(working_dir="/usr")
     assert (await sh(instance, "pwd")).strip() == "/usr"
 
 
-@alike
 async def test_what_a_program_is_given_besides_its_streams(world: World) -> None:
     """No descriptor of the keeper's, no ignored signal, a session and a group of its own."""
     instance = await world.sandbox()
@@ -118,7 +108,6 @@ async def test_what_a_program_is_given_besides_its_streams(world: World) -> None
     assert pid == group == session
 
 
-@alike
 async def test_a_nul_and_a_wrong_name_are_refused(world: World) -> None:
     instance = await world.sandbox()
     for fields in (
@@ -133,7 +122,6 @@ async def test_a_nul_and_a_wrong_name_are_refused(world: World) -> None:
     assert (await run(instance, "true"))[0] == 0
 
 
-@alike
 async def test_the_same_id_twice(world: World) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "true")
@@ -195,7 +183,6 @@ async def test_an_interrupt_ends_what_the_keeper_started(world: World) -> None:
     await instance.signal(process_id, 2)  # it has ended: no error
 
 
-@alike
 async def test_a_signal_at_once_is_not_lost(world: World) -> None:
     instance = await world.sandbox()
     for _ in range(20):
@@ -221,7 +208,6 @@ async def test_input_through_a_pipe(world: World) -> None:
         await instance.write_stdin(process_id, b"more", eof=False)
 
 
-@alike
 async def test_the_end_of_input_comes_after_the_input(world: World) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "sh", "-c", "read -r go; cat", stdin=True)
@@ -230,7 +216,6 @@ async def test_the_end_of_input_comes_after_the_input(world: World) -> None:
     assert instance.read(process_id, "stdout", 0, 1 << 20).size == 60_000
 
 
-@alike
 async def test_a_process_that_ends_without_reading_its_input(world: World) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "sh", "-c", "read -r one; exit 3", stdin=True)
@@ -239,7 +224,6 @@ async def test_a_process_that_ends_without_reading_its_input(world: World) -> No
     assert (await instance.wait(process_id)).exit_code == 3
 
 
-@alike
 async def test_no_input_is_empty(world: World) -> None:
     instance = await world.sandbox()
     assert await run(instance, "cat") == (0, b"", b"")
@@ -266,7 +250,6 @@ async def test_secrets_arrive_exactly_and_only_where_they_belong(world: World) -
     assert later["SHARED"] == NASTY
 
 
-@alike
 async def test_secrets_of_processes_started_together_do_not_mix(world: World) -> None:
     instance = await world.sandbox()
 
@@ -302,7 +285,6 @@ async def test_secrets_are_written_nowhere(world: World) -> None:
 # Journals
 
 
-@alike
 async def test_a_journal_is_read_by_offset_while_it_grows(world: World) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "sh", "-c", "echo one; read -r go; echo two", stdin=True)
@@ -350,7 +332,6 @@ async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World
         instance.sync(process_id)
 
 
-@alike
 async def test_a_journal_that_was_cut_is_told(world: World) -> None:
     instance = await world.sandbox()
     process_id = await start(

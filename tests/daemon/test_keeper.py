@@ -457,7 +457,7 @@ def test_journals_are_made_before_they_are_needed(bare: Bare) -> None:
 @pytest.mark.needs("bwrap")
 def test_journals_where_no_file_can_be_given_a_name(tmp_path: Path) -> None:
     """Without /proc they are made as they are needed."""
-    keeper = Bare(tmp_path, "bwrap", "--dev-bind", "/", "/", "--tmpfs", "/proc")
+    keeper = Bare(tmp_path, "bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", "/proc")
     try:
         for name in ("p1", "p2"):
             keeper.run(name, f"echo {name}")
