@@ -25,6 +25,9 @@ from sandkeepd.image_sources import Source
 STANDING: Final = ("running", "suspending", "suspended", "resuming")
 """The states of a sandbox that its provider has."""
 
+SETTLED: Final = ("stopped", "failed", "lost")
+"""The states in which nothing of a sandbox runs."""
+
 SANDBOX_MAY: Final[dict[str, frozenset[str]]] = {
     "sandbox.created": frozenset({"creating"}),
     "sandbox.create_failed": frozenset({"creating"}),

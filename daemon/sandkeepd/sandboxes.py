@@ -567,8 +567,11 @@ class Sandboxes:
         return self._view(decide.sandbox(self._core.state, request.params.sandbox_id))
 
     def _view(self, sandbox: SandboxState) -> Sandbox:
-        """The sandbox as the log tells, and what of that nobody has seen yet since the start."""
-        note = self.note_of(sandbox.sandbox_id)
+        """The sandbox as the log tells, and what of that nobody has seen yet since the start. One that was found to be
+        lost has been seen, also while whoever found that out is not through.
+        """
+        settled = sandbox.status in decide.SETTLED
+        note = self._core.stalled(sandbox.sandbox_id) if settled else self.note_of(sandbox.sandbox_id)
         return msgspec.structs.replace(sandbox.view(), note=note) if note else sandbox.view()
 
     def list_now(self, request: Request[SandboxQuery]) -> SandboxList:

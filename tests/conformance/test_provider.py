@@ -3,6 +3,7 @@
 import json
 import os
 import secrets as random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -184,12 +185,19 @@ async def test_an_interrupt_ends_what_the_keeper_started(world: World) -> None:
 
 
 async def test_a_signal_at_once_is_not_lost(world: World) -> None:
+    """Many at once, so that some get theirs before they have set themselves up."""
     instance = await world.sandbox()
-    for _ in range(20):
-        process_id = await start(instance, "sleep", "1000")
-        await instance.signal(process_id, 15)
-        with trio.fail_after(20):
-            assert (await instance.wait(process_id)).exit_code == 143
+
+    async def one(number: int) -> None:
+        for _ in range(5):
+            process_id = await start(instance, "sleep", "1000")
+            await instance.signal(process_id, number)
+            assert (await instance.wait(process_id)).exit_code == 128 + number
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ, signal.SIGHUP) * 3:
+                nursery.start_soon(one, number)
 
 
 # Input

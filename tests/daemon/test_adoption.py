@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,16 @@ def command_of(pid: int) -> bytes:
 # -- what is not what it was ------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any sandbox. It ends here, however the test does."""
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("forged", ["another start", "another boot"])
 def test_a_pid_that_is_anothers_now_is_not_taken(running_daemon: RunningDaemon, image: str, forged: str) -> None:
     """Neither adopted nor, when the lost sandbox is terminated, killed. A sandbox that really runs is what it was."""
@@ -204,7 +215,7 @@ def test_a_pid_that_is_anothers_now_is_not_taken(running_daemon: RunningDaemon, 
     daemon.kill()
     facts = {fact.type: fact.event for fact in recorded(daemon.state_dir) if fact.stream == box}
     asked, made = facts["sandbox.create_requested"], facts["sandbox.created"]
-    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as victim:
+    with bystander() as victim:
         started = start_time(victim.pid)
         assert started is not None
         first = {
@@ -230,7 +241,6 @@ def test_a_pid_that_is_anothers_now_is_not_taken(running_daemon: RunningDaemon, 
             assert client.sandbox.terminate("old").status == "stopped"
             assert client.sandbox.exec(box, ["true"]).exit_code == 0
         assert victim.poll() is None
-        victim.kill()
 
 
 def test_what_ended_before_its_sandbox_was_lost_is_known(running_daemon: RunningDaemon, image: str) -> None:

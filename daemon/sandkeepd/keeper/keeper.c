@@ -956,6 +956,7 @@ static void open_all(int by_name) {
 
 static void keep_sandbox(char **words, int by_name) {
 	word child = 1UL << (SIGCHLD - 1);
+	word kept = child | 1UL << (SIGINT - 1) | 1UL << (SIGXFSZ - 1);
 	in = words[0];
 	out = words[1];
 	if (length(in) + ID_BYTES + 16 > PATH_BYTES || length(out) + ID_BYTES + 16 > PATH_BYTES)
@@ -967,7 +968,8 @@ static void keep_sandbox(char **words, int by_name) {
 	default_signals();
 	handle(SIGINT, 1); /* what a terminal sends to all that were started there */
 	handle(SIGXFSZ, 1);
-	call(SIGPROCMASK, BLOCK, (long)&child, 0, 8, 0);
+	/* Ignored and not blocked, a signal that comes to a process before it has set itself up would be lost. */
+	call(SIGPROCMASK, BLOCK, (long)&kept, 0, 8, 0);
 	signals = (int)call(SIGNALFD, -1, (long)&child, 8, CLOEXEC | NONBLOCK, 0);
 	if (signals < 0)
 		leave(CALLED_WRONGLY);

@@ -7,7 +7,7 @@ off, that is how its leavings are found. Another build could take them up, so th
 import os
 import re
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 UNFINISHED_LABEL: Final = "sandkeep.unfinished"
 """On what is made on the way to an image; its value is the log's id. Finished images have it empty."""
+
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""How long the engine is given to be through with a build that was broken off."""
 
 MOST_CONTEXT_BYTES: Final = 64 * 1024**3
 """The engine unpacks what it builds from, holes and all, onto its own disk."""
@@ -148,7 +151,7 @@ class Builder:
             if not whole:
                 self._unswept_since = min(since, self._unswept_since or since)
             with trio.CancelScope(shield=True), suppress(SandkeepError):  # without the engine, the next start does it
-                await self._sweep()
+                await self._sweep(() if whole else _PAUSES_S)
             await self.discard(image_id)
 
     # What is left
@@ -169,13 +172,23 @@ class Builder:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._layout.discard, [self._place(image_id)])
 
-    async def _sweep(self) -> None:
-        """Remove what builds have left that failed, unless another is under way, which then does."""
-        async with self._gate:
-            if self._unswept_since is None or self._building:
-                return
-            await self._engine.call(partial(_remove_unfinished, log_id=self._log_id, since=self._unswept_since))
-            self._unswept_since = None
+    async def _sweep(self, pauses_s: Sequence[float]) -> None:
+        """Remove what builds have left that failed, unless another is under way, which then does.
+
+        The engine removes the container of a step that is broken off, too. While it does, that cannot be removed, nor
+        what it is of: that is tried again after these pauses, and then at the end of the next build.
+        """
+        for pause_s in (*pauses_s, None):
+            async with self._gate:
+                if self._unswept_since is None or self._building:
+                    return
+                work = partial(_remove_unfinished, log_id=self._log_id, since=self._unswept_since)
+                _, all_gone = await self._engine.call(work)
+                if all_gone:
+                    self._unswept_since = None
+                    return
+            if pause_s is not None:
+                await trio.sleep(pause_s)
 
     async def clean_up(self, is_making: Callable[[str], bool]) -> list[str]:
         """Remove what an earlier daemon has left of building; says what."""
@@ -185,26 +198,34 @@ class Builder:
         async with self._gate:
             if self._building:
                 return []
-            removed: list[str] = await self._engine.call(partial(_remove_unfinished, log_id=self._log_id, since=0.0))
-            return removed
+            removed, _ = await self._engine.call(partial(_remove_unfinished, log_id=self._log_id, since=0.0))
+            return list(removed)
 
 
-def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> list[str]:
+def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> tuple[list[str], bool]:
     """Remove the containers and images of builds that were begun since then and not finished. Nothing that is used, or
-    has a name, is lost. Blocks.
+    has a name, is lost. Answers what was removed, and whether nothing is left. Blocks.
     """
-    from docker.errors import APIError
+    from docker.errors import APIError, NotFound
 
-    removed = []
+    removed, refused = [], 0
     marks = [f"{UNFINISHED_LABEL}={log_id}"]
     for container in client.containers(all=True, filters={"label": marks}):
         if container["Created"] >= since:
-            with suppress(APIError):
+            try:
                 client.remove_container(container["Id"], force=True, v=True)
                 removed.append(f"container {container['Id'][:12]}")
+            except NotFound:
+                pass
+            except APIError:
+                refused += 1
     for image in client.images(filters={"label": marks, "dangling": True}):
         if image["Created"] >= since:
-            with suppress(APIError):  # somebody runs it, or it has gone with another
+            try:
                 client.remove_image(image["Id"])
                 removed.append(f"image {image['Id'].removeprefix('sha256:')[:12]}")
-    return removed
+            except NotFound:  # it has gone with another
+                pass
+            except APIError:  # somebody runs it
+                refused += 1
+    return removed, not refused
