@@ -2,11 +2,17 @@
 
 Each is a directory that nothing ever changes once it is complete; overlays have it as a lower layer, so that any number
 of sandboxes share it. A copy of an overlay's upper layer keeps what stands for removed and replaced files there, and
-hides them in the layers beneath. Everything here blocks.
+hides them in the layers beneath.
+
+A layer is in use before it is on the disk, as that takes the disk seconds. It says in which boot of the machine it was
+made, until all of it is there: after a power cut a layer that still says so may have holes, and is made anew.
+
+Everything here blocks.
 """
 
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Final
 
 from sandkeep import failpoints
@@ -15,13 +21,17 @@ from sandkeep_store.archives import swapping
 from sandkeep_store.archives.overlaying import unpack_layer
 from sandkeep_store.archives.tree import Overlay
 from sandkeep_store.archives.unpack import unpack
-from sandkeepd.hostprocess import run_tool, spawn
+from sandkeep_store.durable import sync, sync_directory, sync_filesystem
+from sandkeepd.hostprocess import boot_id, run_tool, spawn
 from sandkeepd.providers.base import KeptArchive
-from sandkeepd.providers.local_layout import LAYER_MARK, Layout, write_mark
+from sandkeepd.providers.local_layout import LAYER_BOOT, LAYER_MARK, Layout, read_text, write_mark
 from sandkeepd.watched import Meter
 
 MAKING: Final = "making"
 """Where a layer lies until it is complete."""
+
+_ANY_BOOT: Final = "any"
+"""What a layer says instead of a boot once it is on the disk."""
 
 _FIRST_BYTES: Final = 65536
 _BLOCK: Final = 512
@@ -39,8 +49,15 @@ class Layers:
         self.uid = uid
 
     def is_there(self, name: str) -> bool:
-        """Whether it is complete."""
+        """Whether it was completed."""
         return os.path.isdir(self.root(name))
+
+    def is_whole(self, name: str) -> bool:
+        """Whether it was completed, and no end of the machine can have cost it anything since."""
+        return self.is_there(name) and self._boot(name) in (boot_id(), _ANY_BOOT)
+
+    def _boot(self, name: str) -> str:
+        return read_text(f"{self._layout.layer(name)}/{LAYER_BOOT}")
 
     def root(self, name: str) -> str:
         """The directory of its files."""
@@ -58,9 +75,28 @@ class Layers:
         return f"{directory}/{MAKING}"
 
     def complete(self, name: str) -> None:
-        """Say that all files are there."""
+        """Say that all files are there, if not on the disk. See `make_durable`."""
         failpoints.reach("layer.made")
-        os.rename(f"{self._layout.layer(name)}/{MAKING}", self.root(name))
+        directory = self._layout.layer(name)
+        try:
+            write_mark(f"{directory}/{LAYER_BOOT}", boot_id())
+        except OSError as error:
+            raise unwritable(directory, error) from None
+        os.rename(f"{directory}/{MAKING}", self.root(name))
+
+    def make_durable(self, name: str) -> None:
+        """Have a layer of this boot survive a power cut: it takes as long as the disk does. Raises OSError."""
+        if not self.is_there(name) or self._boot(name) != boot_id():
+            return  # it is durable, or may have suffered already
+        directory = self._layout.layer(name)
+        sync_filesystem(directory)
+        new = f"{directory}/{LAYER_BOOT}.new"
+        with suppress(FileNotFoundError):
+            os.unlink(new)
+        write_mark(new, _ANY_BOOT)
+        sync(new)
+        os.rename(new, f"{directory}/{LAYER_BOOT}")
+        sync_directory(directory)
 
     def discard_stages(self, name: str) -> None:
         """Remove what the making of a layer that is complete has left, when the machine itself went down then."""

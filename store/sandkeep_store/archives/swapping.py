@@ -10,7 +10,7 @@ from typing import Final
 
 from sandkeep import staging
 from sandkeep.staging import Stage
-from sandkeep_store.durable import sync_directory
+from sandkeep_store.durable import sync_directory, sync_filesystem
 
 _RENAMEAT2: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 357, "s390x": 347}
 _NOREPLACE, _EXCHANGE = 1, 2
@@ -26,7 +26,7 @@ def swap(stage: Stage, *, durable: bool = True) -> None:
     With `durable`, that survives a power cut, and so do the files. Raises OSError; then nothing is changed.
     """
     if durable:
-        _sync_filesystem(stage.tree)
+        sync_filesystem(stage.tree)
     with _movable(stage.tree, stage.target):
         _exchange(stage)
     if durable:
@@ -80,16 +80,6 @@ def _rename(source: bytes, target: bytes, flags: int) -> None:
     if _libc.syscall(ctypes.c_long(number), _HERE, source, _HERE, target, ctypes.c_uint(flags)):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), target)
-
-
-def _sync_filesystem(path: bytes) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if _libc.syncfs(descriptor):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), path)
-    finally:
-        os.close(descriptor)
 
 
 def leftovers(directory: str) -> list[str]:
