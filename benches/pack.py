@@ -86,15 +86,23 @@ def in_turns(
     floor: Callable[[], None],
     rounds: int = ROUNDS,
     clear: Callable[[], object] = lambda: None,
+    settle: Callable[[], object] = lambda: None,
 ) -> list[Pair]:
-    """Times of both, each as often first as the other, after one of each for warmth."""
+    """Times of both, each as often first as the other, after one of each for warmth. `clear` comes before each pair,
+    `settle` before each of both.
+    """
+
+    def timed(work: Callable[[], None]) -> float:
+        settle()
+        return seconds(work)
+
     pairs = []
     for turn in range(rounds + 1):
         clear()
         if turn % 2:
-            ours, bare = seconds(mine), seconds(floor)
+            ours, bare = timed(mine), timed(floor)
         else:
-            bare, ours = seconds(floor), seconds(mine)
+            bare, ours = timed(floor), timed(mine)
         if turn:
             pairs.append((ours, bare))
     return pairs

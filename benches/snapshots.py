@@ -4,8 +4,10 @@ The floors are programs: GNU tar piped through ISA-L at level 1 into a file that
 find, tar and ISA-L for what changed, synced as well; `tar -xzf`, which leaves the files in the page cache, as ours
 does. The tree is of pieces of sources and programs, see `pack.grow`.
 
-What a round made is removed after the last one only: ext4 gives no number of a file anew that was removed a moment ago,
-and looks through all of these for each new file, so that a round would pay for the one before it.
+What a round made is removed after the last one only, on both sides: ext4 gives no number of a file anew that was
+removed a moment ago, and looks through all of these for each new file, so that a round would pay for the one before it.
+And the memory of a file that is written anew is at hand, while a virtual machine has to ask for that of a new one.
+Before a restore and its floor all is written to the disk: what was restored comes there in the background.
 
 On a busy machine Linux shares the processors out by session. The daemon's has precedence, and it is the bench's, so
 the floors have it, too. What extracts is a session without it, so the floor of a restore is one as well.
@@ -59,19 +61,21 @@ def packed_by_hand(directory: str, target: str) -> None:
 
 
 def full_row(client: Any, root: str, source: str, box: str, where: str) -> Row:
-    hand = f"{root}/by-hand.tar.gz"
-    pairs = in_turns(lambda: client.snapshot.create(box), lambda: packed_by_hand(source, hand), ROUNDS)
+    pairs = in_turns(lambda: client.snapshot.create(box), lambda: packed_by_hand(source, fresh(root)), ROUNDS)
     return row(f"snapshot of {size()}, {where}", "tar, ISA-L level 1, fsync", pairs, *at_most(1.3))
 
 
 def gzip_row(client: Any, root: str, source: str, box: str) -> Row:
-    command = ["tar", "-C", source, "-czf", f"{root}/slow.tar.gz", "."]
-
     def slowly() -> None:
-        subprocess.run(command, check=True)
+        subprocess.run(["tar", "-C", source, "-czf", fresh(root), "."], check=True)
 
     pairs = in_turns(lambda: client.snapshot.create(box), slowly, 3)
     return row(f"snapshot of {size()}, of the image", "tar -czf", pairs, "<= 1/8", lambda ratio: ratio <= 1 / 8)
+
+
+def fresh(root: str) -> str:
+    """A name for one more archive by hand."""
+    return f"{root}/by-hand-{next(_numbers)}.tar.gz"
 
 
 def size() -> str:
@@ -109,7 +113,7 @@ def incremental_row(client: Any, root: str, box: str, what: str) -> Row:
 
     pairs = in_turns(
         lambda: client.snapshot.create(box, incremental=True),
-        lambda: changes_by_hand(upper, names, f"{root}/by-hand.tar.gz"),
+        lambda: changes_by_hand(upper, names, fresh(root)),
         INCREMENTS,
         differently,
     )
@@ -134,7 +138,8 @@ def restore_row(client: Any, root: str, box: str, where: str) -> Row:
         os.mkdir(place)
         subprocess.run(["tar", "-C", place, "-xzf", archive], check=True, start_new_session=True)
 
-    return row(f"restore of {size()}, {where}", "tar -xzf", in_turns(ours, by_hand, ROUNDS), *at_most(1.3))
+    pairs = in_turns(ours, by_hand, ROUNDS, settle=os.sync)
+    return row(f"restore of {size()}, {where}", "tar -xzf", pairs, *at_most(1.3))
 
 
 def restore_rows(directory: str | None, where: str) -> Iterator[Row]:
