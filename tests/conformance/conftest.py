@@ -19,7 +19,6 @@ from sandkeepd.providers.local import open_local
 
 UID_BASE = 1_900_000_000
 
-
 KINDS = ("fake", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")))
 
 

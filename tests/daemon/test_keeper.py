@@ -459,9 +459,10 @@ def test_journals_where_no_file_can_be_given_a_name(tmp_path: Path) -> None:
     """Without /proc they are made as they are needed."""
     keeper = Bare(tmp_path, "bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", "/proc")
     try:
-        for name in ("p1", "p2"):
-            keeper.run(name, f"echo {name}")
-            keeper.until(lambda said, name=name: f"{name} 0" in said)  # type: ignore[misc]
+        keeper.run("p1", "echo p1")
+        keeper.until(lambda said: "p1 0" in said)
+        keeper.run("p2", "echo p2")
+        keeper.until(lambda said: "p2 0" in said)
         assert [keeper.wrote(name) for name in ("p1", "p2")] == ["p1\n", "p2\n"]
     finally:
         keeper.close()

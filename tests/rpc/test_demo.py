@@ -6,7 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,16 @@ COMMAND = [sys.executable, "-m", "sandkeep.cli", "demo"]
 def start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
     env = {**os.environ, "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
     return subprocess.Popen([*COMMAND, *options], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@contextmanager
+def ended_after(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that goes on for the length of a block, however that ends."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def nothing_is_left(tmp_path: Path) -> bool:
@@ -64,10 +77,9 @@ def test_a_mount_that_all_can_see_makes_nobody_a_leftover(tmp_path: Path) -> Non
     """What is found here is ended, so it must not be everybody."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=True)
     try:
-        with subprocess.Popen(["sleep", "1000"]) as bystander:
+        with ended_after(["sleep", "1000"]) as bystander:
             found = traces.processes(str(tmp_path))
             seen = traces.mounts(str(tmp_path))
-            bystander.kill()
     finally:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
     assert seen == [str(tmp_path)]
@@ -87,15 +99,13 @@ def test_a_namespace_made_while_something_is_mounted_there_makes_nobody_a_leftov
     env = {**os.environ, "OWN": str(tmp_path)}
     try:
         with (
-            subprocess.Popen(bystander, stdout=subprocess.PIPE) as first,
-            subprocess.Popen(user, stdout=subprocess.PIPE, env=env) as second,
+            ended_after(bystander, stdout=subprocess.PIPE) as first,
+            ended_after(user, stdout=subprocess.PIPE, env=env) as second,
         ):
             assert first.stdout is not None
             assert second.stdout is not None
             assert first.stdout.readline() == second.stdout.readline() == b"\n"
             found = traces.processes(str(tmp_path))
-            first.kill()
-            second.kill()
     finally:
         subprocess.run(["umount", "--lazy", tmp_path / "mounted"], check=True)
     assert (first.pid in found, second.pid in found) == (False, True)

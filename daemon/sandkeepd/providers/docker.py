@@ -18,7 +18,6 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
-from sandkeepd import cgroups
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
@@ -307,7 +306,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         """Something happened to one of our containers, perhaps from outside. What is heard late may be so no more."""
         instance = self._instances.get(event.get("Actor", {}).get("Attributes", {}).get(SANDBOX_LABEL, ""))
         if instance is not None and event.get("Action") in ("pause", "unpause"):
-            instance.pause.set(cgroups.is_frozen(instance.handle["first"]["pid"]))
+            instance.pause.set(instance.is_suspended())
 
     def _look_soon(self) -> None:
         """Whatever happened while nothing was heard is looked at: the end of a container is seen without the engine."""

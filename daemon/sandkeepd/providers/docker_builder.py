@@ -178,7 +178,8 @@ class Builder:
         The engine removes the container of a step that is broken off, too. While it does, that cannot be removed, nor
         what it is of: that is tried again after these pauses, and then at the end of the next build.
         """
-        for pause_s in (*pauses_s, None):
+        for pause_s in (0.0, *pauses_s):
+            await trio.sleep(pause_s)  # the engine tells of nothing when it is through
             async with self._gate:
                 if self._unswept_since is None or self._building:
                     return
@@ -187,8 +188,6 @@ class Builder:
                 if all_gone:
                     self._unswept_since = None
                     return
-            if pause_s is not None:
-                await trio.sleep(pause_s)
 
     async def clean_up(self, is_making: Callable[[str], bool]) -> list[str]:
         """Remove what an earlier daemon has left of building; says what."""
@@ -208,24 +207,24 @@ def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> tuple[
     """
     from docker.errors import APIError, NotFound
 
-    removed, refused = [], 0
+    removed, refused = list[str](), list[str]()
     marks = [f"{UNFINISHED_LABEL}={log_id}"]
-    for container in client.containers(all=True, filters={"label": marks}):
-        if container["Created"] >= since:
-            try:
-                client.remove_container(container["Id"], force=True, v=True)
-                removed.append(f"container {container['Id'][:12]}")
-            except NotFound:
-                pass
-            except APIError:
-                refused += 1
-    for image in client.images(filters={"label": marks, "dangling": True}):
-        if image["Created"] >= since:
-            try:
-                client.remove_image(image["Id"])
-                removed.append(f"image {image['Id'].removeprefix('sha256:')[:12]}")
-            except NotFound:  # it has gone with another
-                pass
-            except APIError:  # somebody runs it
-                refused += 1
+
+    def remove(what: str, how: Callable[[], object]) -> None:
+        try:
+            how()
+            removed.append(what)
+        except NotFound:  # it has gone with another
+            pass
+        except APIError:  # somebody runs it
+            refused.append(what)
+
+    for found in client.containers(all=True, filters={"label": marks}):
+        if found["Created"] >= since:
+            what = f"container {found['Id'][:12]}"
+            remove(what, partial(client.remove_container, found["Id"], force=True, v=True))
+    for found in client.images(filters={"label": marks, "dangling": True}):
+        if found["Created"] >= since:
+            what = f"image {found['Id'].removeprefix('sha256:')[:12]}"
+            remove(what, partial(client.remove_image, found["Id"]))
     return removed, not refused
