@@ -35,8 +35,8 @@ NOT_IN_THE_STORY = {
 NOT_LOCAL = ("sandbox.suspend", "sandbox.resume")
 """What the local provider cannot do; see `test_suspending`."""
 
-APART = (*GROWTH, *KEEPING, *NOT_LOCAL, "lock.")
-"""What another test tells of: for locks `test_locks`."""
+APART = (*GROWTH, *KEEPING, *NOT_LOCAL, "lock.", "archive.")
+"""What another test tells of: for locks `test_locks`, for archives `test_snapshot_gc`."""
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))
 COMMITS = [f"{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
+from tests.daemon.disks import mount, umount
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
@@ -61,3 +62,23 @@ def test_a_daemon_that_dies_meanwhile(new_daemon: Callable[[], RunningDaemon], k
         open_ones = {event.position for event in events if event.type == "archive.remove_requested"}
         assert open_ones == {event.data["position"] for event in events if event.type != "archive.remove_requested"}
     assert not any(os.path.exists(path) for path in paths)
+
+
+@pytest.mark.needs("root")
+def test_what_cannot_be_removed_is_told(running_daemon: RunningDaemon) -> None:
+    archives = f"{running_daemon.state_dir}/archives"
+    os.mkdir(archives, 0o700)
+    mount("-t", "tmpfs", "-o", "mode=0700", "tmpfs", archives)
+    try:
+        [path] = orphans(running_daemon, 1)
+        mount("-o", "remount,ro", archives)
+        with running_daemon.connect() as client:
+            report = client.snapshot.gc()
+            requested, failed = told(client)
+        assert (report.archives, report.freed_bytes) == ([], 0)
+        assert [why for why in report.left if "Read-only file system" in why] == report.left != []
+        assert (failed.type, failed.data["position"]) == ("archive.remove_failed", requested.position)
+        assert failed.data["code"] == "storage_unavailable"
+        assert os.path.exists(path)
+    finally:
+        umount(archives)
