@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol
 
 from sandkeep.errors import DaemonError, SetupError
 from sandkeep_store.archives.members import corrupt
+from sandkeep_store.archives.output import Output
 from sandkeep_store.archives.stream import Stream
 from sandkeep_store.archives.zstdframes import MAGIC as _ZSTD
 from sandkeep_store.archives.zstdframes import SKIPPED as _SKIPPED
@@ -44,39 +45,6 @@ class Compressor(Protocol):
 
     def close(self) -> None:
         """Write the rest."""
-
-
-class OutputError(OSError):
-    """What was compressed cannot be written."""
-
-
-class Output:
-    """A descriptor that is written to, counted and digested. Raises OutputError."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._digest = hashlib.sha256()
-        self.size_bytes = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Write all of it."""
-        self._digest.update(data)
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-        except OSError as error:
-            raise OutputError(error.errno, error.strerror) from None
-        self.size_bytes += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    @property
-    def sha256(self) -> str:
-        """The digest of what was written so far, in hexadecimal."""
-        return self._digest.hexdigest()
 
 
 @contextmanager

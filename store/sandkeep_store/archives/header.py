@@ -45,7 +45,8 @@ class Fields:
     @property
     def size(self) -> int:
         """How many bytes follow."""
-        return number(self.block[124:136])
+        digits = self.block[124:135]
+        return int(digits, 8) if digits.isdigit() and not self.block[135] else number(self.block[124:136])
 
     @property
     def numbers(self) -> tuple[int, int, int, int]:
@@ -77,11 +78,14 @@ class Fields:
 
 def has_right_sum(block: bytes) -> bool:
     """Whether a block is a header: it holds the sum of its own bytes, which some programs take as signed ones."""
+    right = _sum(block)
+    if block[148:156] == b"%06o\0 " % right:  # as nearly all have it
+        return True
     try:
         told = number(block[148:156])
     except ValueError:
         return False
-    return told == _sum(block) or told == _signed_sum(block)
+    return told == right or told == _signed_sum(block)
 
 
 def _sum(block: bytes) -> int:

@@ -12,10 +12,11 @@ from typing import Final
 from msgspec import Struct, structs
 
 from sandkeep.errors import DaemonError
-from sandkeep_store.archives.compression import Codec, Compressor, Output, OutputError, compressing
+from sandkeep_store.archives.compression import Codec, Compressor, compressing
 from sandkeep_store.archives.inspect import Moved
 from sandkeep_store.archives.limits import Limits, Tally
 from sandkeep_store.archives.members import TOP, Member
+from sandkeep_store.archives.output import Output, OutputError
 from sandkeep_store.archives.reading import Remarks
 from sandkeep_store.archives.tarwriter import Writer
 from sandkeep_store.archives.tree import Source, Tree
@@ -144,6 +145,7 @@ def making(
             archive.begin(compressor)
             yield archive
             archive.finish()
+        counted.finish()
     except OutputError as error:
         why = error.strerror or os.strerror(5)
         raise DaemonError("storage_unavailable", f"the archive cannot be written: {why}: make room there") from None

@@ -28,14 +28,19 @@ class Stream:
             return piece
         return b"".join(self.pieces(size))
 
+    def piece(self, size: int) -> memoryview:
+        """Some of the next `size` bytes, as they come. Raises `snapshot_corrupt` when there are none."""
+        if self.at_end():
+            raise corrupt("is cut short")
+        piece = memoryview(self._chunk)[self._at : self._at + size]
+        self._at += len(piece)
+        self.position += len(piece)
+        return piece
+
     def pieces(self, size: int) -> Iterator[memoryview]:
         """Exactly `size` bytes, as they come."""
         while size:
-            if self.at_end():
-                raise corrupt("is cut short")
-            piece = memoryview(self._chunk)[self._at : self._at + size]
-            self._at += len(piece)
-            self.position += len(piece)
+            piece = self.piece(size)
             size -= len(piece)
             yield piece
 

@@ -4,6 +4,7 @@ It understands what GNU tar, bsdtar and Python write, and refuses what these tak
 says of a member is all that others here know of it: an archive that is passed on is written anew from that.
 """
 
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -34,6 +35,8 @@ _PAUSE_S: Final = 0.00005
 """So many members take about a millisecond, and a pause is as long as another thread takes to wake up."""
 _SECOND_NS: Final = 1_000_000_000
 _MAX_SECONDS: Final = 1 << 43
+_PLAIN_TIME: Final = re.compile(rb"[0-9]{10}\.[0-9]{9}")
+"""As nearly every extended header has it."""
 _XATTR: Final = b"SCHILY.xattr."
 _USER: Final = len(b"user.")
 _MAX_XATTR_NAME: Final = 255
@@ -77,9 +80,9 @@ class Reader:
     def data(self) -> Iterator[memoryview]:
         """The bytes of the present member; of a file with holes, those of its extents."""
         while self._left:
-            for piece in self._stream.pieces(self._left):
-                self._left -= len(piece)
-                yield piece
+            piece = self._stream.piece(self._left)
+            self._left -= len(piece)
+            yield piece
 
     def _understood(self) -> Member | None:
         try:
@@ -260,6 +263,8 @@ def _id(records: Mapping[bytes, bytes], key: bytes, told: int) -> int:
 
 def _time(records: Mapping[bytes, bytes], told: int) -> int:
     text = records.get(b"mtime")
+    if text is not None and _PLAIN_TIME.fullmatch(text):
+        return int(text.replace(b".", b""))
     if text is None:
         seconds, part = told, 0
     else:

@@ -20,6 +20,7 @@ _TYPES: Final[dict[Kind, bytes]] = {
 }  # fmt: skip
 _NAME_BYTES: Final = 100
 _SECOND_NS: Final = 1_000_000_000
+_TEN_DIGITS: Final = (10**9, header.MAX_OCTAL)
 
 
 class Writer:
@@ -78,6 +79,8 @@ def _headers(member: Member, size: int) -> bytes:
 
 def _records(member: Member, name: bytes, size: int, seconds: int, part: int) -> bytes:
     """What a header has no room for, as the text of an extended one."""
+    if _is_plain(member, name, size, seconds):
+        return b"30 mtime=%d.%09d\n" % (seconds, part) if part else b""
     records: dict[bytes, bytes] = {}
     if len(name) > _NAME_BYTES:
         records[b"path"] = name
@@ -98,6 +101,20 @@ def _records(member: Member, name: bytes, size: int, seconds: int, part: int) ->
     for key, value in sorted(member.xattrs.items()):
         records[b"SCHILY.xattr." + key.replace(b"%", b"%25").replace(b"=", b"%3D")] = value
     return header.records_text(records) if records else b""
+
+
+def _is_plain(member: Member, name: bytes, size: int, seconds: int) -> bool:
+    """Whether a header has room for all but parts of a second, as it does for nearly every member."""
+    return (
+        len(name) <= _NAME_BYTES
+        and len(member.target) <= _NAME_BYTES
+        and member.uid <= header.MAX_ID
+        and member.gid <= header.MAX_ID
+        and size <= header.MAX_OCTAL
+        and _TEN_DIGITS[0] <= seconds <= _TEN_DIGITS[1]
+        and member.extents is None
+        and not member.xattrs
+    )
 
 
 def _time(time_ns: int) -> bytes:
