@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sandkeep_store.archives.changes import ChangedTree
 from sandkeep_store.archives.layers import compose
 from sandkeep_store.archives.members import TOP
 from sandkeep_store.archives.pack import pack, write
+from sandkeep_store.archives.reading import reading_only
 
 NAMES = ("a", "b", "c", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f")
 
@@ -94,9 +96,9 @@ def test_an_archive_of_what_changed_makes_the_earlier_tree_the_later(seed: int, 
             pack(tree, full.fileno())
             for _ in range(after):
                 change(top, chance)
-            found = changes.compare(earlier, changes.look(tree))
-            source = ChangedTree(tree, found)
-            write(source, layer.fileno(), "gzip", source.remarks)
+            with reading_only(tree) as read:
+                source = ChangedTree(changes.compare(earlier, changes.look(tree)), read)
+                write(source, layer.fileno(), "gzip", source.remarks)
             os.close(tree)
             compose([full.fileno(), layer.fileno()], f"{place}/made", durable=False)
         assert shown(Path(place, "made")) == shown(top)
@@ -157,9 +159,10 @@ def test_a_file_that_is_called_like_a_mark_is_refused(tmp_path: Path) -> None:
     (tmp_path / "top").mkdir()
     (tmp_path / "top" / ".wh.a").write_text("x")
     tree = opened(tmp_path / "top")
-    source = ChangedTree(tree, changes.compare({}, changes.look(tree)))
-    with (tmp_path / "layer").open("wb") as file, pytest.raises(SandkeepError, match="full"):
-        write(source, file.fileno(), "gzip", source.remarks)
+    with reading_only(tree) as read, (tmp_path / "layer").open("wb") as file:
+        source = ChangedTree(changes.compare({}, changes.look(tree)), read)
+        with pytest.raises(SandkeepError, match="full"):
+            write(source, file.fileno(), "gzip", source.remarks)
     os.close(tree)
 
 
@@ -175,7 +178,29 @@ def test_many_files_are_read_by_one_program(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(subprocess, "Popen", counted)
     tree = opened(tmp_path)
-    source = ChangedTree(tree, changes.compare({}, changes.look(tree)))
-    assert len(list(source)) == 501
+    with reading_only(tree) as read:
+        assert len(list(ChangedTree(changes.compare({}, changes.look(tree)), read))) == 501
     os.close(tree)
     assert len(started) == 2
+
+
+def test_more_names_than_a_pipe_holds(tmp_path: Path) -> None:
+    """The program reads files before it has heard of all of them, and waits until these are taken from it."""
+    folder = tmp_path / ("x" * 200)
+    folder.mkdir()
+    for number in range(2000):
+        (folder / f"{number:0200}").write_bytes(b"x" * 1000)
+    tree = opened(tmp_path)
+    with reading_only(tree) as read:
+        assert len(list(ChangedTree(changes.compare({}, changes.look(tree)), read))) == 2002
+    os.close(tree)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_program_that_is_told_of_much_and_given_up(tmp_path: Path, told: bool) -> None:
+    tree = opened(tmp_path)
+    with reading_only(tree) as (_, names):
+        if told:
+            names.tell([b"x" * 200] * 100_000)
+    os.close(tree)
+    assert threading.active_count() == 1

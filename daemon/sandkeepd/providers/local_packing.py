@@ -16,6 +16,7 @@ from sandkeep_store.archives import changes
 from sandkeep_store.archives.changes import ChangedTree
 from sandkeep_store.archives.members import TOP
 from sandkeep_store.archives.pack import Packed, write
+from sandkeep_store.archives.reading import reading_only
 from sandkeep_store.archives.tree import Overlay, Tree
 from sandkeepd.freezing import Pause, frozen, processes
 from sandkeepd.hostprocess import run_tool
@@ -85,9 +86,9 @@ class Packer:
         """Whether a copy takes no longer than is worth the while. It is not looked any further than that takes."""
         if self._shares_blocks:
             return True
-        argv = [*self._layers.enter, "sh", "-c", _MEASURE, "sh", upper, str(COPIED_FILES)]
-        count, size = map(int, run_tool(argv).stdout.split())
-        return count <= COPIED_FILES and size <= COPIED_BYTES
+        argv = [*self._layers.enter, "sh", "-c", _MEASURE, "sh", upper, str(COPIED_FILES + 1)]
+        blocks = [int(line) for line in run_tool(argv).stdout.split()]
+        return len(blocks) <= COPIED_FILES and sum(blocks) * _BLOCK <= COPIED_BYTES
 
     def _look(self, held: HeldFiles, request: PackRequest) -> dict[bytes, changes.Seen]:
         """See what there is while it stands still, and write it down."""
@@ -110,11 +111,10 @@ class Packer:
         wanted = _wanted(request)
         tree = _opened(held.upper)
         try:
-            with frozen(held.plan.cgroups, held.first_pid) as pause:
+            with reading_only(tree, self._reader(held)) as read, frozen(held.plan.cgroups, held.first_pid) as pause:
                 failpoints.reach("snapshot.frozen")
                 now = self._look(held, request)
-                found = changes.compare(before, now, wanted)
-                source = ChangedTree(tree, found, self._reader(held))
+                source = ChangedTree(changes.compare(before, now, wanted), read)
                 packed = write(
                     source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved
                 )
@@ -139,12 +139,9 @@ class Packer:
         return (plan.uid, plan.gid) if self._layers.uid is not None and plan.uid and plan.gid else None
 
 
-# $1 a directory, $2 how many files are looked at: prints how many there are, and their bytes.
-_MEASURE: Final = """
-find "$1" -printf '%b\\n' | head -n "$(($2 + 1))" | { n=0 s=0
-while read -r blocks; do n=$((n + 1)) s=$((s + blocks)); done
-echo "$n $((s * 512))"; }
-"""
+# $1 a directory, $2 how many files are looked at: prints how many blocks each occupies.
+_MEASURE: Final = """find "$1" -printf '%b\\n' | head -n "$2" """
+_BLOCK: Final = 512
 
 
 def paths(given: Sequence[str]) -> list[bytes]:

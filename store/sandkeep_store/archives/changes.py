@@ -13,12 +13,12 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, DataError, ProviderError
 from sandkeep_store.archives import whiteouts
 from sandkeep_store.archives.members import TOP, Member, shown
-from sandkeep_store.archives.reading import Remarks, reading_only
+from sandkeep_store.archives.reading import Names, Program, Remarks
 from sandkeep_store.archives.tarreader import Reader
 from sandkeep_store.archives.tree import Overlay
 
@@ -26,6 +26,7 @@ _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 _RECENT_NS: Final = 50_000_000
 """More than any kernel's clock of files takes from one tick to the next."""
 
+_CHUNK: Final = 1 << 16
 _FORMAT: Final = r"%y %i %C@ %P\0"
 WHITEOUT: Final = b"c"
 DIRECTORY: Final = b"d"
@@ -51,7 +52,7 @@ def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -
     """Look at an open directory, the upper one of an `overlay` or a plain one. `enter` are words before the program
     that looks. Blocks.
     """
-    recent = time.time_ns() - _RECENT_NS
+    recent = b"%d.%09d" % divmod(time.time_ns() - _RECENT_NS, 1_000_000_000)
     found: dict[bytes, Seen] = {}
     program = [*enter, "find", ".", "-mindepth", "0", "-printf", _FORMAT]
     with subprocess.Popen(
@@ -59,28 +60,29 @@ def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -
         stderr=subprocess.DEVNULL, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
     ) as finder:  # fmt: skip
         assert finder.stdout is not None
-        content = finder.stdout.read()
+        for line in _lines(finder.stdout):  # as they come, while it looks further
+            kind, inode, changed, path = line.split(b" ", 3)
+            if changed >= recent:  # both have ten digits before the point
+                changed = b""
+            if kind == DIRECTORY and overlay is not None and is_opaque(tree, path, overlay):
+                kind = OPAQUE
+            found[path or TOP] = Seen(kind, inode, changed)
     if finder.returncode:
         raise ProviderError("provider_unavailable", "the sandbox's files cannot be looked through: try again")
-    for line in content.split(b"\0")[:-1]:
-        kind, inode, changed, path = line.split(b" ", 3)
-        if _ns(changed) >= recent:
-            changed = b""
-        if kind == DIRECTORY and overlay is not None and is_opaque(tree, path, overlay):
-            kind = OPAQUE
-        found[path or TOP] = Seen(kind, inode, changed)
     return found
+
+
+def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
+    rest = b""
+    while chunk := os.read(pipe.fileno(), _CHUNK):
+        *whole, rest = (rest + chunk).split(b"\0")
+        yield from whole
 
 
 def doubted(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
     """A catalogue by which these names, None for all, will count as changed, with all other names of the same files."""
     doubtful = {catalogue[name].inode for name in (catalogue if names is None else names) if name in catalogue}
     return {name: seen._replace(changed=b"") if seen.inode in doubtful else seen for name, seen in catalogue.items()}
-
-
-def _ns(seconds: bytes) -> int:
-    whole, _, part = seconds.partition(b".")
-    return int(whole) * 1_000_000_000 + int(part[:9].ljust(9, b"0"))
 
 
 def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
@@ -186,22 +188,21 @@ def _is_changed(seen: Seen, earlier: Seen) -> bool:
 
 
 class ChangedTree:
-    """A source of members: what is different in the open directory `top`. See `tree.Source`."""
+    """A source of members: what is different in a tree that is being `read` by `reading_only`. See `tree.Source`."""
 
-    def __init__(self, top: int, changes: Changes, reader: tuple[int, int] | None = None) -> None:
+    def __init__(self, changes: Changes, read: tuple[Program, Names]) -> None:
         self.remarks = Remarks()
-        self._top = top
         self._changes = changes
-        self._reader = reader
+        self._program, self._names = read
         self._data: Reader | None = None
 
     def __iter__(self) -> Iterator[Member]:
         if self._changes.names:
-            with reading_only(self._top, self._changes.names, self._reader) as program:
-                self._data = Reader(program.chunks())
-                yield from filter(self._is_kept, self._data)
-                self._data = None
-                program.check(b"", self.remarks)
+            self._names.tell(self._changes.names)
+            self._data = Reader(self._program.chunks())
+            yield from filter(self._is_kept, self._data)
+            self._data = None
+            self._program.check(b"", self.remarks)
         for mark in self._changes.marks:
             yield Member(name=mark, kind="file")
 

@@ -9,8 +9,9 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
 from typing import IO, Final, Literal
 
@@ -127,15 +128,47 @@ def reading(
     return _reading(directory, [*words, b"--", _below(name)], subprocess.DEVNULL, owner)
 
 
+class Names:
+    """What a reading program is told that waits for it."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._thread: threading.Thread | None = None
+
+    def tell(self, names: Sequence[bytes]) -> None:
+        """Have these names read, and nothing else. To be done once."""
+        # A thread, as the program may want what it has read to be taken from it before it hears of more.
+        self._thread = threading.Thread(target=self._write, args=(names,), name="sandkeep-names")
+        self._thread.start()
+
+    def _write(self, names: Sequence[bytes]) -> None:
+        with suppress(BrokenPipeError), self._pipe:  # it has ended, and said why
+            self._pipe.write(b"".join(_below(name) + b"\0" for name in names))
+
+    def close(self) -> None:
+        """The program has ended: nobody is told anything any more."""
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self._pipe.close()
+
+
 @contextmanager
-def reading_only(directory: int, names: Iterable[bytes], owner: tuple[int, int] | None = None) -> Iterator["Program"]:
-    """The same of these names alone, in their order, and not of what is in directories."""
-    with tempfile.TemporaryFile() as listed:
-        listed.write(b"".join(_below(name) + b"\0" for name in names))
-        listed.seek(0)
-        words = ["--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
-        with _reading(directory, words, listed.fileno(), owner) as program:
-            yield program
+def reading_only(directory: int, owner: tuple[int, int] | None = None) -> Iterator[tuple["Program", Names]]:
+    """Read single names in an open directory, in the order in which they are told, and not what is in directories.
+
+    The program is begun before it is known what is to be read, as that takes it a while.
+    """
+    words = ["--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
+    told, telling = os.pipe()
+    with ExitStack() as closing:
+        names = Names(open(telling, "wb"))  # noqa: SIM115 - `Names` closes it
+        closing.callback(names.close)
+        try:
+            program = closing.enter_context(_reading(directory, words, told, owner))
+        finally:
+            os.close(told)
+        yield program, names
 
 
 def _below(name: bytes) -> bytes:
