@@ -30,11 +30,11 @@ FREEZE_DEADLINE_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.0002
 
 # What the guard of a control group does: $1 thaws it when it is written to $2.
-_THAW: Final = 'cat >/dev/null; echo "$1" >"$2"'
+_THAW: Final = 'read -r _; echo "$1" >"$2"'
 
 # What the guard of single processes does: $1 is their namespace, the rest are those that had been stopped before.
 _CONTINUE: Final = """
-cat >/dev/null
+read -r _
 for place in /proc/[0-9]*; do
 	pid=${place#/proc/}
 	case " $* " in *" $pid "*) continue ;; esac

@@ -204,3 +204,28 @@ def test_a_program_that_is_told_of_much_and_given_up(tmp_path: Path, told: bool)
             names.tell([b"x" * 200] * 100_000)
     os.close(tree)
     assert threading.active_count() == 1
+
+
+def test_few_and_many_files_are_looked_at_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "a b\nc").write_text("x")
+    (tmp_path / "link").symlink_to("/")
+    os.mkfifo(tmp_path / "fifo")
+    tree = opened(tmp_path)
+    few = changes.look(tree)
+    monkeypatch.setattr(changes, "_FEW", 0)
+    time.sleep(0.1)  # what was changed just now tells no time
+    many = changes.look(tree)
+    monkeypatch.undo()
+    assert changes.look(tree) == many
+    assert {name: seen.kind for name, seen in few.items()} == {name: seen.kind for name, seen in many.items()}
+    os.close(tree)
+
+
+def test_what_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+    for number in range(changes._FEW):
+        (tmp_path / str(number)).write_text("x")
+    tree = opened(tmp_path)
+    with pytest.raises(SandkeepError, match="looked through"):
+        changes.look(tree, ["false"])
+    os.close(tree)

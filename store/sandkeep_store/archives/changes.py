@@ -10,6 +10,7 @@ A tree is the upper directory of an overlay or a plain one. What is gone is told
 """
 
 import os
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,6 +28,11 @@ _RECENT_NS: Final = 50_000_000
 """More than any kernel's clock of files takes from one tick to the next."""
 
 _CHUNK: Final = 1 << 16
+_FEW: Final = 500
+_KINDS: Final = {
+    stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l", stat.S_IFCHR: b"c", stat.S_IFBLK: b"b",
+    stat.S_IFIFO: b"p", stat.S_IFSOCK: b"s",
+}  # fmt: skip
 _FORMAT: Final = r"%y %i %C@ %P\0"
 WHITEOUT: Final = b"c"
 DIRECTORY: Final = b"d"
@@ -52,8 +58,48 @@ def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -
     """Look at an open directory, the upper one of an `overlay` or a plain one. `enter` are words before the program
     that looks. Blocks.
     """
-    recent = b"%d.%09d" % divmod(time.time_ns() - _RECENT_NS, 1_000_000_000)
+    recent = _seconds(time.time_ns() - _RECENT_NS)
     found: dict[bytes, Seen] = {}
+    for kind, inode, changed, path in _few(tree) or _all(tree, enter):
+        hides = kind == DIRECTORY and overlay is not None and is_opaque(tree, path, overlay)
+        is_recent = changed >= recent  # both have ten digits before the point
+        found[path or TOP] = Seen(OPAQUE if hides else kind, inode, b"" if is_recent else changed)
+    return found
+
+
+_Entry = Sequence[bytes]
+"""Kind, number, time and path of one thing, as find prints them; the top has no path."""
+
+
+def _few(tree: int) -> list[_Entry]:
+    """What there is, without a program, which takes longer to begin; nothing for much, and where some is closed to us."""
+    found = [_entry(b"", os.fstat(tree))]
+    try:
+        for directory, below, others, opened in os.fwalk(b".", dir_fd=tree, onerror=_raise):
+            for name in (*below, *others):
+                path = os.path.join(directory, name).removeprefix(b"./")
+                found.append(_entry(path, os.stat(name, dir_fd=opened, follow_symlinks=False)))
+                if len(found) > _FEW:
+                    return []
+    except OSError:  # find tells what it is
+        return []
+    return found
+
+
+def _entry(path: bytes, status: os.stat_result) -> _Entry:
+    kind = _KINDS[stat.S_IFMT(status.st_mode)]
+    return kind, b"%d" % status.st_ino, _seconds(status.st_ctime_ns) + b"0", path
+
+
+def _seconds(time_ns: int) -> bytes:
+    return b"%d.%09d" % divmod(time_ns, 1_000_000_000)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _all(tree: int, enter: Sequence[str]) -> Iterator[_Entry]:
     program = [*enter, "find", ".", "-mindepth", "0", "-printf", _FORMAT]
     with subprocess.Popen(
         program, cwd=f"/proc/self/fd/{tree}", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -61,15 +107,9 @@ def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -
     ) as finder:  # fmt: skip
         assert finder.stdout is not None
         for line in _lines(finder.stdout):  # as they come, while it looks further
-            kind, inode, changed, path = line.split(b" ", 3)
-            if changed >= recent:  # both have ten digits before the point
-                changed = b""
-            if kind == DIRECTORY and overlay is not None and is_opaque(tree, path, overlay):
-                kind = OPAQUE
-            found[path or TOP] = Seen(kind, inode, changed)
+            yield line.split(b" ", 3)
     if finder.returncode:
         raise ProviderError("provider_unavailable", "the sandbox's files cannot be looked through: try again")
-    return found
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[bytes]:

@@ -30,7 +30,7 @@ _LABEL: Final = b"V"
 _MOST_GLOBALS: Final = 1000
 _MOST_GLOBAL_BYTES: Final = 1 << 16
 """What is said of all members is held in memory, and gone through for each."""
-_STRIDE: Final = 25
+_STRIDE: Final = 50
 _PAUSE_S: Final = 0.00005
 """So many members take about a millisecond, and a pause is as long as another thread takes to wake up."""
 _SECOND_NS: Final = 1_000_000_000
