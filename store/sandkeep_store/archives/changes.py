@@ -72,7 +72,7 @@ _Entry = Sequence[bytes]
 
 
 def _few(tree: int) -> list[_Entry]:
-    """What there is, without a program, which takes longer to begin; nothing for much, and where some is closed to us."""
+    """What there is, without a program, which takes longer to begin. Nothing for much, and where some is closed."""
     found = [_entry(b"", os.fstat(tree))]
     try:
         for directory, below, others, opened in os.fwalk(b".", dir_fd=tree, onerror=_raise):
