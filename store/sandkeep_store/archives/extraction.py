@@ -16,7 +16,7 @@ from typing import IO, Final
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.staging import Stage
-from sandkeep_store.archives import jail
+from sandkeep_store.archives import jail, pipes
 from sandkeep_store.archives.contents import Names
 from sandkeep_store.archives.members import TOP, Member, corrupt, shown
 from sandkeep_store.archives.tarwriter import Writer
@@ -40,6 +40,7 @@ class Extraction:
         assert process.stdin is not None
         self._tree = tree
         self._input = process.stdin.fileno()
+        pipes.widen(self._input)
         self._writer = Writer(self._pass)
         self._directories = Names()
         self._parent = b""

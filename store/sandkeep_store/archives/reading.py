@@ -4,7 +4,6 @@ It never follows a link of the tree, and it is begun in an open directory, so wh
 meanwhile, it reads nothing else. What it says on stderr tells what it could not read as it was.
 """
 
-import fcntl
 import os
 import re
 import subprocess
@@ -18,6 +17,7 @@ from typing import IO, Final, Literal
 from msgspec import Struct, field
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
+from sandkeep_store.archives import pipes
 from sandkeep_store.archives.members import shown
 
 What = Literal[
@@ -28,8 +28,6 @@ What = Literal[
 MOST_REMARKS: Final = 100
 _CHUNK: Final = 1 << 18
 """How much is read at once: in between, the interpreter is for others."""
-_PIPE_BYTES: Final = 1 << 20
-_F_SETPIPE_SZ: Final = 1031
 _CHANGED, _FAILED = 1, 2
 """What tar ends with when not all was as it should be: what that was, it has said."""
 
@@ -191,7 +189,7 @@ def _reading(
                 "not_supported", "there is no tar on this machine, or no setpriv: install GNU tar and util-linux"
             ) from None
         assert process.stdout is not None
-        fcntl.fcntl(process.stdout.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
+        pipes.widen(process.stdout.fileno())
         try:
             yield Program(process, said)
         finally:
