@@ -10,7 +10,6 @@ made.
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -137,10 +136,13 @@ class Hierarchies:
         os.makedirs(directory, exist_ok=True)
 
     def join_thread(self, groups: Mapping[str, str]) -> None:
-        """Move the calling thread, and what it starts from now on, into the groups of version 1."""
+        """Move the calling thread, and what it starts from now on, into the groups of version 1.
+
+        It is called 0: by its number it might be another's, which has the kernel wait until all processors know of it.
+        """
         for name, directory in groups.items():
             if self._version[name] == 1:
-                _write(f"{directory}/tasks", str(threading.get_native_id()))
+                _write(f"{directory}/tasks", "0")
 
     def wrapper(self, groups: Mapping[str, str]) -> list[str]:
         """The words before a command that put it into the groups of version 2, which takes no single threads."""

@@ -33,6 +33,8 @@ from sandkeepd.watched import watched
 
 logger = logging.getLogger("sandkeepd")
 
+SYNCED_AFTER_S: Final = 0.5
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -161,7 +163,8 @@ class Keeping(ABC):
         self._nursery.start_soon(self._make_durable, name)
 
     async def _make_durable(self, name: str) -> None:
-        """Nobody waits for it, and a daemon that ends does not."""
+        """Nobody waits for it, and a daemon that ends does not. What begins with them is started first."""
+        await trio.sleep(SYNCED_AFTER_S)
         try:
             await trio.to_thread.run_sync(self.layers.make_durable, name, abandon_on_cancel=True)
         except OSError as error:
