@@ -229,7 +229,7 @@ def checked_path(path: str) -> str:
     """
     why = _fault_of(path)
     if why is not None:
-        raise CallerError("invalid", f"{path[:200]!r} is no path of an archive: {why}.", field="path")
+        raise CallerError("invalid", f"{path[:200]!r} is no path of an archive: {why}", field="path")
     return path
 
 
@@ -262,6 +262,6 @@ def _unset(purpose: str, *any_of: settings.Setting[str | None]) -> SetupError:
     listed = f"{', '.join(most)} or {last}" if most else last
     return SetupError(
         "not_configured",
-        f"To {purpose}, set {listed} in the daemon's environment: {'none is' if most else 'it is not'} set there.",
+        f"to {purpose}, set {listed} in the daemon's environment: {'none is' if most else 'it is not'} set there",
         setting=names[0],
     )

@@ -48,8 +48,8 @@ def _connect(emulator: str | None) -> Gcs:
     except DefaultCredentialsError:
         raise SetupError(
             "not_configured",
-            "The daemon has no credentials for Google Cloud Storage: set GOOGLE_APPLICATION_CREDENTIALS in its "
-            "environment.",
+            "the daemon has no credentials for Google Cloud Storage: set GOOGLE_APPLICATION_CREDENTIALS in its "
+            "environment",
             setting="GOOGLE_APPLICATION_CREDENTIALS",
         ) from None
     options = {"api_endpoint": emulator} if emulator else None
@@ -101,19 +101,19 @@ def refusal(name: str, status: int, said: str) -> SandkeepError:
     """What an HTTP status of the service means for an object."""
     if status == 404 and "bucket does not exist" in said.lower():
         return SetupError(
-            "not_configured", f"There is no bucket for {name}: create it, or correct the setting that names it."
+            "not_configured", f"there is no bucket for {name}: create it, or correct the setting that names it"
         )
     if status in (404, 410):
-        return DataError("snapshot_missing", f"There is no {name}.", place=name)
+        return DataError("snapshot_missing", f"there is no {name}", place=name)
     if status in (304, 409, 412):
-        return StateError("conflict", f"{name} was changed meanwhile, or is there already.", place=name)
+        return StateError("conflict", f"{name} was changed meanwhile, or is there already", place=name)
     if status in (401, 403):
         return SetupError(
             "not_configured",
-            f"Google does not let the daemon use {name}: give its account the role Storage Object User for the bucket.",
+            f"Google does not let the daemon use {name}: give its account the role Storage Object User for the bucket",
         )
     return ProviderError(
-        "provider_unavailable", f"Google Cloud Storage failed at {name} (status {status}): try again later."
+        "provider_unavailable", f"Google Cloud Storage failed at {name} (status {status}): try again later"
     )
 
 
@@ -122,5 +122,5 @@ def unreachable(name: str, error: Exception) -> ProviderError:
     cause = getattr(error, "cause", None) or error
     return ProviderError(
         "provider_unavailable",
-        f"Google Cloud Storage cannot be reached for {name} ({type(cause).__name__}): try again later.",
+        f"Google Cloud Storage cannot be reached for {name} ({type(cause).__name__}): try again later",
     )

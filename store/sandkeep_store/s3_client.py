@@ -65,7 +65,7 @@ def speaking_about(name: str) -> Iterator[None]:
     except NoCredentialsError:
         raise SetupError(
             "not_configured",
-            "The daemon has no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment.",
+            "the daemon has no credentials for S3: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in its environment",
             setting="AWS_ACCESS_KEY_ID",
         ) from None
     except ParamValidationError:
@@ -73,30 +73,30 @@ def speaking_about(name: str) -> Iterator[None]:
     except FlexibleChecksumError:
         raise DataError(
             "snapshot_corrupt",
-            f"{name} is damaged: its bytes are not those of its checksum. Use another copy.",
+            f"{name} is damaged: its bytes are not those of its checksum: use another copy",
             place=name,
         ) from None
     except (BotoCoreError, urllib3.exceptions.HTTPError, ConnectionError) as error:
         raise ProviderError(
-            "provider_unavailable", f"S3 cannot be reached for {name} ({type(error).__name__}): try again later."
+            "provider_unavailable", f"S3 cannot be reached for {name} ({type(error).__name__}): try again later"
         ) from error
 
 
 def refusal(name: str, status: int, code: str) -> SandkeepError:
     """What an answer of the service means for an object."""
     if code == "NoSuchBucket":
-        return SetupError("not_configured", f"There is no bucket for {name}: create it, or correct SANDBOX_S3_BUCKET.")
+        return SetupError("not_configured", f"there is no bucket for {name}: create it, or correct SANDBOX_S3_BUCKET")
     if status == 404:
-        return DataError("snapshot_missing", f"There is no {name}.", place=name)
+        return DataError("snapshot_missing", f"there is no {name}", place=name)
     if status in (409, 412):
-        return StateError("conflict", f"{name} was changed meanwhile, or is there already.", place=name)
+        return StateError("conflict", f"{name} was changed meanwhile, or is there already", place=name)
     if status in (401, 403):
         return SetupError(
             "not_configured",
-            f"S3 does not let the daemon use {name} ({code}): see to its credentials and their rights.",
+            f"S3 does not let the daemon use {name} ({code}): see to its credentials and their rights",
         )
     if status == 501:
         return SetupError(
-            "not_supported", f"The S3 service knows no conditional writes, which {name} needs: use another."
+            "not_supported", f"the S3 service knows no conditional writes, which {name} needs: use another"
         )
-    return ProviderError("provider_unavailable", f"S3 failed at {name} ({code or status}): try again later.")
+    return ProviderError("provider_unavailable", f"S3 failed at {name} ({code or status}): try again later")

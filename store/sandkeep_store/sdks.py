@@ -19,7 +19,7 @@ def require_sdk(root: Root) -> None:
         if not _is_there(module):
             raise SetupError(
                 "not_supported",
-                f"{module} is not installed beside the daemon: install sandkeep[{root.where}] to use {root.base}.",
+                f"{module} is not installed beside the daemon: install sandkeep[{root.where}] to use {root.base}",
                 extra=root.where,
             )
 

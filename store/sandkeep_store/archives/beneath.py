@@ -91,7 +91,7 @@ class Beneath:
             raise SetupError(
                 "not_configured",
                 f"{self.base} can be written by others than the daemon's user, so archives are not safe there: "
-                "give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR.",
+                "give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR",
                 setting="SANDBOX_SNAPSHOT_DIR",
             )
         return base

@@ -139,7 +139,7 @@ class DirectoryArchives(ArchiveStore):
         except (FileNotFoundError, NotADirectoryError):
             if self.root.where == "mount" and not os.path.isdir(self.root.base):
                 raise ProviderError(
-                    "provider_unavailable", f"There is no directory {self.root.base}: mount it, then try again."
+                    "provider_unavailable", f"there is no directory {self.root.base}: mount it, then try again"
                 ) from None
             raise missing(where) from None
         except NotPlainError:
@@ -152,10 +152,10 @@ class DirectoryArchives(ArchiveStore):
             return corrupt(where, "it is a link, or lies behind one")
         if self.root.where == "mount":
             return ProviderError(
-                "provider_unavailable", f"{where} cannot be used ({error.strerror}): see to what is mounted there."
+                "provider_unavailable", f"{where} cannot be used ({error.strerror}): see to what is mounted there"
             )
         return DaemonError(
-            "storage_unavailable", f"{where} cannot be used ({error.strerror}): free space or mend the disk."
+            "storage_unavailable", f"{where} cannot be used ({error.strerror}): free space or mend the disk"
         )
 
 

@@ -73,14 +73,14 @@ class Upload(Protocol):
 
 def conflict(where: str) -> StateError:
     """Somebody else was quicker."""
-    return StateError("conflict", f"{where} was changed meanwhile, or is there already.", place=where)
+    return StateError("conflict", f"{where} was changed meanwhile, or is there already", place=where)
 
 
 def missing(where: str) -> DataError:
     """There is none."""
-    return DataError("snapshot_missing", f"There is no {where}.", place=where)
+    return DataError("snapshot_missing", f"there is no {where}", place=where)
 
 
 def corrupt(where: str, why: str) -> DataError:
     """It is not what it has to be."""
-    return DataError("snapshot_corrupt", f"{where} is damaged: {why}. Use another copy.", place=where)
+    return DataError("snapshot_corrupt", f"{where} is damaged: {why}: use another copy", place=where)

@@ -72,7 +72,7 @@ class S3Upload:
     def send(self, part: bytes) -> None:
         """See `objects.Upload`."""
         if self._begun == MOST_PARTS:
-            raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes.")
+            raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes")
         if self._upload_id is None:
             self._upload_id = self._create()
         self._begun += 1
