@@ -229,3 +229,15 @@ def test_what_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
     with pytest.raises(SandkeepError, match="looked through"):
         changes.look(tree, ["false"])
     os.close(tree)
+
+
+def test_what_is_very_deep(tmp_path: Path) -> None:
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(400):
+        os.mkdir("d", dir_fd=here)
+        above, here = here, os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(above)
+    os.close(here)
+    tree = opened(tmp_path)
+    assert len(changes.look(tree)) == 401
+    os.close(tree)

@@ -29,6 +29,8 @@ _RECENT_NS: Final = 50_000_000
 
 _CHUNK: Final = 1 << 16
 _FEW: Final = 500
+_DEEP: Final = 40
+"""Each directory above another is held open meanwhile."""
 _KINDS: Final = {
     stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l", stat.S_IFCHR: b"c", stat.S_IFBLK: b"b",
     stat.S_IFIFO: b"p", stat.S_IFSOCK: b"s",
@@ -79,8 +81,8 @@ def _few(tree: int) -> list[_Entry]:
             for name in (*below, *others):
                 path = os.path.join(directory, name).removeprefix(b"./")
                 found.append(_entry(path, os.stat(name, dir_fd=opened, follow_symlinks=False)))
-                if len(found) > _FEW:
-                    return []
+            if len(found) > _FEW or directory.count(b"/") > _DEEP:
+                return []
     except OSError:  # find tells what it is
         return []
     return found
