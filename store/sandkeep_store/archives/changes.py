@@ -29,8 +29,6 @@ _RECENT_NS: Final = 50_000_000
 
 _CHUNK: Final = 1 << 16
 _FEW: Final = 500
-_DEEP: Final = 40
-"""Each directory above another is held open meanwhile."""
 _KINDS: Final = {
     stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l", stat.S_IFCHR: b"c", stat.S_IFBLK: b"b",
     stat.S_IFIFO: b"p", stat.S_IFSOCK: b"s",
@@ -76,16 +74,30 @@ _Entry = Sequence[bytes]
 def _few(tree: int) -> list[_Entry]:
     """What there is, without a program, which takes longer to begin. Nothing for much, and where some is closed."""
     found = [_entry(b"", os.fstat(tree))]
+    left = [b"."]
     try:
-        for directory, below, others, opened in os.fwalk(b".", dir_fd=tree, onerror=_raise):
-            for name in (*below, *others):
-                path = os.path.join(directory, name).removeprefix(b"./")
-                found.append(_entry(path, os.stat(name, dir_fd=opened, follow_symlinks=False)))
-            if len(found) > _FEW or directory.count(b"/") > _DEEP:
-                return []
+        while left:
+            directory = left.pop()
+            for name, status in _in_directory(directory, tree):
+                path = name if directory == b"." else directory + b"/" + name
+                found.append(_entry(path, status))
+                if len(found) > _FEW:
+                    return []
+                if stat.S_ISDIR(status.st_mode):
+                    left.append(path)
     except OSError:  # find tells what it is
         return []
     return found
+
+
+def _in_directory(path: bytes, tree: int) -> Iterator[tuple[bytes, os.stat_result]]:
+    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tree)
+    try:
+        with os.scandir(opened) as entries:
+            for entry in entries:
+                yield os.fsencode(entry.name), entry.stat(follow_symlinks=False)
+    finally:
+        os.close(opened)
 
 
 def _entry(path: bytes, status: os.stat_result) -> _Entry:
@@ -95,10 +107,6 @@ def _entry(path: bytes, status: os.stat_result) -> _Entry:
 
 def _seconds(time_ns: int) -> bytes:
     return b"%d.%09d" % divmod(time_ns, 1_000_000_000)
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _all(tree: int, enter: Sequence[str]) -> Iterator[_Entry]:
