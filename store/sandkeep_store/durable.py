@@ -2,7 +2,12 @@
 
 import ctypes
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
+
+_EVERY_S: Final = 0.2
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -30,3 +35,25 @@ def sync_filesystem(path: str | bytes) -> None:
             raise OSError(code, os.strerror(code), path)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def flushing(path: str) -> Iterator[None]:
+    """Have what is written to the filesystem of a directory come to the disk within a block, for the length of which
+    the disk would have nothing to do; at its end all is there. Raises OSError.
+    """
+    ended = threading.Event()
+
+    def flush() -> None:
+        while not ended.wait(_EVERY_S):
+            with suppress(OSError):  # the last one tells
+                sync_filesystem(path)
+
+    thread = threading.Thread(target=flush, name="sandkeep-flush")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    sync_filesystem(path)

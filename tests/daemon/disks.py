@@ -1,7 +1,9 @@
 """Disks that a test can have fail: real file systems, small, of which the kernel says what it says of real ones."""
 
 import contextlib
+import fcntl
 import os
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,6 +12,9 @@ from pathlib import Path
 import pytest
 
 META_BYTES = 4 << 20
+_SHUTDOWN = 0x8004587D
+_WITHOUT_JOURNAL = 2
+"""FS_IOC_SHUTDOWN of linux/fs.h, and that not even what was begun is finished."""
 
 
 def mount(*words: str) -> None:
@@ -45,6 +50,14 @@ class Ext4:
         checked = subprocess.run(["e2fsck", "-fy", self.image], capture_output=True, text=True)
         assert checked.returncode in (0, 1), checked.stdout
         self.mount()
+
+    def cut_power(self) -> None:
+        """Lose what is not on the disk yet. It has to be put back by `again`."""
+        place = os.open(self.at, os.O_RDONLY)
+        try:
+            fcntl.ioctl(place, _SHUTDOWN, struct.pack("I", _WITHOUT_JOURNAL))
+        finally:
+            os.close(place)
 
     def become_read_only(self) -> None:
         """What the kernel does with a file system in which it finds an error, whoever has files open."""

@@ -1,92 +1,84 @@
-"""What was kept of snapshots and forks when the machine went down before all of it was on the disk."""
+"""What was unpacked for sandboxes to begin with is whole after a power cut, or not there."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from random import Random
 
 import pytest
-from tests.conftest import RunningDaemon
-from tests.daemon.keeping import layers, sh, soon
+from tests.daemon import disks
+from tests.store.trees import described
 
-pytestmark = pytest.mark.needs("bwrap")
+from sandkeep import failpoints
+from sandkeep.errors import DaemonError
+from sandkeep_store.archives.layers import pack_layer
+from sandkeep_store.archives.pack import Packed, pack
+from sandkeepd.providers.base import KeptArchive
+from sandkeepd.providers.local_layers import Layers
+from sandkeepd.providers.local_layout import Layout
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
+
+UID = 1_900_000_007
 
 
 @pytest.fixture
-def client(running_daemon: RunningDaemon) -> Any:
-    with running_daemon.connect() as client:
-        yield client
+def disk(tmp_path: Path) -> Iterator[disks.Ext4]:
+    for name in ("image", "disk"):
+        (tmp_path / name).mkdir()
+    with disks.ext4(str(tmp_path / "image"), str(tmp_path / "disk")) as made:
+        yield made
 
 
 @pytest.fixture
-def snapshot_id(client: Any, source: str) -> str:
-    box = client.sandbox.create(client.image.create(source).image_id).sandbox_id
-    return str(client.snapshot.create(box).snapshot_id)
+def source(tmp_path: Path) -> Path:
+    top = tmp_path / "source"
+    for number in range(60):
+        path = top / str(number % 7) / str(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(Random(number).randbytes(50_000))
+        os.chown(path, UID, UID)
+    return top
 
 
-def layer(daemon: RunningDaemon, name: str) -> Path:
-    """A layer, once it says that it is on the disk."""
-    found = Path(daemon.state_dir, "layers", name)
-    soon(lambda: (found / "boot").read_text() == "any\n")
-    return found
+def layers_on(disk: disks.Ext4) -> Layers:
+    layout = Layout(disk.at)
+    layout.prepare()
+    return Layers(layout, "log_1", UID)
 
 
-def lose(found: Path) -> None:
-    """As if the machine had gone down when it was not, and what had not come there were lost."""
-    (found / "boot").write_text("00000000-0000-0000-0000-000000000000\n")
-    os.truncate(found / "root" / "hello", 0)
+def archive_of(source: Path, place: Path, *, is_layer: bool) -> KeptArchive:
+    tree = os.open(source, os.O_RDONLY)
+    output = os.open(place, os.O_RDWR | os.O_CREAT)
+    made: Packed = pack_layer(tree, output, overlay="trusted") if is_layer else pack(tree, output)
+    os.close(tree)
+    return KeptArchive(descriptor=output, sha256=made.sha256, limits=made.limits, is_layer=is_layer)
 
 
-def restored(client: Any, snapshot_id: str) -> str:
-    return str(client.snapshot.restore(snapshot_id).sandbox_id)
+@pytest.mark.parametrize("is_layer", [False, True])
+def test_all_of_it_is_there(disk: disks.Ext4, source: Path, tmp_path: Path, is_layer: bool) -> None:
+    layers = layers_on(disk)
+    archive = archive_of(source, tmp_path / "archive", is_layer=is_layer)
+    layers.fill("snp_1", archive, lambda _: None)  # type: ignore[arg-type]
+    disk.cut_power()
+    disk.again()
+    assert layers.is_there("snp_1")
+    assert described(layers.root("snp_1")) == described(source)
+    os.close(archive.descriptor)
 
 
-def test_a_layer_that_may_have_holes_is_made_anew(client: Any, running_daemon: RunningDaemon, snapshot_id: str) -> None:
-    restored(client, snapshot_id)
-    found = layer(running_daemon, snapshot_id)
-    lose(found)
-    assert sh(client, restored(client, snapshot_id), "cat hello") == "hello\n"
-    assert layer(running_daemon, snapshot_id) == found
-
-
-def test_one_that_is_on_the_disk_is_used_again(client: Any, running_daemon: RunningDaemon, snapshot_id: str) -> None:
-    restored(client, snapshot_id)
-    found = layer(running_daemon, snapshot_id)
-    before = os.stat(found / "root").st_ino
-    restored(client, snapshot_id)
-    assert os.stat(found / "root").st_ino == before
-
-
-def test_nothing_begins_above_one_that_may_be_made_anew(
-    client: Any, running_daemon: RunningDaemon, snapshot_id: str
+def test_nothing_is_there_before(
+    disk: disks.Ext4, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    box = restored(client, snapshot_id)
-    (layer(running_daemon, snapshot_id) / "boot").unlink()
-    [fork] = client.sandbox.fork(box).sandboxes
-    restored(client, snapshot_id)
-    assert sh(client, fork.sandbox_id, "cat hello") == "hello\n"
-
-
-def test_a_daemon_sees_to_what_the_one_before_it_did_not(
-    client: Any, running_daemon: RunningDaemon, snapshot_id: str
-) -> None:
-    restored(client, snapshot_id)
-    found = layer(running_daemon, snapshot_id)
-    running_daemon.kill()
-    (found / "boot").write_text(Path("/proc/sys/kernel/random/boot_id").read_text())
-    (found / "boot.new").write_text("a")
-    running_daemon.start()
-    assert layer(running_daemon, snapshot_id) == found
-
-
-def test_but_never_says_of_what_may_have_holes_that_it_is_whole(
-    client: Any, running_daemon: RunningDaemon, snapshot_id: str
-) -> None:
-    box = restored(client, snapshot_id)
-    lose(layer(running_daemon, snapshot_id))
-    running_daemon.kill()
-    running_daemon.start()
-    with running_daemon.connect() as again:
-        again.sandbox.fork(box)
-        [forked] = set(layers(running_daemon)) - {snapshot_id}
-        layer(running_daemon, forked)  # that it is seen to comes after the other was, or was not
-        assert sh(again, restored(again, snapshot_id), "cat hello") == "hello\n"
+    """Right before a layer says that it is complete."""
+    layers = layers_on(disk)
+    archive = archive_of(source, tmp_path / "archive", is_layer=False)
+    monkeypatch.setattr(failpoints, "reach", lambda point: disk.cut_power() if point == "layer.made" else None)
+    with pytest.raises(DaemonError, match="Input/output"):
+        layers.fill("snp_1", archive, lambda _: None)  # type: ignore[arg-type]
+    monkeypatch.undo()
+    disk.again()
+    assert not layers.is_there("snp_1")
+    layers.fill("snp_1", archive, lambda _: None)  # type: ignore[arg-type]
+    assert described(layers.root("snp_1")) == described(source)
+    os.close(archive.descriptor)

@@ -446,7 +446,6 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
                 removed.append(f"files {name}")
             else:
                 await self._in_thread(self.layers.discard_stages, name)
-                self._nursery.start_soon(self._make_durable, name)
         if failures:
             raise failures[0]
         return Swept(removed=removed, foreign=strays.foreign)

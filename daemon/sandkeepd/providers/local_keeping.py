@@ -5,7 +5,6 @@ and whose files are still there. See `Layering` and `Snapshotting` for the inter
 """
 
 import functools
-import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,10 +30,6 @@ from sandkeepd.providers.local_start import Handle
 from sandkeepd.providers.shown import open_shown
 from sandkeepd.watched import watched
 
-logger = logging.getLogger("sandkeepd")
-
-SYNCED_AFTER_S: Final = 0.5
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -45,7 +40,6 @@ class Keeping(ABC):
     layout: Layout
     layers: Layers
     root: bool
-    _nursery: trio.Nursery
 
     @abstractmethod
     async def abilities(self) -> Abilities:
@@ -105,7 +99,7 @@ class Keeping(ABC):
     async def freeze(self, name: str, source: Source) -> Frozen:
         """See `Layering.freeze`."""
         held = await self._files_of(source)
-        flat = not held.lowers or not await self._in_thread(self._can_be_beneath, held.plan.layers)
+        flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
         try:
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
                 pause = await self._in_thread(functools.partial(self._freeze, name, held, flat=flat))
@@ -115,17 +109,12 @@ class Keeping(ABC):
             with trio.CancelScope(shield=True):
                 await self.discard_layers([name])
             raise
-        self._nursery.start_soon(self._make_durable, name)
         layer = Layer(name=name, uid=held.plan.uid)
         layers = [layer] if flat else [layer, *held.plan.layers]
         over_image = held.plan.over_image and not flat
         return Frozen(
             files=_document(layers, over_image=over_image), needs_image=over_image, pause_ms=pause.ms, size_bytes=size
         )
-
-    def _can_be_beneath(self, layers: Sequence[Layer]) -> bool:
-        """Whether one more can be above these. What is made anew some day must not be in use."""
-        return len(layers) < MOST_LAYERS and all(self.layers.is_whole(layer.name) for layer in layers)
 
     def _freeze(self, name: str, held: HeldFiles, *, flat: bool) -> Pause:
         making = self.layers.begin(name)
@@ -150,7 +139,7 @@ class Keeping(ABC):
 
     async def is_filled(self, name: str) -> bool:
         """See `Layering.is_filled`."""
-        return await self._in_thread(self.layers.is_whole, name)
+        return await self._in_thread(self.layers.is_there, name)
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
         """See `Layering.fill`."""
@@ -160,16 +149,6 @@ class Keeping(ABC):
             with trio.CancelScope(shield=True):
                 await self.discard_layers([name])
             raise
-        self._nursery.start_soon(self._make_durable, name)
-
-    async def _make_durable(self, name: str) -> None:
-        """Nobody waits for it, and a daemon that ends does not. What begins with them is started first."""
-        await trio.sleep(SYNCED_AFTER_S)
-        try:
-            await trio.to_thread.run_sync(self.layers.make_durable, name, abandon_on_cancel=True)
-        except OSError as error:
-            if await self._in_thread(self.layers.is_there, name):
-                logger.warning("kept files are not on the disk", extra={"files": name, "why": error.strerror})
 
     async def promote(
         self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress

@@ -2,17 +2,11 @@
 
 Each is a directory that nothing ever changes once it is complete; overlays have it as a lower layer, so that any number
 of sandboxes share it. A copy of an overlay's upper layer keeps what stands for removed and replaced files there, and
-hides them in the layers beneath.
-
-A layer is in use before it is on the disk, as that takes the disk seconds. It says in which boot of the machine it was
-made, until all of it is there: after a power cut a layer that still says so may have holes, and is made anew.
-
-Everything here blocks.
+hides them in the layers beneath. Everything here blocks.
 """
 
 import os
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Final
 
 from sandkeep import failpoints
@@ -21,17 +15,14 @@ from sandkeep_store.archives import swapping
 from sandkeep_store.archives.overlaying import unpack_layer
 from sandkeep_store.archives.tree import Overlay
 from sandkeep_store.archives.unpack import unpack
-from sandkeep_store.durable import sync, sync_directory, sync_filesystem
-from sandkeepd.hostprocess import boot_id, run_tool, spawn
+from sandkeep_store.durable import flushing, sync_directory
+from sandkeepd.hostprocess import run_tool, spawn
 from sandkeepd.providers.base import KeptArchive
-from sandkeepd.providers.local_layout import LAYER_BOOT, LAYER_MARK, Layout, read_text, write_mark
+from sandkeepd.providers.local_layout import LAYER_MARK, Layout, write_mark
 from sandkeepd.watched import Meter
 
 MAKING: Final = "making"
 """Where a layer lies until it is complete."""
-
-_ANY_BOOT: Final = "any"
-"""What a layer says instead of a boot once it is on the disk."""
 
 _FIRST_BYTES: Final = 65536
 _BLOCK: Final = 512
@@ -49,15 +40,8 @@ class Layers:
         self.uid = uid
 
     def is_there(self, name: str) -> bool:
-        """Whether it was completed."""
+        """Whether it is complete."""
         return os.path.isdir(self.root(name))
-
-    def is_whole(self, name: str) -> bool:
-        """Whether it was completed, and no end of the machine can have cost it anything since."""
-        return self.is_there(name) and self._boot(name) in (boot_id(), _ANY_BOOT)
-
-    def _boot(self, name: str) -> str:
-        return read_text(f"{self._layout.layer(name)}/{LAYER_BOOT}")
 
     def root(self, name: str) -> str:
         """The directory of its files."""
@@ -75,28 +59,9 @@ class Layers:
         return f"{directory}/{MAKING}"
 
     def complete(self, name: str) -> None:
-        """Say that all files are there, if not on the disk. See `make_durable`."""
+        """Say that all files are there."""
         failpoints.reach("layer.made")
-        directory = self._layout.layer(name)
-        try:
-            write_mark(f"{directory}/{LAYER_BOOT}", boot_id())
-        except OSError as error:
-            raise unwritable(directory, error) from None
-        os.rename(f"{directory}/{MAKING}", self.root(name))
-
-    def make_durable(self, name: str) -> None:
-        """Have a layer of this boot survive a power cut: it takes as long as the disk does. Raises OSError."""
-        if not self.is_there(name) or self._boot(name) != boot_id():
-            return  # it is durable, or may have suffered already
-        directory = self._layout.layer(name)
-        sync_filesystem(directory)
-        new = f"{directory}/{LAYER_BOOT}.new"
-        with suppress(FileNotFoundError):
-            os.unlink(new)
-        write_mark(new, _ANY_BOOT)
-        sync(new)
-        os.rename(new, f"{directory}/{LAYER_BOOT}")
-        sync_directory(directory)
+        os.rename(f"{self._layout.layer(name)}/{MAKING}", self.root(name))
 
     def discard_stages(self, name: str) -> None:
         """Remove what the making of a layer that is complete has left, when the machine itself went down then."""
@@ -130,20 +95,27 @@ class Layers:
         return "trusted" if self.uid is not None else "user"
 
     def fill(self, name: str, archive: KeptArchive, moved: Meter) -> None:
-        """Make a layer of what an archive holds."""
+        """Make a layer of what an archive holds. All of it is on the disk then: it will be used again, and has to be
+        whole whatever becomes of the machine.
+        """
         making = self.begin(name)
         owner = (self.uid, self.uid) if self.uid is not None else None
-        if archive.is_layer:
-            unpack_layer(
-                archive.descriptor, making, overlay=self.overlay, owner=owner, limits=archive.limits,
-                sha256=archive.sha256, moved=moved,
-            )  # fmt: skip
-        else:
-            unpack(
-                archive.descriptor, making, owner=owner, limits=archive.limits, sha256=archive.sha256, durable=False,
-                moved=moved,
-            )  # fmt: skip
-        self.complete(name)
+        try:
+            with flushing(self._layout.layer(name)):
+                if archive.is_layer:
+                    unpack_layer(
+                        archive.descriptor, making, overlay=self.overlay, owner=owner, limits=archive.limits,
+                        sha256=archive.sha256, moved=moved,
+                    )  # fmt: skip
+                else:
+                    unpack(
+                        archive.descriptor, making, owner=owner, limits=archive.limits, sha256=archive.sha256,
+                        durable=False, moved=moved,
+                    )  # fmt: skip
+            self.complete(name)
+            sync_directory(self._layout.layer(name))
+        except OSError as error:
+            raise unwritable(making, error) from None
 
 
 def unwritable(path: str, error: OSError) -> DaemonError:

@@ -4,7 +4,6 @@ images/IMAGE/root               the image
             /log                the id of the log that owns it
 layers/NAME/root                files that sandboxes begin with besides an image's, or instead of them
            /log                 the id of the log that owns it
-           /boot                the boot in which it was made, until it is on the disk
 sandboxes/SANDBOX/upper         what the sandbox changed (or, without overlay, its copy of the image)
                  /aside         an earlier `upper`, until what shall take its place surely has
                  /work          the overlay's own
@@ -39,7 +38,6 @@ TEMPORARY: Final = ("upper", "work", "mount", "in", "aside")
 
 IMAGE_MARK: Final = "log"
 LAYER_MARK: Final = "log"
-LAYER_BOOT: Final = "boot"
 SANDBOX_MARK: Final = "in/.log"
 """The files, in a directory of ours, that say of which log it is."""
 
@@ -190,23 +188,18 @@ def _tidy_few(place: str) -> bool:
     return True
 
 
-def write_mark(path: str, text: str) -> None:
-    """Say in a new file something of the directory around it, as of which log it is."""
+def write_mark(path: str, log_id: str) -> None:
+    """Say in a new file of which log the directory around it is."""
     with open(path, "x", encoding="ascii") as file:
-        file.write(f"{text}\n")
-
-
-def read_text(path: str) -> str:
-    """What such a file says; nothing when there is none."""
-    try:
-        with open(open_regular(path), "rb") as file:
-            return file.read(256).decode(errors="replace").strip()
-    except (OSError, NotAFileError):
-        return ""
+        file.write(f"{log_id}\n")
 
 
 def _read_mark(path: str) -> str | None:
-    text = read_text(path)
+    try:
+        with open(open_regular(path), "rb") as file:
+            text = file.read(256).decode(errors="replace").strip()
+    except (OSError, NotAFileError):
+        return None
     return text if is_log_id(text) else None
 
 

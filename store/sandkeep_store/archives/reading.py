@@ -136,8 +136,9 @@ class Names:
     def tell(self, names: Sequence[bytes]) -> None:
         """Have these names read, and nothing else. To be done once."""
         # A thread, as the program may want what it has read to be taken from it before it hears of more.
-        self._thread = threading.Thread(target=self._write, args=(names,), name="sandkeep-names")
-        self._thread.start()
+        thread = threading.Thread(target=self._write, args=(names,), name="sandkeep-names")
+        thread.start()
+        self._thread = thread
 
     def _write(self, names: Sequence[bytes]) -> None:
         with suppress(BrokenPipeError), self._pipe:  # it has ended, and said why
