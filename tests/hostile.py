@@ -208,7 +208,10 @@ def remains(state_dir: str, sandbox_id: str, uid: int) -> list[str]:
     found += [
         f"{place}/out/p/{name}" for name in os.listdir(f"{place}/out/p") if not _is_journal(f"{place}/out/p/{name}")
     ]
-    return found + [f"trash/{name}" for name in os.listdir(f"{state_dir}/trash")]
+    trash = [
+        name for name in os.listdir(f"{state_dir}/trash") if not name.startswith("probe-")
+    ]  # the daemon tries things
+    return found + [f"trash/{name}" for name in trash]
 
 
 def _is_journal(path: str) -> bool:

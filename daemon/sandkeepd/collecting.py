@@ -137,7 +137,7 @@ class Collection:
         removed: list[str] = []
         left: list[str] = []
         freed = 0
-        for root in STORAGE.roots("snapshot"):
+        for root in dict.fromkeys((*STORAGE.roots("snapshot"), STORAGE.state_root())):
             try:
                 store = await self._archives.in_thread(open_store, root)
                 orphans = await self._archives.in_thread(self._orphans, store)

@@ -5,6 +5,7 @@ be appended.
 """
 
 import json
+import posixpath
 from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
@@ -124,6 +125,8 @@ def create_snapshot(
         if sum(map(len, paths)) > MAX_PATHS_BYTES:
             words = f"{field}: the paths are longer than {MAX_PATHS_BYTES} bytes together: name directories above them"
             raise CallerError("invalid", words, field=field)
+    if any(posixpath.normpath(path) in (".", root) for path in command.exclude):
+        raise CallerError("invalid", "exclude: that leaves out everything: name what lies below it", field="exclude")
     return events.SnapshotCreateRequested(
         owner=sandbox.owner,
         kind="incremental" if command.incremental or command.parent_id else "full",

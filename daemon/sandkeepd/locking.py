@@ -181,13 +181,19 @@ class Locking:
         if name in locks and request.sees(locks[name].owner):
             return locks[name]
         named = [lock for lock in locks.values() if lock.name == name and request.sees(lock.owner)]
-        return max(named, key=lambda lock: (lock.status in ("held", "releasing"), lock.requested_us), default=None)
+        return max(named, key=_standing, default=None)
 
     def _known(self, request: Request[Any], lock_id: str) -> LockState:
         lock = self._core.state.locks.get(lock_id)
         if lock is None:
             raise _not_found(request.params.name, ", as what is known of it was archived")
         return lock
+
+
+def _standing(lock: LockState) -> tuple[bool, bool, bool, int]:
+    """Of several acquisitions of one name the largest is meant: one that is held, or waited for, or else was held."""
+    is_held = lock.status in ("held", "releasing")
+    return is_held, lock.status == "acquiring", lock.acquired_us is not None, lock.requested_us
 
 
 def _check_name(name: str) -> None:

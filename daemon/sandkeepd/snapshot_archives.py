@@ -96,6 +96,7 @@ class SnapshotArchives:
         its SDK, `not_supported`, before anything happens.
         """
         local = STORAGE.local_root()
+        DirectoryArchives(local).require_ours()
         roots = [STORAGE.require("snapshot", bucket=bucket)]
         require_sdk(roots[0])
         if roots[0] != local and local.where == "directory":

@@ -93,7 +93,7 @@ MEANINGS: Final[dict[str, str]] = {
     "secret_missing": "A secret that was not kept must be given again.",
     "merge_conflict": "Branches changed the same thing differently.",
     "host_changed": "The target changed since the branch was made.",
-    "snapshot_not_ready": "The snapshot is still being made.",
+    "snapshot_not_ready": "The snapshot is still being made, or there is no archive of it: it failed, or was deleted.",
     "not_supported": "This provider or machine cannot do it; the message says what is missing.",
     "not_configured": "A setting is missing; the message names it.",
     "provider_unavailable": "The provider does not answer or failed.",

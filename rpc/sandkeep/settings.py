@@ -123,7 +123,10 @@ def _snapshot_rule(text: str) -> SnapshotRule:
         if bound.strip().isdigit():
             count = int(bound)
         else:
-            age = parse_age(bound)
+            try:
+                age = parse_age(bound)
+            except ValueError:
+                raise ValueError("give rules such as 10,30d; or kind=nightly:7; or all") from None
     if count is not None and count < 1:
         raise ValueError("keep at least 1 snapshot of each sandbox")
     return SnapshotRule((key, value if equals else None) if colon else None, count, age)

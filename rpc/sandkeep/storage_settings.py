@@ -17,7 +17,7 @@ _REGION: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 def _bucket(text: str) -> str:
     if not _BUCKET.fullmatch(text) or ".." in text:
-        raise ValueError("give the name of a bucket alone, without gs:// or s3:// before it and no path after it")
+        raise ValueError("give a bucket's name as its service allows it, without gs:// or s3:// and without a path")
     return text
 
 

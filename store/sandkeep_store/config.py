@@ -126,6 +126,10 @@ class Storage:
         directory = rows.SNAPSHOT_DIR(self._environ)
         if directory is not None:
             return Root("directory", directory)
+        return self.state_root()
+
+    def state_root(self) -> Root:
+        """The place in the state directory, where archives may be left from before another was set."""
         return Root("state", os.path.join(settings.STATE_DIR(self._environ), "archives"))
 
     def roots(self, artifact: Artifact) -> tuple[Root, ...]:
@@ -160,10 +164,10 @@ class Storage:
             return Root("mount", mount)
         bucket = rows.LOCK_BUCKET(self._environ)
         if bucket is not None:
-            return Root("gcs", bucket)
+            return self._reachable(Root("gcs", bucket))
         bucket = rows.S3_BUCKET(self._environ)
         if bucket is not None:
-            return Root("s3", bucket)
+            return self._reachable(Root("s3", bucket))
         raise _unset("keep locks", rows.LOCK_BUCKET, rows.LOCK_MOUNT_PATH, rows.S3_BUCKET)
 
     def metadata_bucket(self) -> str:
@@ -187,7 +191,15 @@ class Storage:
         """
         if gcs_sandbox_id is not None:
             self.require_shared()
-        return self.root(artifact, shared=bucket or gcs_sandbox_id is not None)
+        return self._reachable(self.root(artifact, shared=bucket or gcs_sandbox_id is not None))
+
+    def _reachable(self, root: Root) -> Root:
+        """A root for which no setting is malformed that says how to reach it."""
+        if root.where == "s3":
+            self.s3()
+        elif root.where == "gcs":
+            self.gcs_emulator()
+        return root
 
     # -- how to reach a service ----------------------------------------------------------------------------------------
 

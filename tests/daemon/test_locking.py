@@ -205,12 +205,20 @@ async def test_who_waits_has_it_when_it_is_free(world: World, tmp_path: Path) ->
 async def test_who_waits_in_vain_is_told_so(world: World, tmp_path: Path) -> None:
     async with world.daemon(tmp_path) as daemon, trio.open_nursery() as nursery:
         other = world.other().acquire("box")
-        nursery.start_soon(refused, "lock_timeout", acquire(daemon, timeout_s=10))
+        errors: list[Any] = []
+
+        async def wait() -> None:
+            errors.append(await refused("lock_timeout", acquire(daemon, timeout_s=10)))
+
+        nursery.start_soon(wait)
         await world.pass_time(9)
         assert [lock.status for lock in daemon.core.state.locks.values()] == ["acquiring"]
         await refused("not_ready", daemon.call("lock.release", name="box"))
         await world.pass_time(2)
         await until(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["contended"])
+        await until(lambda: bool(errors))
+        assert "box" in errors[0].message
+        assert errors[0].message.endswith("and was not released within 10 s")
         other.renew()
 
 
@@ -288,6 +296,16 @@ async def test_a_late_release_by_id_does_not_take_a_later_lock_away(world: World
         second = await acquire(daemon)
         assert (await daemon.call("lock.release", name=first.lock_id)).status == "released"
         assert status(daemon, second.lock_id) == "held"
+
+
+async def test_the_name_is_that_of_the_lock_that_was_held(world: World, tmp_path: Path) -> None:
+    """And not of a later one that never was."""
+    async with world.daemon(tmp_path) as daemon:
+        held = await acquire(daemon)
+        await refused("lock_contended", acquire(daemon))
+        await daemon.call("lock.release", name="box")
+        assert (await daemon.call("lock.release", name="box")).lock_id == held.lock_id
+        assert (await daemon.call("lock.get", name="box")).status == "released"
 
 
 async def test_a_lock_is_its_owners(world: World, tmp_path: Path) -> None:

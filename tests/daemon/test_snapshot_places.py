@@ -159,3 +159,28 @@ def test_what_is_longer_than_the_archive_was_is_not_downloaded(
     error = refused("snapshot_corrupt", lambda: house.client.snapshot.restore(snapshot.snapshot_id))
     assert f"and not {snapshot.size_bytes}" in error.message
     assert [line for line in gcs.requests if "/download/" in line] == []
+
+
+@pytest.mark.parametrize("kind", ["a file", "open to all"])
+def test_a_directory_that_is_none_or_not_ours_is_told_before_anything_happens(
+    new_house: Callable[..., House], kind: str
+) -> None:
+    house = new_house(SANDBOX_SNAPSHOT_DIR="{root}/kept")
+    kept = Path(house.daemon.env["SANDBOX_SNAPSHOT_DIR"])
+    if kind == "a file":
+        kept.rmdir()
+        kept.write_text("mine")
+    else:
+        kept.chmod(0o777)
+    error = refused("not_configured", lambda: house.client.snapshot.create(house.box))
+    assert "SANDBOX_SNAPSHOT_DIR" in error.message
+    assert house.client.snapshot.list(all=True).snapshots == []
+
+
+@pytest.mark.parametrize("setting", ["SANDBOX_S3_USE_SSL", "SANDBOX_S3_ENDPOINT_URL", "SANDBOX_S3_REGION"])
+def test_a_service_that_is_wrongly_named_is_told_before_anything_happens(
+    new_house: Callable[..., House], setting: str
+) -> None:
+    house = new_house(SANDBOX_S3_BUCKET="shots", **{setting: "ftp://?"})
+    assert setting in refused("not_configured", lambda: house.client.snapshot.create(house.box)).message
+    assert house.client.snapshot.list(all=True).snapshots == []

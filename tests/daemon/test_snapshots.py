@@ -116,6 +116,16 @@ def _sha256(path: Path) -> str:
     return subprocess.run(["sha256sum", path], capture_output=True, check=True).stdout.split()[0].decode()
 
 
+def test_what_is_not_kept_as_it_was_is_counted(client: Any, box: str) -> None:
+    sh(client, box, "touch plain special; chmod 4755 special")
+    assert client.snapshot.create(box).remarks == {"set-uid": 1}
+
+
+@pytest.mark.parametrize("path", [".", "./", "/workspace", "/workspace/"])
+def test_not_everything_can_be_left_out(client: Any, box: str, path: str) -> None:
+    assert "everything" in refused("invalid", lambda: client.snapshot.create(box, exclude=[path])).message
+
+
 def test_only_what_is_asked_for_is_taken(client: Any, box: str) -> None:
     sh(client, box, "mkdir -p a/b c; echo 1 >a/1; echo 2 >a/b/2; echo 3 >c/3")
     snapshot = client.snapshot.create(box, include=["a", "/workspace/sub"], exclude=["a/b"])
@@ -248,6 +258,20 @@ def test_an_increment_over_the_image_alone(client: Any, box: str, image: str) ->
     assert tree(client, again) == before
     client.sandbox.terminate(again)
     client.snapshot.delete(on_top.snapshot_id)
+
+
+@pytest.mark.parametrize("name", [".wh.x", ".wh.", ".wh..wh..opq"])
+def test_that_something_is_gone_of_which_no_layer_can_say_so(client: Any, box: str, name: str) -> None:
+    sh(client, box, f"mkdir q; echo 1 >q/{name}")
+    client.snapshot.create(box)
+    sh(client, box, f"rm q/{name}")
+    for _ in range(2):
+        assert "full" in refused("invalid", lambda: client.snapshot.create(box, incremental=True)).message
+    full = client.snapshot.create(box)
+    sh(client, box, "echo 2 >q/two")
+    last = client.snapshot.create(box, incremental=True)
+    assert last.parent_id == full.snapshot_id
+    assert any(name.endswith("q/two") for name in names(exported(client, last.snapshot_id)))
 
 
 def test_a_deleted_parent_stays_as_long_as_something_builds_on_it(client: Any, box: str, shared_daemon: Any) -> None:

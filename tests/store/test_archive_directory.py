@@ -184,6 +184,11 @@ def test_a_mount_without_hard_links(base: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(StateError, match="is there already"), upload:
         upload.finish()
     assert [(stored.path, stored.size_bytes) for stored in store.objects()] == [("late", 7), (PATH, 5)]
+    with open(f"{base}/taken", "xb"):
+        pass  # by a writer that ended before it was there
+    store.write("taken", [b"at last"])
+    assert store.stat("taken").size_bytes == 7
+    store.delete("taken")
     assert os.listdir(f"{base}/.partial") == []
 
 

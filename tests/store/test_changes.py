@@ -149,7 +149,8 @@ def test_a_catalogue_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = str(tmp_path / "catalogue")
     changes.save(found, path)
     assert changes.load(path) == found
-    for damage in (b"", Path(path).read_bytes()[:-3]):
+    whole = Path(path).read_bytes()
+    for damage in (b"", whole[:-3], whole[:40] + bytes(4096), whole[:60] + bytes(8) + whole[68:]):
         Path(path).write_bytes(damage)
         with pytest.raises(SandkeepError, match="full snapshot"):
             changes.load(path)

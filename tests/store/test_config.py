@@ -183,6 +183,17 @@ def test_what_has_to_be_in_a_bucket_needs_one_without_being_shared() -> None:
 # -- how to reach a service -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("setting", ["SANDBOX_S3_USE_SSL", "SANDBOX_S3_ENDPOINT_URL", "SANDBOX_S3_REGION"])
+def test_how_to_reach_a_service_is_asked_with_where_something_goes(setting: str) -> None:
+    broken = Storage({**STATE, "SANDBOX_S3_BUCKET": "bkt", setting: "ftp://?"})
+    for ask in (lambda: broken.require("snapshot"), broken.lock_root):
+        with pytest.raises(SetupError, match=setting):
+            ask()
+    emulated = Storage({**STATE, **SHARED, "STORAGE_EMULATOR_HOST": "localhost"})
+    with pytest.raises(SetupError, match="STORAGE_EMULATOR_HOST"):
+        emulated.lock_root()
+
+
 def test_s3() -> None:
     with pytest.raises(SetupError, match="SANDBOX_S3_BUCKET"):
         Storage({}).s3()

@@ -20,6 +20,7 @@ from sandkeep.cli.options import (
 )
 from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
 from sandkeep.cli.progress import progress
+from sandkeep.methods import MAX_FORKS
 from sandkeep.model import Snapshot
 
 _STREAM = "-"
@@ -247,6 +248,8 @@ def restore(
     """
     if over and (sandbox_id or env or label):
         raise click.UsageError("--over takes a sandbox as it is: leave out --id, --env and --label")
+    if end_processes and not over:
+        raise click.UsageError("--end-processes ends what runs in the sandbox of --over: say which, or leave it out")
     with progress("restoring") as told, front.client() as client:
         if over:
             sandbox = client.sandbox.restore(
@@ -271,7 +274,7 @@ def promote(front: Frontend, snapshot: str, label: Any) -> None:
 
 @command(examples=["sandkeep fork $BOX", "for b in $(sandkeep fork $BOX --count 8); do sandkeep exec $b make; done"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="How many.")
+@click.option("--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="How many.")
 @secret_option
 @label_option
 @common()

@@ -85,16 +85,29 @@ class Beneath:
             os.makedirs(self.base, 0o700, exist_ok=True)
             sync_directory(os.path.dirname(self.base))
         base = os.open(self.base, _BASE)
-        found = os.fstat(base)
-        if self.is_ours and (found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022):
+        try:
+            self._check(os.fstat(base))
+        except BaseException:
             os.close(base)
-            raise SetupError(
-                "not_configured",
-                f"{self.base} can be written by others than the daemon's user, so archives are not safe there: "
-                "give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR",
-                setting="SANDBOX_SNAPSHOT_DIR",
-            )
+            raise
         return base
+
+    def require_ours(self) -> None:
+        """Raise `not_configured` for a directory that is not safe, if there is one."""
+        with suppress(OSError):  # whoever writes there is told what it is
+            self._check(os.stat(self.base))
+
+    def _check(self, found: os.stat_result) -> None:
+        if not self.is_ours:
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            why = "is no directory"
+        elif found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+            why = "can be written by others than the daemon's user, so archives are not safe there"
+        else:
+            return
+        words = f"{self.base} {why}: give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR"
+        raise SetupError("not_configured", words, setting="SANDBOX_SNAPSHOT_DIR")
 
 
 def _made(name: str, parent: int) -> int:

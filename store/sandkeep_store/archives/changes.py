@@ -161,13 +161,16 @@ def load(path: str) -> dict[bytes, Seen]:
             content = file.read()
     except OSError:
         content = b""
-    if not content.startswith(_MAGIC) or not content.endswith(b"\0\0"):
-        words = f"{path} does not tell any more what the archive holds that is to be built on: make a full snapshot"
-        raise DataError("snapshot_missing", words)
     found = {}
-    for line in content[len(_MAGIC) : -2].split(b"\0"):
-        kind, inode, changed, name = line.split(b" ", 3)
-        found[name] = Seen(kind, inode, changed)
+    try:
+        if not content.startswith(_MAGIC) or not content.endswith(b"\0\0"):
+            raise ValueError
+        for line in content[len(_MAGIC) : -2].split(b"\0"):
+            kind, inode, changed, name = line.split(b" ", 3)
+            found[name] = Seen(kind, inode, changed)
+    except ValueError:
+        words = f"{path} does not tell any more what the archive holds that is to be built on: make a full snapshot"
+        raise DataError("snapshot_missing", words) from None
     return found
 
 

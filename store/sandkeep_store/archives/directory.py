@@ -41,6 +41,10 @@ class DirectoryArchives(ArchiveStore):
         super().__init__(root)
         self.files = Beneath(root.base, is_ours=root.where != "mount")
 
+    def require_ours(self) -> None:
+        """Raise `not_configured` for a directory in which others can write, and for what is no directory."""
+        self.files.require_ours()
+
     def create(self, path: str) -> "DirectoryUpload":
         """An object to be written to directly, through its descriptor: for who makes an archive where it will stay."""
         return self._new(checked_path(path))
@@ -76,7 +80,8 @@ class DirectoryArchives(ArchiveStore):
         return self._new(path)
 
     def _new(self, path: str) -> "DirectoryUpload":
-        if self.generation_of(path) is not None:
+        found = self._found(path)
+        if found is not None and found.size_bytes:
             raise conflict(self.where(path))
         return DirectoryUpload(self, path)
 
@@ -196,7 +201,7 @@ class DirectoryUpload:
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
-                os.close(os.open(name, _NEW_FILE, 0o600, dir_fd=directory))
+                _take_name(name, directory)
                 os.rename(self._name, name, src_dir_fd=partial, dst_dir_fd=directory)
         return self._store.stat(self._path)
 
@@ -240,6 +245,15 @@ class DirectoryUpload:
             with suppress(FileNotFoundError):
                 os.unlink(self._name, dir_fd=partial)
             os.fsync(directory)
+
+
+def _take_name(name: str, directory: int) -> None:
+    """Where there are no links an empty file takes a name first. A writer that ends then leaves that: no archive."""
+    try:
+        os.close(os.open(name, _NEW_FILE, 0o600, dir_fd=directory))
+    except FileExistsError:
+        if os.stat(name, dir_fd=directory, follow_symlinks=False).st_size:
+            raise
 
 
 def stored(path: str, found: os.stat_result) -> Stored:

@@ -51,9 +51,8 @@ class Links:
         for name, place in self._names.items():
             if self._leads_out(name, self._targets[place]):
                 target = shown(self._targets[place])
-                raise corrupt(
-                    f"is not safe to extract: the symbolic link {shown(name)} leads out of it, to {target}", name
-                )
+                words = f"is not safe to extract: the symbolic link {shown(name)} leads to {target}, out of the archive"
+                raise corrupt(f"{words}: make it a relative one to something inside, or leave it out", name)
 
     def _leads_out(self, name: bytes, target: bytes) -> bool:
         """Whether following a link arrives above the top. What is not in the archive may be anything else but a link:

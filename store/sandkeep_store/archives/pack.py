@@ -24,6 +24,7 @@ from sandkeep_store.archives.tree import Source, Tree
 NO_LIMITS: Final = Limits(members=1 << 62, content_bytes=1 << 62, ratio=1 << 62, outward_symlinks=True)
 _MODE: Final = 0o1777
 """What is kept of a mode: who unpacks an archive by hand gets no set-uid file."""
+_NEVER: Final = 0o6000
 
 
 class Packed(Struct, frozen=True, kw_only=True):
@@ -82,6 +83,8 @@ def write(
     """Write an archive of all that a source has. `remarks` are the source's. See `pack`."""
     with making(output, codec, owner=owner, moved=moved) as archive:
         for member in source:
+            if member.mode & _NEVER and member.kind == "file":
+                remarks.add(member.name, "set-uid")
             archive.put(member, source.data())
     return archive.made(remarks)
 

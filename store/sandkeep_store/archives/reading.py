@@ -21,7 +21,16 @@ from sandkeep_store.archives import pipes
 from sandkeep_store.archives.members import shown
 
 What = Literal[
-    "socket", "device", "unknown", "other filesystem", "name too long", "changed", "shrank", "vanished", "kept out"
+    "socket",
+    "device",
+    "unknown",
+    "other filesystem",
+    "name too long",
+    "changed",
+    "shrank",
+    "vanished",
+    "kept out",
+    "set-uid",
 ]
 """Why something is not in an archive as it was: the first ones are left out altogether."""
 

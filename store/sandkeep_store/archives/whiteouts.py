@@ -6,6 +6,7 @@ away all that these have in ``dir``. Such names are of the layer, never of a fil
 
 from typing import Final
 
+from sandkeep.errors import CallerError
 from sandkeep_store.archives.members import Member, corrupt, shown
 
 PREFIX: Final = b".wh."
@@ -13,7 +14,10 @@ OPAQUE: Final = b".wh..wh..opq"
 
 
 def whiteout(name: bytes) -> bytes:
-    """The name by which a layer says that `name` is gone."""
+    """The name by which a layer says that `name` is gone. Raises `invalid` for one of which no layer can."""
+    if is_reserved(name):
+        words = f"{shown(name)} is gone, and no layer can say so of a name like that: make a full snapshot"
+        raise CallerError("invalid", words, member=shown(name)[1:-1])
     directory, slash, last = name.rpartition(b"/")
     return directory + slash + PREFIX + last
 
