@@ -495,6 +495,7 @@ def test_killed_again_and_again_under_load(daemon: Any, box: str) -> None:
     """Both clients execute, launch and write, the daemon is killed at odd moments: each is done once, and answered."""
     over = threading.Event()
     done: list[str] = []
+    unsure: list[str] = []
 
     def work(number: int) -> int:
         count = 0
@@ -516,11 +517,17 @@ def test_killed_again_and_again_under_load(daemon: Any, box: str) -> None:
             while not over.is_set():
                 word = f"t{number}-{count}"
                 process = await client.process.launch(box, "read -r l; echo $l >>count", name=word, stdin=True)
-                written = await client.process.write_stdin(box, word, data=f"{word}\n".encode(), eof=True)
+                count += 1
+                try:
+                    written = await client.process.write_stdin(box, word, data=f"{word}\n".encode(), eof=True)
+                except StateError as error:  # the daemon ended in the very moment of writing
+                    if "nobody knows how many it took" not in error.message:
+                        raise
+                    unsure.append(word)
+                    continue
                 assert written.written_bytes == len(word) + 1
                 assert (await client.process.wait(box, process.process_id)).exit_code == 0
                 done.append(word)
-                count += 1
             total += count
 
         async with sandkeep.connect(daemon.socket) as client, trio.open_nursery() as nursery:
@@ -543,5 +550,6 @@ def test_killed_again_and_again_under_load(daemon: Any, box: str) -> None:
     assert all(isinstance(count, int) and count for count in (*first, *second, *third)), (first, second, third)
     with daemon.connect() as client:
         found = client.sandbox.read_file(box, path="count").data.decode().split()
-        assert sorted(found) == sorted(done)
+        assert sorted(word for word in found if word not in unsure) == sorted(done)
+        assert len(found) == len(set(found))
         assert client.store.verify().problems == []

@@ -100,7 +100,9 @@ def test_other_programs_read_it(place: str, packed: Pack, codec: str, program: s
     os.mkdir(f"{place}/back")
     if program == "python":
         with tarfile.open(f"{place}/archive") as tar:
-            tar.extractall(f"{place}/back", filter="tar")
+            if hasattr(tarfile, "tar_filter"):  # since 3.11.4
+                tar.extraction_filter = tarfile.tar_filter
+            tar.extractall(f"{place}/back")
     else:
         subprocess.run([program, "-xpf", f"{place}/archive", "-C", f"{place}/back"], check=True)
     told, back = described(f"{place}/tree"), described(f"{place}/back")
