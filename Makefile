@@ -5,7 +5,7 @@ export VENV
 BIN := $(VENV)/bin
 
 # How many files of tests are run at a time; with 0, one after the other in one process.
-JOBS ?= 0
+JOBS ?= 2
 
 # Where `make install-units` puts what systemd reads, and where the daemon is that the units start.
 DESTDIR ?=
