@@ -1,7 +1,10 @@
-"""A daemon inside the test: the real parts, the fake provider that can be told to fail, and no socket."""
+"""A daemon inside the test: the real parts, the fake provider that can be told to fail, and no socket.
+
+It can have a real provider instead.
+"""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import trio
@@ -26,6 +29,9 @@ from sandkeepd.status import Software
 from sandkeepd.stream.access import Access
 from sandkeepd.stream.tokens import Tokens
 
+Opened = Callable[[str, str], AbstractAsyncContextManager[Any]]
+"""What opens a provider on a state directory, for the log of an id."""
+
 
 class Inside:
     """The parts, and `call`, which goes the way of a request behind the socket."""
@@ -35,10 +41,11 @@ class Inside:
     publishing: Publishing
 
     def __init__(
-        self, core: Core, fake: FakeProvider, parts: tuple[Images, Sandboxes, Processes], kept: Kept, dispatch: Any
+        self, core: Core, provider: Any, parts: tuple[Images, Sandboxes, Processes], kept: Kept, dispatch: Any
     ) -> None:
         self.core = core
-        self.fake = fake
+        self.provider = provider
+        self.fake: FakeProvider = provider  # unless it is another
         self.images, self.sandboxes, self.processes = parts
         self.reconciler = Reconciler(core, *parts, kept)
         self.kept = kept
@@ -56,21 +63,23 @@ class Inside:
         return [event.type for event in (await self.call("sandbox.history", sandbox_id=sandbox_id)).events]
 
     async def image(self, source: str, **call: Any) -> str:
-        """An image of a directory, on the fake provider."""
-        made = await self.call("image.create", source=source, provider="fake", **call)
+        """An image of a directory, on its provider."""
+        made = await self.call("image.create", source=source, provider=self.provider.name, **call)
         return str(made.image_id)
 
 
 @asynccontextmanager
-async def inside(state_dir: str, leases_of: Callable[[Core], Leases] = Leases) -> AsyncIterator[Inside]:
+async def inside(
+    state_dir: str, leases_of: Callable[[Core], Leases] = Leases, opened: Opened = open_fake
+) -> AsyncIterator[Inside]:
     """The parts of a daemon on a state directory, as `app.run` has them, but for servers and periodic tasks."""
     app.prepare_state_dir(state_dir)
     log = EventLog.open(f"{state_dir}/events.db")
     try:
         state, problems = app.fold(log, state_dir)
-        async with app.running_log(log), open_fake(state_dir, log.log_id) as fake, trio.open_nursery() as carriers:
+        async with app.running_log(log), opened(state_dir, log.log_id) as provider, trio.open_nursery() as carriers:
             files = MetadataFiles(f"{state_dir}/sandboxes", state, log.log_id)
-            core = Core(log, state, files, {"fake": fake}, carriers)
+            core = Core(log, state, files, {provider.name: provider}, carriers)
             core.problems += problems
             images = Images(core)
             sandboxes = Sandboxes(core, images)
@@ -78,9 +87,9 @@ async def inside(state_dir: str, leases_of: Callable[[Core], Leases] = Leases) -
             software = Software(core, state_dir, "", trio.Event())
             software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
-            kept, leases = Kept(core, images, sandboxes, state_dir), leases_of(core)
+            kept, leases = Kept(core, *parts, state_dir), leases_of(core)
             dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
-            made = Inside(core, fake, parts, kept, dispatch)
+            made = Inside(core, provider, parts, kept, dispatch)
             made.retention, made.leases = retention, leases
             kept.archives.fence = leases.fence
             made.publishing = Publishing(core, leases)

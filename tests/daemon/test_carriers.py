@@ -235,6 +235,40 @@ async def test_intents_without_an_outcome_are_undone_or_finished(state_dir: str,
         assert await daemon.fake.found() == ([], [image_id])
 
 
+async def test_what_a_client_begins_before_the_start_has_looked_is_not_undone(state_dir: str, source: str) -> None:
+    """A daemon serves before it has asked its providers what they have."""
+    half = events.ImageCreateRequested(owner="uid:0", provider="fake", kind="directory", source=source)
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        await recorded(daemon, NewEvent("img_earlier", half))
+    async with inside(state_dir) as daemon:
+        fork = events.SandboxForkRequested(sandbox_ids=["other"])
+        place = model.Place(where="directory", base=state_dir, path="half.tar", uri=f"{state_dir}/half.tar")
+        archive = events.SnapshotCreateRequested(owner="uid:0", kind="full", format="tar", places=[place])
+        await recorded(
+            daemon,
+            NewEvent("img_half", half),
+            NewEvent("half-made", asked(image_id), "half-made"),
+            NewEvent("snp_half", archive, "box"),
+            NewEvent("frk_half", fork, "box"),
+        )
+        begin = trio.Event()
+        begin.set()
+        await daemon.reconciler.run(begin)
+        state = daemon.core.state
+        assert (state.images["img_earlier"].status, state.images["img_half"].status) == ("failed", "creating")
+        assert (state.sandboxes["half-made"].status, state.snapshots["snp_half"].status) == ("creating", "creating")
+        assert state.forks["frk_half"].ended_us is None
+    async with inside(state_dir) as daemon:
+        await daemon.reconciler.run()
+        state = daemon.core.state
+        assert (state.images["img_half"].status, state.sandboxes["half-made"].status) == ("failed", "failed")
+        assert state.snapshots["snp_half"].status == "failed"
+        assert state.forks["frk_half"].ended_us is not None
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
 async def test_what_no_event_owns_is_removed(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)

@@ -54,7 +54,7 @@ def tell(client: Any, image: str, seed: int, rounds: int) -> None:
             snapshot = taken(client, box, incremental=way != "full")
             snapshots.append(snapshot)
             if way == "own":
-                client.sandbox.restore(box, snapshot)
+                client.sandbox.restore(box, snapshot_id=snapshot)
             elif way == "export":
                 made = client.snapshot.restore(imported(client, exported(client, snapshot)).snapshot_id).sandbox_id
             else:

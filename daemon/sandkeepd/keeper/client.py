@@ -14,7 +14,7 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
-from sandkeepd.keeper import fifo, files, journal, pipes, requests
+from sandkeepd.keeper import feeding, fifo, files, journal, pipes, requests
 from sandkeepd.keeper.following import Journals
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
 from sandkeepd.keeper.launching import Launcher
@@ -40,7 +40,8 @@ class KeeperInstance(Pausable):
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
 
     `directory` holds `in` and `out`. `input_owner` is the uid and gid that must be able to open a process's input;
-    `inside` is what the code inside calls `directory`, when that is not the same.
+    `inside` is what the code inside calls `directory`, when that is not the same. With `fed` the code inside can open
+    no FIFO of ours, and what it is to read comes as files that grow.
     """
 
     no_terminals: str | None = None
@@ -57,18 +58,22 @@ class KeeperInstance(Pausable):
         working_dir: str,
         input_owner: tuple[int, int] | None = None,
         inside: str | None = None,
+        fed: bool = False,
     ) -> None:
         self.sandbox_id = sandbox_id
         self.isolation = isolation
         self.handle = handle
         self._ending = Ending(kind="failed", message="it is gone")
-        self._place = Place(directory, inside, input_owner)
+        self._place = Place(directory, inside, input_owner, fed=fed)
         self._journals = Journals(self._place.out_dir, watcher)
         self._talk = Talk(sandbox_id, self._place, watcher, self._heard)
         self.pause = self._talk.pause
         self._launcher = Launcher(self._talk, self._place, self._journals, env=env, working_dir=working_dir)
-        self._helpers = Helpers(self, self._talk, self._place, self._launcher)
-        self._viewers = Viewers(self, self._talk, self._place, handle)
+        self._helpers = Helpers(self, self._talk, self._place, self._launcher, watcher)
+        self._viewers = self._make_viewers()
+
+    def _make_viewers(self) -> Viewers:
+        return Viewers(self, self._talk, self._place, self.handle)
 
     def _heard(self, answer: journal.Answer) -> None:
         self._viewers.heard(answer)
@@ -168,13 +173,17 @@ class KeeperInstance(Pausable):
         """See `Instance.write_stdin`."""
         process = self._talk.known(process_id)
         async with process.input_lock:
-            self._open_input(process_id, process)
-            taken = await fifo.write_all(lambda: process.input_fd, data, done, note)
+            if self._place.fed:
+                taken = await feeding.feed(self._talk, self._place, process_id, data, done, note)
+            else:
+                self._open_input(process_id, process)
+                taken = await fifo.write_all(lambda: process.input_fd, data, done, note)
             if taken < len(data):
                 raise StateError("not_ready", f"process {process_id} ended after {taken} bytes of input", taken=taken)
             if eof:
                 note(len(data) + 1, 0)  # the end counts as one more, and can be told twice
-                await self._talk.send(requests.request("eof", process_id))
+                end = requests.more(process_id, "stdin", over=True)
+                await self._talk.send(end if self._place.fed else requests.request("eof", process_id))
                 process.close_input()
                 self._place.remove_input(process_id)
         return taken
@@ -183,11 +192,7 @@ class KeeperInstance(Pausable):
         if process.exit is None and process.input_fd is None:
             process.input_fd = fifo.open_fifo(f"{self._place.in_dir}/{process_id}.stdin")
         if process.input_fd is None:
-            raise StateError(
-                "not_ready",
-                f"process {process_id} takes no input: it has none, or it was closed",
-                process_id=process_id,
-            )
+            raise feeding.no_input(process_id)
 
     def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Instance.read`."""

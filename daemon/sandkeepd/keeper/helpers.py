@@ -9,12 +9,13 @@ import trio
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
-from sandkeepd.keeper import pipes, requests
+from sandkeepd.keeper import feeding, pipes, requests
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S
 from sandkeepd.keeper.launching import Launcher
-from sandkeepd.keeper.place import Place
+from sandkeepd.keeper.place import Place, no_room
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import Talk
+from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.base import Instance, Launch
 
 HELPER_OUTPUT_BYTES: Final = 64 * 1024
@@ -41,7 +42,8 @@ async def outcome(instance: Instance, process_id: str, most_bytes: int) -> tuple
 class Helpers:
     """The helper commands of one sandbox, which are processes of `instance` as others are."""
 
-    def __init__(self, instance: Instance, talk: Talk, place: Place, launcher: Launcher) -> None:
+    def __init__(self, instance: Instance, talk: Talk, place: Place, launcher: Launcher, watcher: Watcher) -> None:
+        self._watcher = watcher
         self._instance = instance
         self._talk = talk
         self._place = place
@@ -65,6 +67,10 @@ class Helpers:
     ) -> AsyncIterator[pipes.Piped]:
         """See `Piping.run_piped`."""
         process_id = new_id(pipes.HELPER)
+        if self._place.fed:
+            async with self._fed(process_id, command, incoming=incoming, working_dir=working_dir) as fed:
+                yield fed
+            return
         piped: pipes.Piped | None = None
         try:
             with pipes.Ends(self._place.in_dir, process_id, self._place.input_owner) as ends:
@@ -77,6 +83,28 @@ class Helpers:
                     yield piped
                 finally:
                     piped.close()
+        finally:
+            if piped is None or not piped.left_alone or self._instance.exit_of(process_id):
+                await self._drop_in_time(process_id)
+
+    @asynccontextmanager
+    async def _fed(
+        self, process_id: str, command: Sequence[str], *, incoming: bool, working_dir: str | None
+    ) -> AsyncIterator[pipes.Piped]:
+        """The same where there can be no FIFOs."""
+        piped: feeding.FedPiped | None = None
+        try:
+            for end in (pipes.DATA, pipes.CONTROL) if incoming else (pipes.CONTROL,):
+                await self._place.write(process_id + end, b"")
+            launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
+            await self._launcher.launch(launch, "fed-in" if incoming else "fed-out")
+            async with feeding.piped(
+                self._instance, self._talk, self._place, self._watcher, process_id, incoming=incoming
+            ) as piped:
+                await self._hear_ready(piped)
+                yield piped
+        except OSError as error:
+            raise no_room(error) from None
         finally:
             if piped is None or not piped.left_alone or self._instance.exit_of(process_id):
                 await self._drop_in_time(process_id)

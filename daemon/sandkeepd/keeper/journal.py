@@ -32,14 +32,15 @@ MAX_ROUNDS: Final = MAX_BACKLOG_BYTES // MAX_WAKE_BYTES + 1
 _MOST_HOLES: Final = 3
 
 _ANSWER: Final = re.compile(
-    rb"^([A-Za-z0-9][A-Za-z0-9_-]{0,63}) (\+[0-9]{1,10}|~[0-9]{1,18}|1?[0-9]{1,2}|2[0-4][0-9]|25[0-5]|live|lost|none)$",
+    rb"^([A-Za-z0-9][A-Za-z0-9_-]{0,63}) "
+    rb"(\+[0-9]{1,10}|[~<][0-9]{1,18}|1?[0-9]{1,2}|2[0-4][0-9]|25[0-5]|live|lost|none)$",
     re.MULTILINE,
 )
 
 
 class Answer(NamedTuple):
-    """One line of the keeper's: `word` is ``+PID``, an exit code, ``live``, ``lost``, ``none``, or ``~N`` for a
-    numbered signal that was sent.
+    """One line of the keeper's: `word` is ``+PID``, an exit code, ``live``, ``lost``, ``none``, ``~N`` for a
+    numbered signal that was sent, or ``<N`` for a process that has been fed N bytes.
     """
 
     process_id: str

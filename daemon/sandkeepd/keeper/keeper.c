@@ -10,15 +10,24 @@
  *   run ID MODE MS [RECORD]  start a process, by the record or the one in IN/ID. What ends within MS milliseconds is told of
  *                   once, which spares the daemon from being woken twice. MODE is the kind of its standard input: none, file,
  *                   pipe; in or out: none, and IN/ID.data and IN/ID.control as descriptors 3 and 4; or tty: IN/ID is the
- *                   script of a shell then, `terminal.sh`, which speaks for itself
+ *                   script of a shell then, `terminal.sh`, which speaks for itself. Where the code inside cannot open a FIFO
+ *                   that is outside: fed, fed-in and fed-out for pipe, in and out
+ *   more ID WHAT    there is more in the file IN/ID.WHAT, stdin, data or control, by which a process is fed: it is put into a
+ *                   pipe of its own as that has room                end ID WHAT   no more will come there
  *   secret ID TEXT  NAME=VALUE for the process ID alone, with a NUL after it, or a piece of that; comes before its run
  *   share - TEXT    the same for every process that starts from now on
  *   kill ID SIGNAL [N]  signal the process's group, and say that it was N    eof ID   no more input will come
  *   check ID        say live, none, or how it ended     ask - ID...   say how these ended, if they did
+ *   stuck ID        tell a terminal's script that its process was killed and stays, where the daemon cannot tell it
  *   sweep -         have what the code inside has stopped go on
+ *   name ID NEW     from now on the process is called NEW, and its journals are; a terminal's script goes on to say ID
  *   pid ID PID.GROUP    from a terminal's script: started       done ID [CODE]   from one: its last line is written
  *
- * Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost", "ID ~N" signal N was sent.
+ * Where the code inside cannot open a FIFO that is outside, terminals have what only the inside sees: in the directory `tty`
+ * beside OUT, in memory, is a FIFO ID.told, made and removed here, and tmux's socket ID.tmux.
+ *
+ * Answers: "ID +PID" started, "ID CODE" ended, "ID none" not started, "ID live", "ID lost", "ID ~N" signal N was sent, "ID <N"
+ * it has been fed N bytes of its input or data.
  *
  * It needs no library and no shell: an image may have neither, what has to be linked takes longer to start than all else does,
  * and a shell forks twice for what is done here once. scripts/build-keeper makes keeper.x86_64 and keeper.aarch64 of this,
@@ -27,18 +36,21 @@
 
 typedef unsigned long word;
 
-enum { NOENT = -2, INTR = -4, NOEXEC = -8, ACCES = -13, NOTDIR = -20 }; /* what the kernel answers */
+enum { NOENT = -2, INTR = -4, AGAIN = -11, ISDIR = -21, NOTSUP = -95, NOEXEC = -8, ACCES = -13, NOTDIR = -20 }; /* what the kernel answers */
 enum { RDONLY = 0, WRONLY = 1, RDWR = 2, CREAT = 0100, TRUNC = 01000, APPEND = 02000, NONBLOCK = 04000, CLOEXEC = 02000000, HERE = -100 };
-enum { SIGINT = 2, SIGKILL = 9, SIGCHLD = 17, SIGCONT = 18, SIGXFSZ = 25, SIGNALS = 64 };
+enum { SIGINT = 2, SIGKILL = 9, SIGPIPE = 13, SIGCHLD = 17, SIGCONT = 18, SIGXFSZ = 25, SIGNALS = 64 };
 enum { FSIZE = 1, CORE = 4, NPROC = 6, NOFILE = 7, AS = 9, LIMITS = 10 };
-enum { BLOCK = 0, SETMASK = 2, NOHANG = 1, MONOTONIC = 1, DUP_CLOEXEC = 1030, READABLE = 1, SEEK_TO_END = 2, FOLLOW = 0x400 };
+enum { BLOCK = 0, SETMASK = 2, NOHANG = 1, MONOTONIC = 1, DUP_CLOEXEC = 1030, READABLE = 1, WRITABLE = 4, SEEK_TO_END = 2, FOLLOW = 0x400 };
 enum { PATH_BYTES = 4096, LINE_BYTES = 256, REQUEST_BYTES = 65536, ID_BYTES = 65, REMEMBERED = 512, FIRST_ROOM = 65536 };
+enum { FIFO = 010000 }; /* a kind of file */
 enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125 };
+enum { FEEDS = 16, AT_ONCE = 32 }; /* the first descriptor that none of those is which a program begins with */
 
 #if defined(__x86_64__)
 enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, CLONE = 56,
        EXECVE = 59, EXIT = 60, WAIT4 = 61, KILL = 62, FCNTL = 72, CHDIR = 80, UMASK = 95, SETSID = 112, CLOCK_GETTIME = 228,
-       OPENAT = 257, LINKAT = 265, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302, NOFOLLOW = 0400000, NAMELESS = 020200000 };
+       OPENAT = 257, LINKAT = 265, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302,
+       PIPE2 = 293, MKNODAT = 259, UNLINKAT = 263, RENAMEAT = 264, NOFOLLOW = 0400000, NAMELESS = 020200000 };
 
 static long call(long number, long first, long second, long third, long fourth, long fifth) {
 	register long r10 __asm__("r10") = fourth;
@@ -54,7 +66,7 @@ static long call(long number, long first, long second, long third, long fourth, 
 
 __asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall begin\n");
 #elif defined(__aarch64__)
-enum { DUP3 = 24, FCNTL = 25, LINKAT = 37, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
+enum { DUP3 = 24, FCNTL = 25, MKNODAT = 33, UNLINKAT = 35, LINKAT = 37, RENAMEAT = 38, PIPE2 = 59, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
        SIGNALFD = 74, EXIT = 93, CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SETSID = 157,
        UMASK = 166, MREMAP = 216, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
        NAMELESS = 020040000 };
@@ -354,7 +366,8 @@ static void be(char **words, char **there) {
 /* What is known of the processes that run, and of the last that ended */
 
 struct process {
-	char id[ID_BYTES], announced, terminal, doomed, gone;
+	char id[ID_BYTES], was[ID_BYTES]; /* what its terminal's script calls it */
+	char announced, terminal, doomed, gone;
 	int pid, group; /* 0 while it is not known; a group of its own has the number of its process */
 	int script;     /* the process of a terminal's script */
 	int input;      /* holds a FIFO open: the daemon's death must not look like the end of the input */
@@ -370,6 +383,8 @@ static struct store table; /* of processes */
 static long running, unannounced, departed;
 static struct ended ended[REMEMBERED];
 static long ends;
+static struct store feeds; /* of what processes are fed */
+static long fed;
 static struct store shared, mine; /* secrets */
 static char whose[ID_BYTES];
 static char *in, *out, **inherited;
@@ -382,6 +397,14 @@ static struct process *process(long number) { return (struct process *)table.byt
 static struct process *find(const char *id) {
 	for (long i = 0; i < running; i++)
 		if (same(process(i)->id, id))
+			return process(i);
+	return 0;
+}
+
+/* The one whose terminal's script calls it so. */
+static struct process *find_terminal(const char *was) {
+	for (long i = 0; i < running; i++)
+		if (process(i)->terminal && same(process(i)->was, was))
 			return process(i);
 	return 0;
 }
@@ -436,8 +459,18 @@ static void recall(const char *id) {
 	tell(id, " none", -1);
 }
 
+static void end_feeds(const char *id);
+static void remove_hidden(const char *id, const char *end);
+
 static void forget(struct process *found) {
 	shut(found->input);
+	if (fed)
+		end_feeds(found->id);
+	if (found->terminal) {
+		remove_hidden(found->was, ".told");
+		remove_hidden(found->was, ".tmux");
+		remove_hidden(found->id, ".tmux");
+	}
 	unannounced -= !found->announced;
 	struct process *last = process(--running);
 	if (found != last)
@@ -467,13 +500,27 @@ static char *path_of(char *into, const char *directory, const char *id, const ch
 	return into;
 }
 
+/* The path of a file of its terminal's that only the inside sees, if there are such. */
+static char *hidden_path(char *into, const char *id, const char *end) {
+	char directory[PATH_BYTES];
+	return path_of(into, path_of(directory, out, "..", "/tty"), id, end);
+}
+
+static void remove_hidden(const char *id, const char *end) {
+	char path[2 * PATH_BYTES];
+	call(UNLINKAT, HERE, (long)hidden_path(path, id, end), 0, 0, 0);
+}
+
 /* Making a file takes a file system longer than giving one a name, so two are made before they are needed. */
 static void make_spares(void) {
+	static int none;
 	char directory[PATH_BYTES];
 	path_of(directory, out, "p", "");
-	for (int i = 0; i < 2; i++)
-		if (spares[i] < 0)
+	for (int i = 0; i < 2 && !none; i++)
+		if (spares[i] < 0) {
 			spares[i] = open_at(directory, WRONLY | NAMELESS);
+			none = spares[i] == NOTSUP || spares[i] == ISDIR;
+		}
 }
 
 /* Give a spare its name. It gets none without /proc, or where something is in its place. */
@@ -589,7 +636,18 @@ static void limit(long resource, word most) {
 	call(PRLIMIT, 0, resource, (long)both, 0, 0);
 }
 
-static void become_process(const char *id, const char *mode, char *record, char *end, long input, long stdout, long stderr) {
+/* As the descriptors 3 and 4. Both are closed when a program begins; what is put is not. */
+static void put_both(long third, long fourth) {
+	third = call(FCNTL, third, DUP_CLOEXEC, FEEDS, 0, 0);
+	fourth = call(FCNTL, fourth, DUP_CLOEXEC, FEEDS, 0, 0);
+	if (third < 0 || fourth < 0)
+		leave(CALLED_WRONGLY);
+	put(third, 3);
+	put(fourth, 4);
+}
+
+static void become_process(const char *id, const char *mode, char *record, char *end, long input, long stdout, long stderr,
+                           long data, long control) {
 	char path[2 * PATH_BYTES];
 	word none = 0;
 	call(SETSID, 0, 0, 0, 0, 0);
@@ -615,6 +673,8 @@ static void become_process(const char *id, const char *mode, char *record, char 
 		open_end(path, id, ".data", mode[0] == 'i' ? RDONLY : WRONLY, 3);
 		open_end(path, id, ".control", RDONLY, 4);
 	}
+	if (control >= 0)
+		put_both(data, control);
 	follow(record, end);
 }
 
@@ -630,35 +690,137 @@ static void forget_secrets(void) {
 	mine.used = mine.broken = whose[0] = 0;
 }
 
+/* Files outside that grow, each put into a pipe of its process's as that takes it */
+
+struct feed {
+	char id[ID_BYTES], what; /* s for its input, d for its data, c for what controls it */
+	char more, over, full;   /* there may be more in the file; that will be all; the pipe has no room */
+	int file, pipe;
+	long fed;
+};
+
+static struct feed *feed(long number) { return (struct feed *)feeds.bytes + number; }
+
+/* Answers the process's end of the pipe; -1 when there is none to be had. */
+static long begin_feed(char *path, const char *id, const char *end) {
+	int both[2];
+	feeds.used = fed * sizeof(struct feed);
+	long file = open_at(path_of(path, in, id, end), RDONLY);
+	if (file < 0 || !make_room(&feeds, sizeof(struct feed)) || call(PIPE2, (long)both, CLOEXEC, 0, 0, 0) < 0) {
+		shut(file);
+		return -1;
+	}
+	call(FCNTL, both[1], 4, NONBLOCK, 0, 0);
+	struct feed *made = feed(fed++);
+	copy(made->id, id, length(id) + 1);
+	made->what = end[1];
+	made->more = 1;
+	made->over = made->full = 0;
+	made->file = (int)file;
+	made->pipe = both[1];
+	made->fed = 0;
+	return both[0];
+}
+
+static void end_feed(struct feed *found) {
+	struct feed *last = feed(--fed);
+	shut(found->file);
+	shut(found->pipe);
+	if (found != last)
+		copy(found, last, sizeof *last);
+}
+
+static void end_feeds(const char *id) {
+	for (long i = fed; i-- > 0;)
+		if (same(feed(i)->id, id))
+			end_feed(feed(i));
+}
+
+/* Put into the pipe what it takes of what there is, and tell how much that is by now, if it has changed or was asked. */
+static void pump(struct feed *found, int asked) {
+	static char piece[FIRST_ROOM];
+	long before = found->fed;
+	found->full = 0;
+	while (found->more) {
+		long bytes = call(READ, found->file, (long)piece, sizeof piece, 0, 0);
+		if (bytes <= 0) {
+			found->more = 0;
+			break;
+		}
+		long taken = call(WRITE, found->pipe, (long)piece, bytes, 0, 0);
+		if (taken < 0 && taken != AGAIN && taken != INTR) {
+			end_feed(found); /* nobody reads it any more */
+			return;
+		}
+		found->fed += taken > 0 ? taken : 0;
+		if (taken < bytes) {
+			call(LSEEK, found->file, found->fed, 0, 0, 0);
+			found->full = 1;
+			break;
+		}
+	}
+	if ((asked || found->fed != before) && found->what != 'c')
+		tell(found->id, " <", found->fed);
+	if (!found->more && found->over)
+		end_feed(found);
+}
+
+static void take_more(const char *id, const char *what, int over) {
+	for (long i = fed; i-- > 0;) {
+		struct feed *found = feed(i);
+		if (found->what == *what && same(found->id, id)) {
+			found->more = 1;
+			found->over |= over;
+			pump(found, 1);
+		}
+	}
+}
+
 static void start(const char *id, const char *mode, long quick, char *record, char *end) {
 	char path[2 * PATH_BYTES];
 	long stdout = open_journal(path, id, ".stdout", &spares[0]), stderr = open_journal(path, id, ".stderr", &spares[1]);
-	long hold = -1, input = nothing;
+	long hold = -1, input = nothing, data = -1, control = -1, none = -1;
+	if (same(mode, "fed"))
+		input = begin_feed(path, id, ".stdin");
+	if (same(mode, "fed-in"))
+		data = begin_feed(path, id, ".data");
+	if (same(mode, "fed-out"))
+		data = open_journal(path, id, ".data", &none);
+	if (starts(mode, "fed-"))
+		control = begin_feed(path, id, ".control");
 	if (same(mode, "pipe"))
 		hold = open_at(path_of(path, in, id, ".stdin"), RDWR);
 	if (same(mode, "pipe") || same(mode, "file"))
 		input = open_at(path_of(path, in, id, ".stdin"), RDONLY);
+	if (same(mode, "tty"))
+		call(MKNODAT, HERE, (long)hidden_path(path, id, ".told"), FIFO | 0600, 0, 0);
 	int own = same(whose, id); /* others may ask for theirs in between */
 	int ready = input >= 0 && stdout >= 0 && stderr >= 0 && whole(&shared) && (!own || whole(&mine));
+	if (starts(mode, "fed-") && (data < 0 || control < 0))
+		ready = 0;
 	table.used = running * sizeof(struct process);
 	long pid = ready && make_room(&table, sizeof(struct process)) ? call(CLONE, SIGCHLD, 0, 0, 0, 0) : -1;
 	if (pid == 0) {
 		if (!own)
 			mine.used = 0;
-		become_process(id, mode, record, end, input, stdout, stderr);
+		become_process(id, mode, record, end, input, stdout, stderr, data, control);
 	}
 	if (own)
 		forget_secrets();
 	shut(input == nothing ? -1 : input);
 	shut(stdout);
 	shut(stderr);
+	shut(data);
+	shut(control);
 	if (pid < 0) {
 		shut(hold);
+		end_feeds(id);
 		tell(id, " none", -1);
 		return;
 	}
 	struct process *made = process(running++);
 	copy(made->id, id, length(id) + 1);
+	copy(made->was, id, length(id) + 1);
 	made->terminal = same(mode, "tty");
 	made->announced = made->terminal;
 	made->doomed = made->gone = 0;
@@ -790,6 +952,32 @@ static void take_kill(const char *id, char *rest) {
 	go_on(found);
 }
 
+/* Its journals are called by its name; a terminal's socket is known by both. */
+static void rename_process(struct process *found, const char *name) {
+	static const char *const ends[] = {".stdout", ".stderr", ".data"};
+	char directory[PATH_BYTES], from[2 * PATH_BYTES], to[2 * PATH_BYTES];
+	path_of(directory, out, "p", "");
+	for (int i = 0; i < 3; i++)
+		call(RENAMEAT, HERE, (long)path_of(from, directory, found->id, ends[i]), HERE, (long)path_of(to, directory, name, ends[i]), 0);
+	if (found->terminal)
+		call(LINKAT, HERE, (long)hidden_path(from, found->was, ".tmux"), HERE, (long)hidden_path(to, name, ".tmux"), 0);
+	if (found->terminal && !same(found->id, found->was))
+		remove_hidden(found->id, ".tmux");
+	for (long i = 0; i < fed; i++)
+		if (same(feed(i)->id, found->id))
+			copy(feed(i)->id, name, length(name) + 1);
+	copy(found->id, name, length(name) + 1);
+}
+
+/* Its script knows what is to be done. */
+static void tell_stuck(const struct process *found) {
+	char path[2 * PATH_BYTES];
+	long told = open_at(hidden_path(path, found->was, ".told"), WRONLY | NONBLOCK | NOFOLLOW);
+	if (told >= 0)
+		call(WRITE, told, (long)"stuck\n", 6, 0, 0);
+	shut(told);
+}
+
 static void take_secret(const char *id, char *text, char *end) {
 	if (!same(whose, id)) {
 		forget_secrets();
@@ -826,12 +1014,20 @@ static void take(char *rest, char *end) {
 	} else if (same(verb, "sweep")) {
 		for (long i = 0; i < running; i++)
 			go_on(process(i));
+	} else if (same(verb, "more") || same(verb, "end")) {
+		take_more(id, rest, *verb == 'e');
+	} else if (same(verb, "name") && found && is_id(rest) && !find(rest)) {
+		rename_process(found, rest);
+	} else if (same(verb, "stuck") && found && found->terminal) {
+		tell_stuck(found);
 	} else if (same(verb, "eof") && found) {
 		shut(found->input);
 		found->input = -1;
-	} else if (same(verb, "pid") && found && found->terminal) {
+	} else if (same(verb, "pid") && (found = find_terminal(id))) {
 		take_pid(found, rest);
-	} else if (same(verb, "done") && found && found->terminal) {
+	} else if (same(verb, "done") && (found = find_terminal(id))) {
+		if (!same(found->id, found->was) && *rest >= '0' && *rest <= '9')
+			tell(found->id, " ", number_of(rest)); /* what its script has told bears another name */
 		if (*rest >= '0' && *rest <= '9')
 			note(found, (int)number_of(rest));
 		forget(found);
@@ -889,13 +1085,33 @@ struct polled {
 	short wanted, found;
 };
 
+/* Those whose pipes have no room are waited for, a few at a time. */
+static long poll_feeds(struct polled *polled) {
+	long count = 0;
+	for (long i = 0; i < fed && count < AT_ONCE; i++)
+		if (feed(i)->full)
+			polled[count++] = (struct polled){feed(i)->pipe, WRITABLE, 0};
+	return count;
+}
+
+static void pump_those(const struct polled *polled, long count) {
+	for (long n = 0; n < count; n++)
+		for (long i = fed; polled[n].found && i-- > 0;)
+			if (feed(i)->pipe == polled[n].descriptor) {
+				pump(feed(i), 0);
+				break;
+			}
+}
+
 static void serve(void) {
 	char told[128];
 	for (;;) {
 		long wait = departed ? 0 : tell_of_late();
 		long time[2] = {wait / 1000, wait % 1000 * 1000000};
-		struct polled polled[2] = {{requests, READABLE, 0}, {signals, READABLE, 0}};
-		call(PPOLL, (long)polled, 2, wait < 0 ? 0 : (long)time, 0, 8);
+		struct polled polled[2 + AT_ONCE] = {{requests, READABLE, 0}, {signals, READABLE, 0}};
+		long full = poll_feeds(polled + 2);
+		call(PPOLL, (long)polled, 2 + full, wait < 0 ? 0 : (long)time, 0, 8);
+		pump_those(polled + 2, full);
 		if (polled[0].found)
 			take_requests();
 		else if (departed)
@@ -956,7 +1172,7 @@ static void open_all(int by_name) {
 
 static void keep_sandbox(char **words, int by_name) {
 	word child = 1UL << (SIGCHLD - 1);
-	word kept = child | 1UL << (SIGINT - 1) | 1UL << (SIGXFSZ - 1);
+	word kept = child | 1UL << (SIGINT - 1) | 1UL << (SIGXFSZ - 1) | 1UL << (SIGPIPE - 1);
 	in = words[0];
 	out = words[1];
 	if (length(in) + ID_BYTES + 16 > PATH_BYTES || length(out) + ID_BYTES + 16 > PATH_BYTES)

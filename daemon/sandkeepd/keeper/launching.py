@@ -40,7 +40,7 @@ class Launcher:
         if process_id in self._talk.processes or self._place.was_started(process_id):
             raise _started_before(process_id)
         secrets = list(requests.secret_requests(process_id, launch.secrets))
-        request = await self._write(process_id, launch, mode or _mode(launch))
+        request = await self._write(process_id, launch, mode or _mode(launch, fed=self._place.fed))
         failpoints.reach("launch.written")
         await my_turn()
         process = self._talk.processes[process_id] = Known()
@@ -65,7 +65,7 @@ class Launcher:
         """Write what the process needs; answer what the keeper is to be asked."""
         env = {name: value for name, value in {**self._env, **launch.env}.items() if name not in launch.secrets}
         where = launch.working_dir or self._working_dir
-        quick = program.QUICK_MS if launch.quick else 0
+        quick = (program.FED_QUICK_MS if self._place.fed else program.QUICK_MS) if launch.quick else 0
         try:
             if launch.terminal:
                 await self._write_terminal(process_id, launch.terminal, launch.command, env, where)
@@ -73,7 +73,7 @@ class Launcher:
             record = requests.record(launch.command, {"PWD": where, **env}, where)
             line = None if _leaves_traces(process_id) else requests.run_by(record, process_id, mode, quick)
             if launch.stdin is True:
-                await self._place.make_fifo(f"{process_id}.stdin")
+                await self._place.make_input(process_id)
             elif isinstance(launch.stdin, bytes):
                 await self._place.write(f"{process_id}.stdin", launch.stdin)
             if line is not None:
@@ -92,10 +92,11 @@ class Launcher:
         """Write what starts a process in a terminal, which belongs to a session of its own already."""
         leader = program.resetting(f"{self._place.inside}/in")
         begin = requests.script(leader, command, env, working_dir, terminal.BEGIN)
-        await self._place.make_fifo(f"{process_id}.told")
+        if not self._place.fed:
+            await self._place.make_fifo(f"{process_id}.told")
         await self._place.write(f"{process_id}.program", begin)
         await self._place.write(f"{process_id}.pane", terminal.PANE)
-        await self._place.write(process_id, terminal.script(self._place.inside, process_id, wanted))
+        await self._place.write(process_id, terminal.script(self._place.inside, self._place.hidden, process_id, wanted))
 
 
 def _leaves_traces(process_id: str) -> bool:
@@ -107,8 +108,9 @@ def _started_before(process_id: str) -> SandkeepError:
     return StateError("conflict", f"process {process_id} was started before: use another id", process_id=process_id)
 
 
-def _mode(launch: Launch) -> str:
+def _mode(launch: Launch, *, fed: bool) -> str:
     """What the keeper calls the kind of input that a process has."""
     if launch.terminal:
         return "tty"
-    return {None: "none", False: "none", True: "pipe"}.get(launch.stdin, "file")  # type: ignore[arg-type]
+    pipe = "fed" if fed else "pipe"
+    return {None: "none", False: "none", True: pipe}.get(launch.stdin, "file")  # type: ignore[arg-type]

@@ -47,6 +47,7 @@ class Pausable:
     """The part of `Pausing` that tells of a state: for those whose `pause` the provider sets."""
 
     pause: Pause
+    no_pauses: str | None = None
 
     def is_paused(self) -> bool:
         """See `Pausing.is_paused`."""

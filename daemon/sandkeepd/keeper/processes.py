@@ -33,6 +33,8 @@ class Known:
         self.answer: str | None = None
         self.orders: dict[int, None] = {}
         self.input_fd: int | None = None
+        self.fed = 0
+        """How much of its input it was fed, where that is done by a file."""
         self.input_lock = trio.Lock()
         self.ended = trio.Event()
         self.news = trio.Event()
@@ -51,6 +53,8 @@ class Known:
             return
         if word.startswith("~"):
             self.note_order(int(word[1:]))
+        elif word.startswith("<"):
+            self.fed = max(self.fed, int(word[1:]))
         elif word.startswith("+"):
             self.pid = self.pid or int(word)
         elif word.isdigit():
@@ -99,7 +103,7 @@ class Earlier:
 
     def remember(self, answer: Answer) -> None:
         """Keep an answer, within bounds."""
-        if answer.word == "live":  # said of what ran when an earlier daemon asked; it takes no place from how it ended
+        if answer.word == "live" or answer.word.startswith("<"):  # what can be asked again takes no place from an end
             return
         if self._count >= MAX_WORDS_IN_ALL:
             return

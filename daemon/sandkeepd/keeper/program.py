@@ -14,7 +14,14 @@ NAME: Final = ".keeper"
 QUICK_MS: Final = 20
 """How long the start of a process that is expected to end soon may wait for its end, so that both are told at once."""
 
+STATX_NAME: Final = ".statx.so"
+"""What ``statx.c`` is called there, in gVisor sandboxes."""
+
+FED_QUICK_MS: Final = 100
+"""The same where each step of a process takes longer, as each of its system calls does."""
+
 _PROGRAM: Final = os.path.join(os.path.dirname(__file__), f"keeper.{os.uname().machine}")
+_STATX: Final = os.path.join(os.path.dirname(__file__), f"statx.{os.uname().machine}")
 
 
 def why_missing() -> str | None:
@@ -29,6 +36,13 @@ def install(in_dir: str) -> None:
     """Put it into `in`. Raises OSError."""
     with open(_PROGRAM, "rb") as program:
         put_program(f"{in_dir}/{NAME}", program.read())
+
+
+def install_statx(in_dir: str) -> None:
+    """Put into `in` what programs in gVisor sandboxes are started with, if there is one. Raises OSError."""
+    if os.path.exists(_STATX):
+        with open(_STATX, "rb") as library:
+            put_program(f"{in_dir}/{STATX_NAME}", library.read())
 
 
 def put_program(path: str, program: bytes) -> None:

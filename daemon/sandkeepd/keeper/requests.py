@@ -132,3 +132,15 @@ def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
         line = (line or b"ask -") + word
     if line:
         yield line + b"\n"
+
+
+def more(process_id: str, what: str, *, over: bool = False) -> bytes:
+    """The request that says that a process can be fed more from its file ``stdin``, ``data`` or ``control``; or, with
+    what is there, for the last time.
+    """
+    return request("end" if over else "more", process_id, what)
+
+
+def name(process_id: str, new: str) -> bytes:
+    """The request that gives a process another id, by which its journals are called, too."""
+    return request("name", process_id, check_process_id(new))

@@ -48,38 +48,45 @@ def is_viewer(process_id: str) -> bool:
     return process_id.startswith(VIEWER + "_")
 
 
-def script(inside: str, process_id: str, terminal: Terminal) -> bytes:
-    """The script that gives a process a terminal. `inside` is where the sandbox sees `in` and `out`."""
+def script(inside: str, hidden: str, process_id: str, terminal: Terminal) -> bytes:
+    """The script that gives a process a terminal. `inside` is where the sandbox sees `in` and `out`; for `hidden` see
+    `Place`.
+    """
     journals = f"{inside}/out/p"
+    sockets = journals if hidden == "in" else f"{inside}/{hidden}"
     words = [
         process_id, f"{inside}/in/{process_id}", f"{journals}/{process_id}", str(terminal.rows), str(terminal.cols),
-        terminal.session, socket(journals, process_id),
+        terminal.session, socket(sockets, process_id), hidden,
     ]  # fmt: skip
     return b"set -- " + b" ".join(requests.quote(os.fsencode(word)) for word in words) + b"\n" + _TERMINAL
 
 
-def socket(journals: str, process_id: str) -> str:
-    """Where a process's tmux server listens, as its clients name it once they are in `journals`."""
-    path = f"{journals}/{process_id}.tmux"
+def socket(sockets: str, process_id: str) -> str:
+    """Where a process's tmux server listens, as its clients name it once they are in the directory of the journals.
+    `sockets` is where sockets lie: there, or where only the inside sees them, by a short path.
+    """
+    path = f"{sockets}/{process_id}.tmux"
     return path if len(os.fsencode(path)) <= MAX_SOCKET_BYTES else f"./{process_id}.tmux"
 
 
-def viewer(journals: str, process_id: str, number: int, term: str, *, read_only: bool) -> list[str]:
-    """The command, to be run in `journals`, that shows a process's terminal on the sandbox's terminal `number`."""
-    words = [socket(journals, process_id), f"/dev/pts/{number}", term, "-r" if read_only else ""]
-    return ["sh", "-c", _VIEWER, *words]
+def viewer(sockets: str, process_id: str, number: int | None, term: str, *, read_only: bool) -> list[str]:
+    """The command, to be run among the journals, that shows a process's terminal on the sandbox's terminal `number`, or
+    on the one that it is started on.
+    """
+    place = "" if number is None else f"/dev/pts/{number}"
+    return ["sh", "-c", _VIEWER, socket(sockets, process_id), place, term, "-r" if read_only else ""]
 
 
-def resize(journals: str, process_id: str, rows: int, cols: int) -> list[str]:
-    """The command, to be run in `journals`, that gives a terminal a size; the next viewer may change it."""
+def resize(sockets: str, process_id: str, rows: int, cols: int) -> list[str]:
+    """The command, to be run among the journals, that gives a terminal a size; the next viewer may change it."""
     size = ["resize-window", "-t", "$0:", "-x", str(cols), "-y", str(rows)]
-    return _tmux(journals, process_id, *size, ";", "set-option", "-wq", "-t", "$0:", "window-size", "latest")
+    return _tmux(sockets, process_id, *size, ";", "set-option", "-wq", "-t", "$0:", "window-size", "latest")
 
 
-def typing(journals: str, process_id: str, buffer: str) -> list[str]:
-    """The command, to be run in `journals`, that types its input into a terminal, every byte as it is."""
+def typing(sockets: str, process_id: str, buffer: str) -> list[str]:
+    """The command, to be run among the journals, that types its input into a terminal, every byte as it is."""
     load = ["load-buffer", "-b", buffer, "-"]
-    return _tmux(journals, process_id, *load, ";", "paste-buffer", "-d", "-r", "-b", buffer, "-t", "%0")
+    return _tmux(sockets, process_id, *load, ";", "paste-buffer", "-d", "-r", "-b", buffer, "-t", "%0")
 
 
 def typed(data: bytes, *, eof: bool) -> bytes:
@@ -89,8 +96,8 @@ def typed(data: bytes, *, eof: bool) -> bytes:
     return data + END_OF_FILE * (2 if data and not data.endswith(b"\n") else 1)
 
 
-def _tmux(journals: str, process_id: str, *words: str) -> list[str]:
-    return ["tmux", "-u", "-S", socket(journals, process_id), *words]
+def _tmux(sockets: str, process_id: str, *words: str) -> list[str]:
+    return ["tmux", "-u", "-S", socket(sockets, process_id), *words]
 
 
 async def shown(fd: int, ended: trio.Event) -> bool:

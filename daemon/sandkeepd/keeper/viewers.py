@@ -41,7 +41,7 @@ class Viewers:
         self._attaching.add(viewer)
         journals = self._place.journals
         try:
-            command = terminal.viewer(journals, process_id, number, term, read_only=read_only)
+            command = terminal.viewer(self._place.sockets, process_id, number, term, read_only=read_only)
             await self._instance.launch(Launch(process_id=viewer, command=command, working_dir=journals))
             if not await terminal.shown(fd, self._talk.processes[viewer].ended):
                 raise terminal.not_attached(self._instance.read(viewer, "stderr", 0, 500).data)
@@ -95,13 +95,13 @@ class Viewers:
 
     async def resize(self, process_id: str, rows: int, cols: int) -> None:
         """See `Terminals.resize_terminal`."""
-        await self._ask_tmux(terminal.resize(self._place.journals, process_id, rows, cols))
+        await self._ask_tmux(terminal.resize(self._place.sockets, process_id, rows, cols))
 
     async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
         """See `Terminals.type_into`."""
         async with self._talk.known(process_id).input_lock:
             if typed := terminal.typed(data, eof=eof):
-                await self._ask_tmux(terminal.typing(self._place.journals, process_id, new_id(terminal.VIEWER)), typed)
+                await self._ask_tmux(terminal.typing(self._place.sockets, process_id, new_id(terminal.VIEWER)), typed)
         return len(data)
 
     async def _ask_tmux(self, command: Sequence[str], stdin: bytes | None = None) -> None:

@@ -1,0 +1,184 @@
+"""What processes read where the code inside can open no FIFO of ours: files in `in` that grow.
+
+The keeper puts what is new in them into pipes of its own when it is told that there is more, and tells how far it came.
+So input waits for room as it does with a FIFO, what was taken is known, and all of it is there again when the sandbox
+is brought back from a checkpoint. What such a process sends out goes into a file, too, and from there into a pipe.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import trio
+
+from sandkeep.errors import SandkeepError, StateError
+from sandkeepd.keeper import journal, requests
+from sandkeepd.keeper.pipes import Piped
+from sandkeepd.keeper.place import Place
+from sandkeepd.keeper.processes import Known
+from sandkeepd.keeper.talk import Talk
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.base import InputNote, Instance, unnoted
+
+AHEAD_BYTES: Final = 65536
+"""How much more than a process was fed its file may hold, as much as a FIFO."""
+
+DATA_AHEAD_BYTES: Final = 4 * 1024 * 1024
+_PIECE_BYTES: Final = 256 * 1024
+
+
+def no_input(process_id: str) -> StateError:
+    """The error for a process that reads no input, or no more."""
+    words = f"process {process_id} takes no input: it has none, or it was closed"
+    return StateError("not_ready", words, process_id=process_id)
+
+
+async def feed(
+    talk: Talk, place: Place, process_id: str, data: bytes, taken: int = 0, note: InputNote = unnoted
+) -> int:
+    """Add to the input of a process as it reads. Answers how much was taken: less than all when it ended meanwhile.
+
+    The first `taken` bytes were taken before. See `fifo.write_all` for `note`. Raises `not_ready` without an input.
+    """
+    process = talk.known(process_id)
+    fd = None if process.exit is not None else place.open_fed(process_id)
+    if fd is None:
+        raise no_input(process_id)
+    try:
+        while taken < len(data):
+            room = await _room(talk, process_id, process, fd, "stdin", AHEAD_BYTES)
+            if not room:
+                break
+            piece = data[taken : taken + room]
+            note(taken, len(piece))
+            taken += os.write(fd, piece)
+            note(taken, 0)
+            await talk.send(requests.more(process_id, "stdin"))
+    finally:
+        os.close(fd)
+    return taken
+
+
+async def _room(talk: Talk, process_id: str, process: Known, fd: int, what: str, ahead: int) -> int:
+    """Wait until a file may hold more; answer how much. 0: the process has ended."""
+    size = os.fstat(fd).st_size
+    if process.exit is None and size - process.fed >= ahead:
+        await talk.send(requests.more(process_id, what))  # it is not known of an earlier daemon's time
+    while process.exit is None and size - process.fed >= ahead:
+        await process.news.wait()
+    return 0 if process.exit is not None else ahead - (size - process.fed)
+
+
+class FedPiped(Piped):
+    """A helper command that is fed by files. See `providers.base.PipedCommand`."""
+
+    def __init__(
+        self, instance: Instance, talk: Talk, place: Place, process_id: str, data: int, nursery: trio.Nursery
+    ) -> None:
+        super().__init__(instance, process_id, data, -1)
+        self._talk = talk
+        self._place = place
+        self._nursery = nursery
+
+    def tell(self, word: str) -> None:
+        """See `PipedCommand.tell`."""
+        path = f"{self._place.in_dir}/{self._process_id}.control"
+        with suppress(OSError), open(path, "ab", buffering=0) as file:
+            file.write(word.encode() + b"\n")
+        self._nursery.start_soon(_say, self._talk, requests.more(self._process_id, "control"))
+
+
+async def _say(talk: Talk, line: bytes) -> None:
+    with suppress(SandkeepError):  # it has ended
+        await talk.send(line)
+
+
+@asynccontextmanager
+async def piped(
+    instance: Instance, talk: Talk, place: Place, watcher: Watcher, process_id: str, *, incoming: bool
+) -> AsyncIterator[FedPiped]:
+    """The pipes of a helper command that was started, for the length of a block."""
+    reading, writing = os.pipe()
+    ours, theirs = (reading, writing) if incoming else (writing, reading)
+    os.set_blocking(ours, False)
+    async with trio.open_nursery() as nursery:
+        made = FedPiped(instance, talk, place, process_id, theirs, nursery)
+        if incoming:
+            nursery.start_soon(_pump_in, talk, place, process_id, ours)
+        else:
+            nursery.start_soon(_pump_out, talk, place, watcher, process_id, ours)
+        try:
+            yield made
+        finally:
+            made.close()
+            if not made.left_alone:
+                nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await _say(talk, requests.more(process_id, "control", over=True))
+
+
+async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> None:
+    """Put what comes through a pipe into the file that a command is fed its data from."""
+    process = talk.known(process_id)
+    fd = os.open(f"{place.in_dir}/{process_id}.data", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        while room := await _room(talk, process_id, process, fd, "data", DATA_AHEAD_BYTES):
+            await trio.lowlevel.wait_readable(source)
+            data = os.read(source, min(room, _PIECE_BYTES))
+            if not data:
+                break
+            while data:
+                data = data[os.write(fd, data) :]
+            await _say(talk, requests.more(process_id, "data"))
+        await _say(talk, requests.more(process_id, "data", over=True))
+    finally:
+        os.close(fd)
+        trio.lowlevel.notify_closing(source)
+        os.close(source)
+
+
+async def _pump_out(talk: Talk, place: Place, watcher: Watcher, process_id: str, target: int) -> None:
+    """Put what a command writes into the file of its data into a pipe, until it has ended and that is at its end."""
+    process = talk.known(process_id)
+    try:
+        fd = journal.open_journal(place.out_dir, process_id, "data")
+    except (OSError, journal.NotAFileError):
+        fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(BrokenPipeError):  # whoever reads it has had enough
+            await _follow(process, watcher, fd, target)
+    finally:
+        os.close(fd)
+        trio.lowlevel.notify_closing(target)
+        os.close(target)
+
+
+async def _follow(process: Known, watcher: Watcher, fd: int, target: int) -> None:
+    grown = trio.Event()
+
+    def wake() -> None:
+        grown.set()
+
+    process.followers.add(wake)
+    try:
+        with watcher.watching(fd, wake):
+            while True:
+                grown = trio.Event()
+                over = process.exit is not None
+                while data := os.read(fd, _PIECE_BYTES):
+                    await _put(target, data)
+                if over:
+                    return
+                await grown.wait()
+    finally:
+        process.followers.discard(wake)
+
+
+async def _put(target: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(target, rest) :]
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(target)
