@@ -1,9 +1,11 @@
-"""Times as the wire has them: RFC 3339 text, in UTC, with microseconds and a final ``Z``."""
+"""Times as the wire has them: RFC 3339 text, in UTC, with microseconds and a final ``Z``; read with any offset."""
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,6})\d*)?(?:([Zz])|([+-]\d\d:\d\d))?", re.ASCII)
 
 
 def now_us() -> int:
@@ -19,3 +21,20 @@ def rfc3339(time_us: int) -> str:
 def optional_rfc3339(time_us: int | None) -> str | None:
     """The same, or None for a moment that has not come."""
     return None if time_us is None else rfc3339(time_us)
+
+
+def parse_rfc3339(text: str) -> int:
+    """Microseconds since 1970 of a time such as ``2026-11-22T09:00:00Z``, also with a blank for the ``T``, and with any
+    offset; digits after the sixth of a second are left out. Raises ValueError, with half a sentence.
+    """
+    found = _MOMENT.fullmatch(text)
+    if found is None:
+        raise ValueError("is no time: give one such as 2026-11-22T09:00:00Z")
+    date, clock, fraction, utc, offset = found.groups()
+    if not (utc or offset):
+        raise ValueError("does not say of where it is: end it with Z for UTC, or with an offset such as +01:00")
+    try:
+        moment = datetime.fromisoformat(f"{date}T{clock}.{(fraction or '').ljust(6, '0')}{offset or '+00:00'}")
+        return (moment - _EPOCH) // timedelta(microseconds=1)
+    except (ValueError, OverflowError):
+        raise ValueError("is no time that there can be: give one such as 2026-11-22T09:00:00Z") from None

@@ -98,7 +98,8 @@ MEANINGS: Final[dict[str, str]] = {
     "not_configured": "A setting is missing; the message names it.",
     "provider_unavailable": "The provider does not answer or failed.",
     "disk_limit": "The sandbox used up the bytes it was given.",
-    "snapshot_missing": "The archive is not where the record says.",
+    "snapshot_missing": "The archive is not where the record says; or nothing is kept of the moment asked for, or "
+    "before.",
     "snapshot_corrupt": "The archive is damaged or not safe to extract.",
     "lock_damaged": "What is in the place of the lock's document is none, and is left as it is.",
     "compacted": "The events asked for were archived, and `first` is the first position there is; or the output "

@@ -16,7 +16,16 @@ from typing import Any, ClassVar, Final, Literal
 
 from msgspec import Struct, field
 
-from sandkeep.model import ArchiveFormat, ImageKind, Isolation, Place, SandboxSpec, SkippedFile, SnapshotKind
+from sandkeep.model import (
+    ArchiveFormat,
+    CheckpointFile,
+    ImageKind,
+    Isolation,
+    Place,
+    SandboxSpec,
+    SkippedFile,
+    SnapshotKind,
+)
 
 MAX_EVENT_BYTES: Final = 64 * 1024
 DAEMON_STREAM: Final = "daemon"
@@ -311,24 +320,28 @@ class SandboxResumeFailed(Event, frozen=True, kw_only=True):
 
 
 class SandboxRestoreRequested(Event, frozen=True, kw_only=True):
-    """The sandbox's own files are about to be replaced by those of a snapshot, and what runs in it to be ended; `plan`
-    is what it will be by then.
+    """The sandbox's own files are about to be replaced by those of a snapshot, and what runs in it to be ended; or all
+    of it by what it was at the checkpoint `checkpoint_id`. `plan` is what it will be by then.
     """
 
     type = "sandbox.restore_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("sandbox.restored", "sandbox.restore_failed")
-    snapshot_id: str
+    snapshot_id: str = ""
     plan: dict[str, Any]
     needs_image: bool = True
+    checkpoint_id: str | None = None
 
 
 class SandboxRestored(Event, frozen=True, kw_only=True):
-    """The sandbox has the files of the snapshot and runs, with nothing in it."""
+    """The sandbox runs with the files of the snapshot, and with nothing in it; or it is what it was at the
+    checkpoint.
+    """
 
     type = "sandbox.restored"
-    snapshot_id: str
+    snapshot_id: str = ""
     isolation: Isolation
     handle: dict[str, Any] = field(default_factory=dict)
+    checkpoint_id: str | None = None
 
 
 class SandboxRestoreFailed(Event, frozen=True, kw_only=True):
@@ -472,6 +485,18 @@ class ProcessExited(Event, frozen=True, kw_only=True):
     oom_killed: bool = False
 
 
+class ProcessRestored(Event, frozen=True, kw_only=True):
+    """The process goes on from the checkpoint `checkpoint_id`, in which it was `restored_from`: itself, or one of the
+    sandbox that the checkpoint is of. `requested` is how that was launched.
+    """
+
+    type = "process.restored"
+    checkpoint_id: str
+    restored_from: str
+    requested: ProcessLaunchRequested
+    pid: int
+
+
 class ProcessLost(Event, frozen=True, kw_only=True):
     """The process is gone and nobody saw how it ended."""
 
@@ -579,6 +604,91 @@ class ArchiveRemoveFailed(Event, frozen=True, kw_only=True):
 
     type = "archive.remove_failed"
     position: int
+    code: str
+    message: str
+    interrupted: bool = False
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+class CheckpointCreateRequested(Event, frozen=True, kw_only=True):
+    """A sandbox is about to be kept with all that runs in it, in files at `place`. It goes on, or is suspended with
+    that. `spec`, `secrets`, `plan` and `needs_image` are the sandbox's; `facts` are what of this machine it depends on.
+    """
+
+    type = "checkpoint.create_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("checkpoint.stored", "checkpoint.failed")
+    owner: str
+    sandbox_id: str
+    image_id: str
+    provider: str
+    spec: SandboxSpec
+    place: Place
+    leave_running: bool
+    plan: dict[str, Any] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)
+    needs_image: bool = True
+    facts: dict[str, str] = field(default_factory=dict)
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+class CheckpointStored(Event, frozen=True, kw_only=True):
+    """The checkpoint is complete, verified and durable where it was to be. It holds so many `processes`; a sandbox that
+    goes on stood still for `pause_ms`.
+    """
+
+    type = "checkpoint.stored"
+    files: list[CheckpointFile]
+    processes: int
+    pause_ms: float | None = None
+
+
+class CheckpointFailed(Event, frozen=True, kw_only=True):
+    """No checkpoint was made, and nothing is left of it. `interrupted`: as in `image.create_failed`."""
+
+    type = "checkpoint.failed"
+    code: str
+    message: str
+    interrupted: bool = False
+
+
+class CheckpointDeleteRequested(Event, frozen=True, kw_only=True):
+    """The checkpoint is about to be deleted. Nobody may restore it any more."""
+
+    type = "checkpoint.delete_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("checkpoint.deleted",)
+
+
+class CheckpointDeleted(Event, frozen=True, kw_only=True):
+    """The checkpoint and its files are no more."""
+
+    type = "checkpoint.deleted"
+
+
+class CheckpointRestoreRequested(Event, frozen=True, kw_only=True):
+    """Sandboxes of these ids are about to be made of a checkpoint. Its stream is called by an id of its own, as that of
+    a fork is.
+    """
+
+    type = "checkpoint.restore_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("checkpoint.restored", "checkpoint.restore_failed")
+    owner: str
+    checkpoint_id: str
+    sandbox_ids: list[str]
+
+
+class CheckpointRestored(Event, frozen=True, kw_only=True):
+    """The checkpoint is at hand and sound, and the sandboxes are made of it, each by itself from here on."""
+
+    type = "checkpoint.restored"
+
+
+class CheckpointRestoreFailed(Event, frozen=True, kw_only=True):
+    """No sandbox was made of the checkpoint. `interrupted`: as in `image.create_failed`."""
+
+    type = "checkpoint.restore_failed"
     code: str
     message: str
     interrupted: bool = False

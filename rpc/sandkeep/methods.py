@@ -26,6 +26,10 @@ TerminalSide = Annotated[int, Meta(ge=1, le=1000)]
 TerminalName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)")]
 PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
 Token = Annotated[str, Meta(max_length=128)]
+Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Where = Position | Token
+"""Where in the log: a position, as `sandkeep history` shows it, or a token of that log, which names it by its end."""
+
 EventType = Annotated[
     str, Meta(max_length=64, pattern=r"^[a-z_]+(\.[a-z_]+)?$(?!\n)", description="A type, or its first word.")
 ]
@@ -196,15 +200,35 @@ class SandboxResume(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SandboxRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox whose own files are to be replaced by those of a snapshot.
+    """The sandbox whose own files are to be replaced by those of a snapshot, or all of which is to be what it was at a
+    checkpoint: one of both is given.
 
-    It is started anew for that. While processes run in it that is refused with `in_use`, unless `end_processes` says to
-    end them. It needs its `secrets` again, as they are stored nowhere.
+    For files it is started anew. While processes run in it that is refused with `in_use`, unless `end_processes` says
+    to end them. For a snapshot it needs its `secrets` again, as they are stored nowhere.
     """
 
     sandbox_id: Name
-    snapshot_id: Name
+    snapshot_id: Name | None = None
+    checkpoint_id: Name | None = None
     end_processes: bool = False
+    secrets: Secrets = field(default_factory=dict)
+
+
+class SandboxRestoreAt(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox that a new one is to be like, as it was at a moment: after the event at `position`, or at `time`, in
+    RFC 3339 with any offset. One of both is given.
+
+    The newest of what was kept of it at or before then is used; no snapshot that was deleted. `new_sandbox_id` is an id
+    of the caller's own. Of the sandbox itself nothing is changed, and it may have ended. The rest is as for
+    `snapshot.restore`.
+    """
+
+    sandbox_id: Name
+    position: Where | None = None
+    time: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    new_sandbox_id: Name | None = None
+    labels: Labels = field(default_factory=dict)
+    env: Environment = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
 
 
@@ -305,6 +329,54 @@ class SnapshotGc(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True
     """With `dry_run` it is only told what would be removed."""
 
     dry_run: bool = False
+
+
+class CheckpointCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox that is to be kept with all that runs in it. It is suspended with that, unless it is to
+    `leave_running`. With `archive` ``bucket`` the checkpoint has to be where other machines find it.
+    """
+
+    sandbox_id: Name
+    name: Name | None = None
+    labels: Labels = field(default_factory=dict)
+    leave_running: bool = False
+    archive: Literal["bucket"] | None = None
+
+
+class CheckpointRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A checkpoint."""
+
+    checkpoint_id: Name
+
+
+class CheckpointQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Only those of a sandbox, with a name, with all these labels, if that is given. `all` adds those that failed or
+    were deleted.
+    """
+
+    sandbox_id: Name | None = None
+    name: Name | None = None
+    labels: Labels = field(default_factory=dict)
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class CheckpointDelete(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The checkpoint to delete. A sandbox that was suspended with it, and those that were made of it, stay whole."""
+
+    checkpoint_id: Name
+
+
+class CheckpointRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The checkpoint of which `count` new sandboxes are to be made, with `labels` besides those of the one it is of.
+    `sandbox_ids` are ids of the caller's own, as many as the `count`.
+    """
+
+    checkpoint_id: Name
+    count: Annotated[int, Meta(ge=1, le=MAX_FORKS)] = 1
+    sandbox_ids: Annotated[list[Name], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
+    labels: Labels = field(default_factory=dict)
 
 
 class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -551,6 +623,16 @@ class EventQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait_s: Wait = 0
 
 
+class StateQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sandbox, and the position of any event, its own or another's; a token stands for the position at its end. Of
+    processes and snapshots the last `limit` are answered.
+    """
+
+    sandbox_id: Name
+    position: Where
+    limit: Limit = 1000
+
+
 class StoreCompact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What ended longer ago than `older_than_s`, at least a day, goes into the archive; without it the daemon's setting
     says how long.
@@ -601,6 +683,7 @@ _M = _method
 _OWNER_OF_SANDBOX: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "sandbox_id"}
 _OWNER_OF_IMAGE: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "image_id"}
 _OWNER_OF_SNAPSHOT: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "snapshot_id"}
+_OWNER_OF_CHECKPOINT: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "checkpoint_id"}
 _ADMIN: Final[dict[str, Any]] = {"access": Access.ADMIN}
 
 METHODS: Final[dict[str, Method]] = {
@@ -687,7 +770,7 @@ METHODS: Final[dict[str, Method]] = {
             SandboxSuspend,
             **_OWNER_OF_SANDBOX,
             intent="sandbox.suspend_requested",
-            deadline_s=60.0,
+            deadline_s=600.0,
         ),
         _M(
             "sandbox.resume",
@@ -696,7 +779,7 @@ METHODS: Final[dict[str, Method]] = {
             SandboxResume,
             **_OWNER_OF_SANDBOX,
             intent="sandbox.resume_requested",
-            deadline_s=120.0,
+            deadline_s=600.0,
         ),
         _M(
             "sandbox.fork",
@@ -709,12 +792,21 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.restore",
-            "Replace a sandbox's own files by those of a snapshot.",
+            "Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint.",
             model.Sandbox,
             SandboxRestore,
             **_OWNER_OF_SANDBOX,
             intent="sandbox.restore_requested",
             deadline_s=3600.0,
+        ),
+        _M(
+            "sandbox.restore_at",
+            "Make a sandbox from the newest of what was kept of one at or before a moment, and start it.",
+            model.RestoredAt,
+            SandboxRestoreAt,
+            **_OWNER_OF_SANDBOX,
+            intent="sandbox.create_requested",
+            deadline_s=6 * 3600.0,
         ),
         _M(
             "sandbox.read_file",
@@ -899,6 +991,35 @@ METHODS: Final[dict[str, Method]] = {
             deadline_s=3600.0,
         ),
         _M(
+            "checkpoint.create",
+            "Keep a sandbox with all that runs in it.",
+            model.Checkpoint,
+            CheckpointCreate,
+            **_OWNER_OF_SANDBOX,
+            intent="checkpoint.create_requested",
+            deadline_s=3600.0,
+        ),
+        _M("checkpoint.list", "List checkpoints.", model.CheckpointList, CheckpointQuery),
+        _M("checkpoint.get", "Show a checkpoint.", model.Checkpoint, CheckpointRef, **_OWNER_OF_CHECKPOINT),
+        _M(
+            "checkpoint.delete",
+            "Delete a checkpoint.",
+            model.Checkpoint,
+            CheckpointDelete,
+            **_OWNER_OF_CHECKPOINT,
+            intent="checkpoint.delete_requested",
+            deadline_s=600.0,
+        ),
+        _M(
+            "checkpoint.restore",
+            "Make sandboxes of a checkpoint, in which all goes on that ran.",
+            model.CheckpointRestoreResult,
+            CheckpointRestore,
+            **_OWNER_OF_CHECKPOINT,
+            intent="checkpoint.restore_requested",
+            deadline_s=3600.0,
+        ),
+        _M(
             "stream.access",
             "Where the stream server listens, and the caller's token for it on TCP.",
             model.StreamAccess,
@@ -927,6 +1048,14 @@ METHODS: Final[dict[str, Method]] = {
         _M("lock.get", "Show a lock as this daemon has it.", model.Lock, LockRef, access=Access.OWNER),
         _M("lock.list", "List the locks that this daemon holds.", model.LockList, LockQuery),
         _M("event.list", "Events in the order they were committed.", model.EventPage, EventQuery),
+        _M(
+            "event.state_at",
+            "Show a sandbox as the record had it after any event.",
+            model.SandboxAt,
+            StateQuery,
+            **_OWNER_OF_SANDBOX,
+            deadline_s=600.0,
+        ),
         _M(
             "store.verify",
             "Check the event log and every metadata.json.",

@@ -57,8 +57,10 @@ SandboxStatus: TypeAlias = Literal[
     "lost",
 ]
 SnapshotStatus: TypeAlias = Literal["creating", "ready", "failed", "deleting", "deleted"]
+CheckpointStatus: TypeAlias = Literal["creating", "ready", "failed", "deleting", "deleted"]
 SnapshotKind: TypeAlias = Literal["full", "incremental"]
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.zst"]
+MomentKind: TypeAlias = Literal["snapshot", "checkpoint"]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
 LockStatus: TypeAlias = Literal[
     "acquiring", "held", "releasing", "released", "contended", "failed", "expired", "lost", "stealing", "stolen"
@@ -156,8 +158,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     `note` says when the daemon, just started, has not heard from it yet: the rest is its last known state then. One
     that is lost had `last_status` before. `forked_from` is the sandbox that it was forked from, `restored_from` the
-    snapshot that its files came from last, and `latest_snapshot_id` the last one that was made of them. One that was
-    restored from a snapshot of elsewhere has that for its `image_id`.
+    snapshot that its files came from last, or the checkpoint that all of it did; `latest_snapshot_id` and
+    `latest_checkpoint_id` are the last that were made of it. One that was restored from a snapshot of elsewhere has
+    that for its `image_id`.
     """
 
     sandbox_id: str
@@ -180,6 +183,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     forked_from: str | None = None
     restored_from: str | None = None
     latest_snapshot_id: str | None = None
+    latest_checkpoint_id: str | None = None
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -246,6 +250,54 @@ class SnapshotExport(Struct, frozen=True, kw_only=True):
     format: ArchiveFormat
 
 
+class CheckpointFile(Struct, frozen=True, kw_only=True):
+    """A file of a checkpoint. `digest` is ``sha256:…`` of its bytes."""
+
+    name: str
+    digest: str
+    size_bytes: int
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """A sandbox at one moment with all that ran in it, kept in `files` below `place`.
+
+    It holds so many `processes`. One that was to `leave_running` had the sandbox stand still for `pause_ms`; else the
+    sandbox was suspended with it. It can be brought back where `facts` are the same.
+    """
+
+    checkpoint_id: str
+    status: CheckpointStatus
+    owner: str
+    created_at: Timestamp
+    sandbox_id: str
+    image_id: str
+    provider: str
+    leave_running: bool
+    place: Place
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    files: list[CheckpointFile] = field(default_factory=list)
+    size_bytes: int = 0
+    processes: int = 0
+    pause_ms: float | None = None
+    error: str | None = None
+
+
+class CheckpointList(Struct, frozen=True, kw_only=True):
+    """Checkpoints, oldest first; `next` is what to give as `after` for more."""
+
+    checkpoints: list[Checkpoint]
+    next: str | None = None
+
+
+class CheckpointRestoreResult(Struct, frozen=True, kw_only=True):
+    """The sandboxes that were made of a checkpoint, and run."""
+
+    checkpoint_id: str
+    sandboxes: list[Sandbox]
+
+
 class SnapshotGcReport(Struct, frozen=True, kw_only=True):
     """What a collection removed, or would have: snapshots that retention let go, and archives that no event owns, by
     where they lay. `left` are archives that could not be told to be ours, or not be removed, each with why.
@@ -264,6 +316,35 @@ class ForkResult(Struct, frozen=True, kw_only=True):
     sandbox_id: str
     sandboxes: list[Sandbox]
     pause_ms: float
+
+
+class Moment(Struct, frozen=True, kw_only=True):
+    """A moment of a sandbox that was kept: the snapshot or checkpoint `source_id` holds it as it was at `position`.
+
+    `status` is that of the source: only from one that is ``ready`` the sandbox can be restored. One that is `partial`
+    leaves out files, as its maker said.
+    """
+
+    kind: MomentKind
+    source_id: str
+    position: int
+    time: Timestamp
+    status: str
+    name: str | None = None
+    partial: bool = False
+
+
+class RestoredAt(Struct, frozen=True, kw_only=True):
+    """A new sandbox, and the `moment` that was used for it, which may be before the one that was asked for.
+
+    From the one to the other are `distance_s`, and `events_between` events of the sandbox; None when some of those may
+    be in the archive.
+    """
+
+    sandbox: Sandbox
+    moment: Moment
+    events_between: int | None
+    distance_s: float
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -425,8 +506,11 @@ class StreamAccess(Struct, frozen=True, kw_only=True):
     token: str
 
 
-class Event(Struct, frozen=True, kw_only=True):
-    """An event as it is in the log and on the wire. `version` is its shape's, `revision` its place in its stream."""
+class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event as it is in the log and on the wire. `version` is its shape's, `revision` its place in its stream.
+
+    In the history of a sandbox, `moment` is there where one was kept, also if what it was kept in was deleted since.
+    """
 
     position: int
     time: Timestamp
@@ -436,6 +520,7 @@ class Event(Struct, frozen=True, kw_only=True):
     revision: int
     data: dict[str, Any]
     meta: dict[str, Any]
+    moment: Moment | None = None
 
 
 class EventPage(Struct, frozen=True, kw_only=True):
@@ -444,6 +529,24 @@ class EventPage(Struct, frozen=True, kw_only=True):
     events: list[Event]
     next: str
     caught_up: bool
+
+
+class SandboxAt(Struct, frozen=True, kw_only=True):
+    """A sandbox as the record had it after the event at `position`, which was at `time`; its processes, snapshots and
+    checkpoints.
+
+    Of many processes, snapshots or checkpoints, these are the last; `left_out` counts the others. `note` says so where
+    processes that had ended by then may be in the archive by now.
+    """
+
+    position: int
+    time: Timestamp
+    sandbox: Sandbox
+    processes: list[Process]
+    snapshots: list[Snapshot]
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    left_out: int = 0
+    note: str | None = None
 
 
 class ImageList(Struct, frozen=True, kw_only=True):

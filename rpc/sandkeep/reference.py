@@ -218,8 +218,10 @@ def _type_link(annotation: Any) -> str:
     text = stubs.type_text(annotation)
     for module in (model.__name__, methods.__name__):
         text = text.replace(module.rpartition(".")[2] + ".", "")
-    link = next((kind.__name__ for kind in _structs_in(annotation)), None)
-    return f"[`{_cell(text)}`](methods.md#{link.lower()})" if link else f"`{_cell(text)}`"
+    kind = next(iter(_structs_in(annotation)), None)
+    if kind is not None and issubclass(kind, events.Event):
+        return f"[`{kind.type}`](events.md#{kind.type})"
+    return f"[`{_cell(text)}`](methods.md#{kind.__name__.lower()})" if kind else f"`{_cell(text)}`"
 
 
 def _structs_in(annotation: Any) -> Iterator[type[Struct]]:

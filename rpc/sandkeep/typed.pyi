@@ -205,14 +205,29 @@ class TrioSandbox:
     async def restore(
         self,
         sandbox_id: str,
-        snapshot_id: str,
         *,
+        snapshot_id: str | None = ...,
+        checkpoint_id: str | None = ...,
         end_processes: bool = ...,
         secrets: dict[str, str] = ...,
         command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
-        """Replace a sandbox's own files by those of a snapshot."""
+        """Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint."""
+    async def restore_at(
+        self,
+        sandbox_id: str,
+        *,
+        position: int | str | None = ...,
+        time: str | None = ...,
+        new_sandbox_id: str | None = ...,
+        labels: dict[str, str] = ...,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.RestoredAt:
+        """Make a sandbox from the newest of what was kept of one at or before a moment, and start it."""
     async def read_file(
         self,
         sandbox_id: str,
@@ -433,6 +448,58 @@ class TrioSnapshot:
     ) -> model.SnapshotGcReport:
         """Delete snapshots that retention lets go, and archives that no event owns."""
 
+class TrioCheckpoint:
+    async def create(
+        self,
+        sandbox_id: str,
+        *,
+        name: str | None = ...,
+        labels: dict[str, str] = ...,
+        leave_running: bool = ...,
+        archive: Literal["bucket"] | None = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Checkpoint:
+        """Keep a sandbox with all that runs in it."""
+    async def list(
+        self,
+        *,
+        sandbox_id: str | None = ...,
+        name: str | None = ...,
+        labels: dict[str, str] = ...,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.CheckpointList:
+        """List checkpoints."""
+    async def get(
+        self,
+        checkpoint_id: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Checkpoint:
+        """Show a checkpoint."""
+    async def delete(
+        self,
+        checkpoint_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Checkpoint:
+        """Delete a checkpoint."""
+    async def restore(
+        self,
+        checkpoint_id: str,
+        *,
+        count: int = ...,
+        sandbox_ids: Sequence[str] = ...,
+        labels: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.CheckpointRestoreResult:
+        """Make sandboxes of a checkpoint, in which all goes on that ran."""
+
 class TrioStream:
     async def access(
         self,
@@ -491,6 +558,15 @@ class TrioEvent:
         progress: Callable[[str], None] | None = ...,
     ) -> model.EventPage:
         """Events in the order they were committed."""
+    async def state_at(
+        self,
+        sandbox_id: str,
+        position: int | str,
+        *,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SandboxAt:
+        """Show a sandbox as the record had it after any event."""
 
 class TrioStore:
     async def verify(
@@ -528,6 +604,7 @@ class TrioMethods:
     sandbox: TrioSandbox
     process: TrioProcess
     snapshot: TrioSnapshot
+    checkpoint: TrioCheckpoint
     stream: TrioStream
     lock: TrioLock
     event: TrioEvent
@@ -731,14 +808,29 @@ class BlockingSandbox:
     def restore(
         self,
         sandbox_id: str,
-        snapshot_id: str,
         *,
+        snapshot_id: str | None = ...,
+        checkpoint_id: str | None = ...,
         end_processes: bool = ...,
         secrets: dict[str, str] = ...,
         command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.Sandbox:
-        """Replace a sandbox's own files by those of a snapshot."""
+        """Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint."""
+    def restore_at(
+        self,
+        sandbox_id: str,
+        *,
+        position: int | str | None = ...,
+        time: str | None = ...,
+        new_sandbox_id: str | None = ...,
+        labels: dict[str, str] = ...,
+        env: dict[str, str] = ...,
+        secrets: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.RestoredAt:
+        """Make a sandbox from the newest of what was kept of one at or before a moment, and start it."""
     def read_file(
         self,
         sandbox_id: str,
@@ -959,6 +1051,58 @@ class BlockingSnapshot:
     ) -> model.SnapshotGcReport:
         """Delete snapshots that retention lets go, and archives that no event owns."""
 
+class BlockingCheckpoint:
+    def create(
+        self,
+        sandbox_id: str,
+        *,
+        name: str | None = ...,
+        labels: dict[str, str] = ...,
+        leave_running: bool = ...,
+        archive: Literal["bucket"] | None = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Checkpoint:
+        """Keep a sandbox with all that runs in it."""
+    def list(
+        self,
+        *,
+        sandbox_id: str | None = ...,
+        name: str | None = ...,
+        labels: dict[str, str] = ...,
+        all: bool = ...,
+        after: str | None = ...,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.CheckpointList:
+        """List checkpoints."""
+    def get(
+        self,
+        checkpoint_id: str,
+        *,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Checkpoint:
+        """Show a checkpoint."""
+    def delete(
+        self,
+        checkpoint_id: str,
+        *,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.Checkpoint:
+        """Delete a checkpoint."""
+    def restore(
+        self,
+        checkpoint_id: str,
+        *,
+        count: int = ...,
+        sandbox_ids: Sequence[str] = ...,
+        labels: dict[str, str] = ...,
+        command_id: str | None = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.CheckpointRestoreResult:
+        """Make sandboxes of a checkpoint, in which all goes on that ran."""
+
 class BlockingStream:
     def access(
         self,
@@ -1017,6 +1161,15 @@ class BlockingEvent:
         progress: Callable[[str], None] | None = ...,
     ) -> model.EventPage:
         """Events in the order they were committed."""
+    def state_at(
+        self,
+        sandbox_id: str,
+        position: int | str,
+        *,
+        limit: int = ...,
+        progress: Callable[[str], None] | None = ...,
+    ) -> model.SandboxAt:
+        """Show a sandbox as the record had it after any event."""
 
 class BlockingStore:
     def verify(
@@ -1054,6 +1207,7 @@ class BlockingMethods:
     sandbox: BlockingSandbox
     process: BlockingProcess
     snapshot: BlockingSnapshot
+    checkpoint: BlockingCheckpoint
     stream: BlockingStream
     lock: BlockingLock
     event: BlockingEvent

@@ -15,7 +15,8 @@ _KEPT: Final = frozenset(
     {
         "owner", "provider", "kind", "image_id", "sandbox_id", "name", "code", "reason", "digest", "last_status",
         "signal", "plan", "handle", "details", "isolation", "network", "user", "snapshot_id", "parent_id", "fork_id",
-        "forked_from", "restored_from", "sandbox_ids", "places", "format", "root", "where", "owner_id", "here", MARK,
+        "forked_from", "restored_from", "sandbox_ids", "places", "format", "root", "where", "owner_id", "here", "place",
+        "files", "facts", "checkpoint_id", MARK,
     }
 )  # fmt: skip
 
@@ -41,6 +42,8 @@ def _blank(key: str, value: Any) -> Any:
         return REDACTED
     if isinstance(value, list):
         return [REDACTED] if key == "command" else []
+    if isinstance(value, dict) and key == "requested":
+        return _blank_document(value)
     if isinstance(value, dict):
         return {**_blank_document(value), "working_dir": None} if key == "spec" else {}
     return value

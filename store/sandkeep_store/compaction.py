@@ -29,6 +29,7 @@ from sandkeep.events import (
     LogCompactRequested,
     Meta,
     ProcessLaunchRequested,
+    ProcessRestored,
 )
 from sandkeep.model import CompactReport
 from sandkeep_store import segments
@@ -91,7 +92,7 @@ class Compaction:
             frozenset(state.sandboxes).difference(sandboxes),
             frozenset(state.processes),
             frozenset(state.images).difference(images),
-            frozenset((*state.snapshots, *state.forks)).difference(snapshots),
+            frozenset((*state.snapshots, *state.checkpoints, *state.forks)).difference(snapshots),
             frozenset(lock.lock_id for lock in state.locks.values() if not goes_before(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
@@ -145,6 +146,9 @@ class Compaction:
         return name
 
 
+_BEGINNINGS: Final = (ProcessLaunchRequested.type, ProcessRestored.type)
+
+
 def write_segment(
     log: EventLog, positions: Sequence[int], kept: Kept
 ) -> tuple[str, list[Leaving], dict[str, list[str]]]:
@@ -155,13 +159,14 @@ def write_segment(
     processes: dict[str, list[str]] = {}
     for event in events:
         box = event.sandbox_id
-        if box is not None and box in kept.sandboxes and event.type == ProcessLaunchRequested.type:
+        if box is not None and box in kept.sandboxes and event.type in _BEGINNINGS:
             processes.setdefault(box, []).append(event.stream)
     return segments.write(log.directory, log.log_id, events), leaving, processes
 
 
 def _ended_sandboxes(state: State, before_us: int) -> Iterator[str]:
     kept = {snapshot.sandbox_id for snapshot in state.snapshots.values() if snapshot.alive}
+    kept |= {checkpoint.sandbox_id for checkpoint in state.checkpoints.values() if checkpoint.alive}
     return (s.sandbox_id for s in state.sandboxes.values() if _has_ended(s, before_us) and s.sandbox_id not in kept)
 
 
@@ -174,6 +179,7 @@ def _ended_images(state: State, before_us: int) -> Iterator[str]:
     image holds also for what becomes of these.
     """
     named = {snapshot.requested.image_id for snapshot in state.snapshots.values() if snapshot.alive}
+    named |= {checkpoint.requested.image_id for checkpoint in state.checkpoints.values() if checkpoint.alive}
     named |= {sandbox.requested.image_id for sandbox in state.sandboxes.values() if not _has_ended(sandbox, before_us)}
     gone = (image.image_id for image in state.images.values() if _is_gone(state, image, before_us))
     return (image_id for image_id in gone if image_id not in named)
@@ -184,6 +190,9 @@ def _ended_snapshots(state: State, before_us: int) -> Iterator[str]:
     for snapshot in state.snapshots.values():
         if not snapshot.alive and snapshot.ended_us is not None and snapshot.ended_us < before_us:
             yield snapshot.snapshot_id
+    for checkpoint in state.checkpoints.values():
+        if not checkpoint.alive and checkpoint.ended_us is not None and checkpoint.ended_us < before_us:
+            yield checkpoint.checkpoint_id
     for fork in state.forks.values():
         if fork.ended_us is not None and fork.ended_us < before_us:
             yield fork.fork_id

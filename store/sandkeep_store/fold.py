@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep.events import ProcessLaunchRequested, SandboxCreateRequested
+from sandkeep.events import ProcessLaunchRequested, ProcessRestored, SandboxCreateRequested
 from sandkeep_store.codec import Codec, UnknownEvent
 from sandkeep_store.record import (
     COLUMNS,
@@ -32,12 +32,14 @@ from sandkeep_store.record import (
 from sandkeep_store.views.processes import ENDS, RECENT_NAMED, RECENT_UNNAMED, ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
+from sandkeep_store.yielding import yielding
 
 _ROW: Final = ", ".join(COLUMNS)
 _ALL: Final = f"SELECT {_ROW} FROM events WHERE position > ? AND position <= ? ORDER BY position"  # noqa: S608
+_OF_SANDBOX: Final = f"SELECT {_ROW} FROM events WHERE sandbox = ? AND position <= ? ORDER BY position"  # noqa: S608
 _OF_STREAM: Final = f"SELECT {_ROW} FROM events WHERE stream = ? AND position <= ? ORDER BY revision"  # noqa: S608
 
-_APPLY, _LAUNCH, _END, _LATER = range(4)
+_APPLY, _LAUNCH, _BACK, _END, _LATER = range(5)
 
 
 class Names(dict[int | None, Any]):
@@ -72,6 +74,16 @@ class Named(Struct, gc=False):
 
 
 _LAUNCHED: Final = msgspec.json.Decoder(Named).decode
+
+
+class Restored(Struct, gc=False):
+    """What the event of a process that was brought back is looked at for."""
+
+    restored_from: str
+    requested: Named
+
+
+_RESTORED: Final = msgspec.json.Decoder(Restored).decode
 
 
 class _Shown:
@@ -120,6 +132,17 @@ class Fold:
             raise
         self._apply_processes()
 
+    def run_of(self, sandbox_id: str, upto: int) -> None:
+        """Bring a new state to where it was after the event at `upto`, as far as one sandbox is concerned: by the
+        events that are filed under it. Of processes in the archive it only knows how many there were.
+
+        Raises as `run` does.
+        """
+        found = self._connection.execute("SELECT id FROM streams WHERE name = ?", (sandbox_id,)).fetchone()
+        key = found[0] if found is not None else None
+        self._walk(yielding(self._connection.execute(_OF_SANDBOX, (key, upto))), sparse=True)
+        self._apply_processes()
+
     def _walk(self, rows: Iterable[Sequence[Any]], *, sparse: bool) -> None:
         """Check every row, apply those that are not about a process, and see which processes stay in the view."""
         state, plans, shown, active = self._state, self._plans, self._shown, self._active
@@ -148,6 +171,8 @@ class Fold:
                     of = shown.get(sandbox) or shown.setdefault(sandbox, _Shown())
                     of.execs += event.name is None
                     active[stream] = (at, stream, of.unnamed if event.name is None else of.named)
+                elif what == _BACK:
+                    self._bring_back(at, stream, sandbox, event)
                 elif what == _APPLY:
                     state.apply(event, self._place(at, time_us, stream, revision, sandbox))
                     if event.__class__ is SandboxCreateRequested:  # its id may have been another's, long ago
@@ -158,6 +183,16 @@ class Fold:
                     launch[2].append(launch)
             state.position = position
 
+    def _bring_back(self, at: int, stream: int, sandbox: int | None, event: Restored) -> None:
+        """A process runs again, or in another sandbox than before, as if it had been launched now."""
+        of = self._shown.get(sandbox) or self._shown.setdefault(sandbox, _Shown())
+        ended = of.unnamed if event.requested.name is None else of.named
+        for launch in [launch for launch in ended if launch[1] == stream]:
+            ended.remove(launch)
+        if event.requested.name is None and event.restored_from != self._names[stream]:
+            of.execs += 1
+        self._active[stream] = (at, stream, ended)
+
     def _plan(self, type: str) -> _Plan:
         shape = self._codec.shape(type)
         if shape is None:  # reading such an event by the codec says so
@@ -166,6 +201,8 @@ class Fold:
         plan = _Plan(shape.name, shape.version, shape.decode, what)
         if type == ProcessLaunchRequested.type:
             plan = _Plan(shape.name, shape.version, _LAUNCHED, _LAUNCH)
+        if type == ProcessRestored.type:
+            plan = _Plan(shape.name, shape.version, _RESTORED, _BACK)
         self._plans[type] = plan
         return plan
 

@@ -27,6 +27,7 @@ from sandkeep.version import VERSION
 from sandkeep_store import blanks, codec, fold, views
 from sandkeep_store.durable import sync_directory
 from sandkeep_store.log import EventLog
+from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
@@ -57,6 +58,7 @@ class Header(Struct, array_like=True):
     log: LogState
     images: list[ImageState]
     snapshots: list[SnapshotState]
+    checkpoints: list[CheckpointState]
     forks: list[ForkState]
     locks: list[LockState]
     ended_locks: list[str]
@@ -109,6 +111,7 @@ def records(state: State, log: EventLog) -> Iterator[bytes]:
         log=state.log,
         images=list(state.images.values()),
         snapshots=list(state.snapshots.values()),
+        checkpoints=list(state.checkpoints.values()),
         forks=list(state.forks.values()),
         locks=list(state.locks.values()),
         ended_locks=list(state.ended_locks),
@@ -217,6 +220,7 @@ def _restored(content: bytes, log: EventLog) -> State:
     state.log = header.log
     state.images = {image.image_id: image for image in header.images}
     state.snapshots = {snapshot.snapshot_id: snapshot for snapshot in header.snapshots}
+    state.checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in header.checkpoints}
     state.forks = {fork.fork_id: fork for fork in header.forks}
     state.locks = {lock.lock_id: lock for lock in header.locks}
     state.ended_locks = deque(header.ended_locks)

@@ -26,7 +26,7 @@ from sandkeep_store.commands import FILE_NAME as COMMANDS_NAME
 from sandkeep_store.commands import Commands
 from sandkeep_store.database import Database
 from sandkeep_store.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
-from sandkeep_store.record import Recorded
+from sandkeep_store.record import Recorded, compacted
 from sandkeep_store.recorder import Draft, LogRecorder
 from sandkeep_store.reserve import Reserve
 from sandkeep_store.ring import Ring
@@ -423,6 +423,26 @@ class EventLog:
         while self.head <= after:
             await self._arrival.park()
 
+    async def state_at(self, sandbox_id: str, position: int) -> State:
+        """A state that is for one sandbox what the state of all was after the event at a position: it and what is filed
+        under it, from its own events alone.
+
+        Raises `compacted` before the first position without gaps, and else as `scan` does.
+        """
+        return await trio.to_thread.run_sync(self._reader.state_at, sandbox_id, position, limiter=self._readers)
+
+    async def time_of(self, position: int) -> int:
+        """When the event at a position was committed, in microseconds since 1970. Raises `compacted` if it is gone."""
+        found = await self.read(position - 1, 1, upto=position)
+        if not found:
+            raise compacted(position, self.first_position)
+        return found[0].time_us
+
+    async def count_between(self, sandbox_id: str, after: int, upto: int, until_us: int | None = None) -> int:
+        """How many events of a sandbox there are after one position and up to another, and a time if one is given."""
+        count = partial(self._reader.count_between, sandbox_id, after, upto, until_us)
+        return await trio.to_thread.run_sync(count, limiter=self._readers)
+
     async def find_command(self, command_id: str, owner: str) -> Recorded | None:
         """The first event that an owner's command caused, the last time it was given; None when it caused none.
 
@@ -433,14 +453,28 @@ class EventLog:
             return found
         return await trio.to_thread.run_sync(self._reader.of_command, command_id, owner, limiter=self._readers)
 
-    # -- tokens -----------------------------------------------------------------------------------------------------
+    # -- positions and tokens -----------------------------------------------------------------------------------------
 
     def token(self, position: int) -> str:
         """What a client keeps in order to go on after `position`."""
         return f"{self.log_id}:{position}"
 
-    def parse_token(self, token: str, *, gaps: bool = False) -> int:
-        """The position of a client's token; with `gaps` also one after which events are gone.
+    def position_of(self, where: int | str, field: str) -> int:
+        """The position of an event that a client names in a parameter, as a number or by a token.
+
+        Raises `invalid` for one that there is not yet, `compacted` for one before which events are gone, and for a
+        token as `parse_token` does.
+        """
+        position = where if isinstance(where, int) else self.parse_token(where, gaps=True, field=field)
+        if not 1 <= position <= self.head:
+            words = f"{field}: there is no event {position}: give a position from 1 to {self.head}, where the log ends"
+            raise CallerError("invalid", words, field=field, head=self.head)
+        if position < self.first_position:
+            raise compacted(position, self.first_position)
+        return position
+
+    def parse_token(self, token: str, *, gaps: bool = False, field: str = "after") -> int:
+        """The position of a client's token, which came as `field`; with `gaps` also one after which events are gone.
 
         Raises `invalid` for what is no token, `wrong_log` for another log's or one from a future that this log does not
         have, and `compacted`, with the `first` position there is, when events after it are gone.
@@ -448,7 +482,7 @@ class EventLog:
         log_id, colon, digits = token.rpartition(":")
         if not colon or not digits.isascii() or not digits.isdigit() or len(digits) > 18:
             raise CallerError(
-                "invalid", f"after: {token[:80]!r} is not a token: give one that an earlier answer named", field="after"
+                "invalid", f"{field}: {token[:80]!r} is not a token: give one that an earlier answer named", field=field
             )
         if log_id != self.log_id:
             raise DataError(

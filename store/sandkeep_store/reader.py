@@ -21,6 +21,7 @@ from sandkeep_store.record import (
     COLUMNS,
     NOT_A_ROW,
     Recorded,
+    compacted,
     damaged,
     due,
     is_sound,
@@ -41,6 +42,10 @@ _ALL: Final = f"SELECT {_COLUMNS} FROM events e WHERE e.position > ? AND e.posit
 _OLD: Final = "SELECT position, stream, sandbox, type FROM events WHERE position < ? ORDER BY position"
 _OF_COMMAND: Final = (
     "WHERE e.command_id = ? AND json_extract(CAST(e.meta AS TEXT), '$.owner') = ? ORDER BY e.position DESC LIMIT 1"
+)
+_BETWEEN: Final = (
+    "SELECT count(*) FROM events WHERE sandbox = (SELECT id FROM streams WHERE name = ?) "
+    "AND position > ? AND position <= ? AND (? IS NULL OR time <= ?)"
 )
 _MAX_PROBLEMS: Final = 100
 _STEPS_BETWEEN_LOOKS: Final = 100_000
@@ -83,7 +88,7 @@ class Kept(NamedTuple):
     processes: AbstractSet[str]
     images: AbstractSet[str]
     snapshots: AbstractSet[str] = frozenset()
-    """And forks."""
+    """And checkpoints and forks."""
     locks: AbstractSet[str] = frozenset()
     last: AbstractSet[int] = frozenset()
     """The positions at which these sandboxes' documents stand."""
@@ -104,7 +109,10 @@ def _is_gone(type: str, stream: str, kept: Kept) -> bool:
     noun, _, verb = type.partition(".")
     if noun == "sandbox" and verb.startswith("fork"):
         return stream not in kept.snapshots
-    held = {"image": kept.images, "process": kept.processes, "snapshot": kept.snapshots, "lock": kept.locks}.get(noun)
+    held = {
+        "image": kept.images, "process": kept.processes, "snapshot": kept.snapshots, "checkpoint": kept.snapshots,
+        "lock": kept.locks,
+    }.get(noun)  # fmt: skip
     return held is not None and stream not in held
 
 
@@ -181,6 +189,24 @@ class LogReader:
         """
         with self._database.reader() as connection:
             Fold(connection, self._codec, state, first_position(connection)).run(head)
+
+    def state_at(self, sandbox_id: str, position: int) -> State:
+        """A state that is for one sandbox what the state of all was after the event at a position.
+
+        Raises `compacted`, and else as `scan` does.
+        """
+        state = State()
+        with self._database.reader() as connection:
+            first = first_position(connection)
+            if position < first:
+                raise compacted(position, first)
+            Fold(connection, self._codec, state, first).run_of(sandbox_id, position)
+        return state
+
+    def count_between(self, sandbox_id: str, after: int, upto: int, until_us: int | None) -> int:
+        """How many events of a sandbox there are after one position and up to another, and a time if one is given."""
+        with self._database.reader() as connection:
+            return int(connection.execute(_BETWEEN, (sandbox_id, after, upto, until_us, until_us)).fetchone()[0])
 
     def check(self, after: int, upto: int, limit: int) -> int:
         """Check up to `limit` rows after a position; answer the last position checked, `upto` when that was all.

@@ -6,7 +6,7 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from sandkeep.errors import DaemonError
+from sandkeep.errors import DaemonError, DataError
 from sandkeep.events import Event
 
 COLUMNS: Final = (
@@ -112,6 +112,12 @@ def damaged(position: int, what: str) -> DaemonError:
         "or run `sandkeep store repair` without a daemon",
         position=position,
     )
+
+
+def compacted(position: int, first: int) -> DataError:
+    """The error for a position before which, or at which, events may be gone into the archive."""
+    words = f"position {position} is among events that were archived: ask for {first} or a later one"
+    return DataError("compacted", words, first=first, position=position)
 
 
 def due(position: int, at: int, first: int) -> int:

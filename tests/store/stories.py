@@ -77,6 +77,7 @@ def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
     yield [("img_1", None, events.ImageCreated(digest="sha256:0", size_bytes=1, file_count=1))]
     open_boxes: list[str] = []
     running: list[tuple[str, str]] = []  # process, sandbox
+    names: dict[str, str | None] = {}
     locks = lives_of_locks(seed)
     for step in range(steps):
         yield from next(locks)
@@ -93,7 +94,8 @@ def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
         if what < 0.45:
             number = next(numbers)
             process = f"prc_{number}"
-            yield [(process, box, launch(box, f"job-{number}" if chance.random() < 0.4 else None))]
+            names[process] = f"job-{number}" if chance.random() < 0.4 else None
+            yield [(process, box, launch(box, names[process]))]
             if chance.random() < 0.1:
                 yield [(process, box, events.ProcessLaunchFailed(code="not_ready", message="no"))]
             else:
@@ -112,6 +114,8 @@ def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
             open_boxes.remove(box)
         elif what < 0.98:
             yield [(box, box, events.SandboxAdopted())]
+            here = {process: names[process] for process, of in running if of == box}
+            yield from life_of_checkpoint(chance, box, next(numbers), here)
         elif what < 0.99:
             yield from [[(box, box, event)] for event in PAUSES[: chance.randrange(1, len(PAUSES) + 1)]]
 
@@ -125,6 +129,41 @@ LOCK_ENDS = (
     [events.LockAcquired(fence=10)],
     [],
 )
+
+
+PLACE = model.Place(where="state", base="/archives", path="sandbox_checkpoints/x", uri="/archives/x")
+
+
+def life_of_checkpoint(
+    chance: random.Random, box: str, number: int, running: dict[str, str | None]
+) -> Iterator[Append]:
+    """A checkpoint that may be restored into the same sandbox, and be deleted or not."""
+    name, restore = f"ckp_{number}", f"frk_{number}"
+    asked = events.CheckpointCreateRequested(
+        owner="uid:7", sandbox_id=box, image_id="img_1", provider="fake", spec=model.SandboxSpec(), place=PLACE,
+        leave_running=True,
+    )  # fmt: skip
+    yield [(name, box, asked)]
+    if chance.random() < 0.2:
+        yield [(name, box, events.CheckpointFailed(code="internal", message="no"))]
+        return
+    file = model.CheckpointFile(name="checkpoint.img", digest="sha256:0", size_bytes=number)
+    yield [(name, box, events.CheckpointStored(files=[file], processes=len(running), pause_ms=1.0))]
+    wanted = events.CheckpointRestoreRequested(owner="uid:7", checkpoint_id=name, sandbox_ids=[f"sbx_r{number}"])
+    failed = events.CheckpointRestoreFailed(code="internal", message="no")
+    yield [(restore, box, wanted)]
+    yield [(restore, box, chance.choice((events.CheckpointRestored(), failed)))]
+    for process, called in list(running.items())[: chance.randrange(3)]:
+        again = launch(box, called)
+        back = events.ProcessRestored(checkpoint_id=name, restored_from=process, requested=again, pid=number)
+        yield [(process, box, back)]
+        other = events.ProcessRestored(checkpoint_id=name, restored_from="prc_x", requested=launch(box), pid=number)
+        yield [(f"{process}_{number}", box, other)]
+        yield [(f"{process}_{number}", box, events.ProcessExited(exit_code=0, stdout_bytes=1, stderr_bytes=2))]
+    if chance.random() < 0.6:
+        yield [(name, box, events.CheckpointDeleteRequested())]
+        if chance.random() < 0.8:
+            yield [(name, box, events.CheckpointDeleted())]
 
 
 def lock(number: int, *then: Event) -> list[Append]:

@@ -11,6 +11,7 @@ from sandkeep_store.views.base import Fact, folds
 from sandkeep_store.views.locks import forget_before
 
 if TYPE_CHECKING:
+    from sandkeep_store.views.checkpoints import CheckpointState
     from sandkeep_store.views.images import ImageState
     from sandkeep_store.views.processes import ProcessState
     from sandkeep_store.views.sandboxes import SandboxState
@@ -66,7 +67,7 @@ def _compact_requested(state: "State", event: events.LogCompactRequested, fact: 
 
 def _forget_snapshots(state: "State", ended: set[str], sandboxes: set[str]) -> None:
     """Those that are named, and all of sandboxes that are."""
-    for held in (state.snapshots, state.forks):
+    for held in (state.snapshots, state.checkpoints, state.forks):
         gone = [name for name, of in held.items() if name in ended or of.sandbox_id in sandboxes]
         for name in gone:
             del held[name]
@@ -95,11 +96,18 @@ def _redacted(state: "State", event: events.LogRedacted, fact: Fact) -> None:
         sandbox.seen = None
     if process is not None:
         _blank(process, event)
+        if event.what == events.ProcessRestored.type and event.time_us == process.requested_us:
+            process.requested = redact_event(process.requested)
     if snapshot is not None:
         _blank(snapshot, event)
+    checkpoint = state.checkpoints.get(event.of)
+    if checkpoint is not None:
+        _blank(checkpoint, event)
 
 
-def _blank(entity: "ImageState | SandboxState | ProcessState | SnapshotState", redacted: events.LogRedacted) -> None:
+def _blank(
+    entity: "ImageState | SandboxState | ProcessState | SnapshotState | CheckpointState", redacted: events.LogRedacted
+) -> None:
     """Blank what the event told of; one of an earlier bearer of the same id told of something else."""
     if redacted.what == entity.requested.type:
         if redacted.time_us == entity.requested_us:

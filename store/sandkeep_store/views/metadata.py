@@ -11,7 +11,7 @@ import msgspec
 
 from sandkeep.clock import rfc3339
 from sandkeep_store.views.processes import ProcessState
-from sandkeep_store.views.sandboxes import KeptSnapshot, SandboxState
+from sandkeep_store.views.sandboxes import KeptCheckpoint, KeptSnapshot, SandboxState
 
 SCHEMA: Final = 1
 FILE_NAME: Final = "metadata.json"
@@ -36,7 +36,7 @@ def document(sandbox: SandboxState, log_id: str, fence: int = 0) -> bytes | None
         "sandbox_id": sandbox.sandbox_id,
         "created_timestamp": rfc3339(sandbox.requested_us),
         "idle_timeout": asked.spec.idle_timeout_s,
-        "latest_checkpoint": None,
+        "latest_checkpoint": _latest_checkpoint(sandbox),
         "latest_snapshot": _latest_snapshot(sandbox),
         "schema": SCHEMA,
         "log_id": log_id,
@@ -56,7 +56,7 @@ def document(sandbox: SandboxState, log_id: str, fence: int = 0) -> bytes | None
         "exec_count": sandbox.exec_count,
         "processes": [_process(process) for process in _shown(sandbox)],
         "snapshots": [_snapshot(kept) for kept in sandbox.snapshots],
-        "checkpoints": [],
+        "checkpoints": [_checkpoint(kept) for kept in sandbox.checkpoints],
     }
     return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
@@ -67,6 +67,24 @@ def _latest_snapshot(sandbox: SandboxState) -> dict[str, Any] | None:
         return None
     place = sandbox.snapshots[-1].place
     return {"bucket": place.base if place.where in ("gcs", "s3") else None, "path": place.path}
+
+
+def _latest_checkpoint(sandbox: SandboxState) -> dict[str, Any] | None:
+    """Where the files of the last checkpoint lie."""
+    if not sandbox.checkpoints:
+        return None
+    place = sandbox.checkpoints[-1].place
+    return {"bucket": place.base if place.where in ("gcs", "s3") else None, "path": f"{place.path}/"}
+
+
+def _checkpoint(kept: KeptCheckpoint) -> dict[str, Any]:
+    return {
+        "checkpoint_id": kept.checkpoint_id,
+        "created_at": rfc3339(kept.created_us),
+        "name": kept.name,
+        "uri": kept.place.uri,
+        "size_bytes": kept.size_bytes,
+    }
 
 
 def _snapshot(kept: KeptSnapshot) -> dict[str, Any]:

@@ -170,6 +170,38 @@ def _lost(state: "State", event: events.ProcessLost, fact: Fact) -> None:
         _end(state, process, "lost", fact)
 
 
+@folds(events.ProcessRestored)
+def _restored(state: "State", event: events.ProcessRestored, fact: Fact) -> None:
+    """It may have ended since, or never have been in this sandbox. It is as one that was launched at this moment."""
+    asked, process_id = event.requested, fact.stream
+    process = state.processes.pop(process_id, None)
+    sandbox = state.sandboxes.get(asked.sandbox_id)
+    made = ProcessState(
+        process_id=process_id,
+        sandbox_id=asked.sandbox_id,
+        name=asked.name or process_id,
+        requested=asked,
+        requested_us=fact.time_us,
+        status="running",
+        pid=event.pid,
+        started_us=fact.time_us,
+    )
+    state.processes[process_id] = made
+    if sandbox is None:
+        return
+    sandbox.touch(fact)
+    recent = sandbox.recent_unnamed if asked.name is None else sandbox.recent_named
+    if process is not None and process in recent:
+        recent.remove(process)
+    sandbox.active.pop(process_id, None)
+    sandbox.active[process_id] = made
+    if asked.name is not None:
+        sandbox.named.pop(asked.name, None)
+        sandbox.named[asked.name] = made
+    elif event.restored_from != process_id:
+        sandbox.exec_count += 1
+
+
 def _touch(state: "State", process: ProcessState, fact: Fact) -> None:
     sandbox = state.sandboxes.get(process.sandbox_id)
     if sandbox is not None:

@@ -40,6 +40,26 @@ class KeptSnapshot(Struct, kw_only=True, frozen=True, array_like=True):
     size_bytes: int
 
 
+class KeptCheckpoint(Struct, kw_only=True, frozen=True, array_like=True):
+    """The same of a checkpoint."""
+
+    checkpoint_id: str
+    created_us: int
+    name: str | None
+    place: model.Place
+    size_bytes: int
+
+
+class Filled(Struct, kw_only=True, frozen=True, array_like=True):
+    """When a sandbox had exactly the files of a snapshot: as it began with them, or as they replaced its own. Or when
+    it was what it is in a checkpoint, by the id of that.
+    """
+
+    snapshot_id: str
+    position: int
+    time_us: int
+
+
 class SandboxState(Struct, kw_only=True):
     """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing. `interrupted`: only
     the end of an earlier daemon kept it from being made. While it is `restoring`, it will be what `restore` says. The
@@ -67,6 +87,8 @@ class SandboxState(Struct, kw_only=True):
     restored_us: int = 0
     restore: events.SandboxRestoreRequested | None = None
     snapshots: list[KeptSnapshot] = field(default_factory=list)
+    checkpoints: list[KeptCheckpoint] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
     named: dict[str, ProcessState] = field(default_factory=dict)
@@ -134,6 +156,7 @@ class SandboxState(Struct, kw_only=True):
             forked_from=asked.forked_from,
             restored_from=self.restored_from,
             latest_snapshot_id=self.snapshots[-1].snapshot_id if self.snapshots else None,
+            latest_checkpoint_id=self.checkpoints[-1].checkpoint_id if self.checkpoints else None,
         )
 
 
@@ -156,6 +179,7 @@ def _created(state: "State", event: events.SandboxCreated, fact: Fact) -> None:
     sandbox = _advance(state, fact, "running")
     if sandbox is not None:
         sandbox.made, sandbox.isolation, sandbox.handle = True, event.isolation, event.handle
+        _note_filled(sandbox, sandbox.restored_from, fact)
 
 
 @folds(events.SandboxCreateFailed)
@@ -235,8 +259,9 @@ def _restored(state: "State", event: events.SandboxRestored, fact: Fact) -> None
     asked, sandbox.restore = sandbox.restore, None
     if asked is not None:
         sandbox.requested = replace(sandbox.requested, plan=asked.plan, needs_image=asked.needs_image)
-    sandbox.restored_from, sandbox.ended_us, sandbox.error = event.snapshot_id, None, None
+    sandbox.restored_from, sandbox.ended_us, sandbox.error = event.checkpoint_id or event.snapshot_id, None, None
     sandbox.restored_us = fact.time_us
+    _note_filled(sandbox, event.checkpoint_id or event.snapshot_id, fact)
     sandbox.isolation, sandbox.handle = event.isolation, event.handle
 
 
@@ -278,6 +303,11 @@ def note_in_history(state: "State", fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
         sandbox.position = max(sandbox.position, fact.position)
+
+
+def _note_filled(sandbox: SandboxState, snapshot_id: str | None, fact: Fact) -> None:
+    if snapshot_id is not None:
+        sandbox.filled.append(Filled(snapshot_id=snapshot_id, position=fact.position, time_us=fact.time_us))
 
 
 def _begin_change(state: "State", fact: Fact, status: model.SandboxStatus) -> None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 class SnapshotState(Struct, kw_only=True, array_like=True):
     """What is known of a snapshot. `kept` says of one that was deleted that its archive is still there, for those that
-    build on it. `sent`: what was on this machine alone at first is where it was to be.
+    build on it. `sent`: what was on this machine alone at first is where it was to be. At `stored_position`, which was
+    at `stored_us`, it was complete.
     """
 
     snapshot_id: str
@@ -31,6 +32,8 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
     ended_us: int | None = None
     kept: bool = False
     sent: bool = False
+    stored_position: int = 0
+    stored_us: int = 0
 
     @property
     def owner(self) -> str:
@@ -129,7 +132,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
 
 
 class ForkState(Struct, kw_only=True, array_like=True):
-    """What is known of a fork: of which sandbox, into which others, and what came of it."""
+    """What is known of a fork: of which sandbox, or checkpoint of it, into which others, and what came of it."""
 
     fork_id: str
     sandbox_id: str
@@ -141,6 +144,7 @@ class ForkState(Struct, kw_only=True, array_like=True):
     error: tuple[str, str] | None = None
     interrupted: bool = False
     ended_us: int | None = None
+    checkpoint_id: str | None = None
 
 
 def chain(state: "State", snapshot: SnapshotState) -> Iterator[SnapshotState]:
@@ -173,7 +177,7 @@ def _stored(state: "State", event: events.SnapshotStored, fact: Fact) -> None:
     snapshot = _advance(state, fact, "ready")
     if snapshot is None:
         return
-    snapshot.stored = event
+    snapshot.stored, snapshot.stored_position, snapshot.stored_us = event, fact.position, fact.time_us
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
         sandbox.snapshots.append(_kept(snapshot, event))

@@ -6,8 +6,9 @@ from typing import Final
 
 from sandkeep.events import DAEMON_STREAM, Event
 from sandkeep.ids import LOCK
-from sandkeep_store.views import daemon, images, locks, log, processes, sandboxes, snapshots
+from sandkeep_store.views import checkpoints, daemon, images, locks, log, processes, sandboxes, snapshots
 from sandkeep_store.views.base import HANDLERS, Fact
+from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
@@ -16,7 +17,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 
 # Importing a noun's module registers its handlers; naming them here says that all of them are needed.
-_NOUNS: Final = (daemon, images, locks, log, processes, sandboxes, snapshots)
+_NOUNS: Final = (checkpoints, daemon, images, locks, log, processes, sandboxes, snapshots)
 
 
 class State:
@@ -31,6 +32,7 @@ class State:
         self.sandboxes: dict[str, SandboxState] = {}
         self.processes: dict[str, ProcessState] = {}
         self.snapshots: dict[str, SnapshotState] = {}
+        self.checkpoints: dict[str, CheckpointState] = {}
         self.forks: dict[str, ForkState] = {}
         self.locks: dict[str, LockState] = {}
         self.ended_locks: deque[str] = deque()
@@ -45,6 +47,9 @@ class State:
         if stream.startswith(f"{LOCK}_"):
             lock = self.locks.get(stream)
             return lock.owner if lock else None
+        checkpoint = self.checkpoints.get(stream)  # it may be there longer than its sandbox
+        if checkpoint is not None:
+            return checkpoint.owner
         if sandbox_id is not None:
             sandbox = self.sandboxes.get(sandbox_id)
             return sandbox.owner if sandbox else None

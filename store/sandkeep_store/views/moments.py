@@ -1,0 +1,123 @@
+"""The moments of a sandbox that it is possible to go back to: what was kept of it, and when.
+
+Pure functions over the views. What is kept of sandboxes besides snapshots has its place in `moments`, and nowhere else.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sandkeep import model
+from sandkeep.clock import rfc3339
+from sandkeep_store.views.checkpoints import CheckpointState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import SnapshotState
+
+if TYPE_CHECKING:
+    from sandkeep_store.views.state import State
+
+
+class Moment(Struct, frozen=True, kw_only=True, gc=False):
+    """That `source_id`, which is `owner`'s, holds the sandbox as it was at `position`. It can be used only while its
+    source is ``ready``.
+    """
+
+    kind: model.MomentKind
+    source_id: str
+    owner: str
+    position: int
+    time_us: int
+    status: str
+    name: str | None = None
+    partial: bool = False
+
+    def view(self) -> model.Moment:
+        """The moment as readers see it."""
+        return model.Moment(
+            kind=self.kind,
+            source_id=self.source_id,
+            position=self.position,
+            time=rfc3339(self.time_us),
+            status=self.status,
+            name=self.name,
+            partial=self.partial,
+        )
+
+
+def moments(state: "State", sandbox: SandboxState) -> list[Moment]:
+    """The moments of a sandbox in the order of the log, also those whose source was deleted since."""
+    found = [*_of_snapshots(state, sandbox), *_of_checkpoints(state, sandbox), *_of_restores(state, sandbox)]
+    return sorted(found, key=lambda moment: moment.position)
+
+
+def newest(found: Iterable[Moment], upto: int, until_us: int | None = None) -> Moment | None:
+    """The last of those that can be used, at or before a position and, with `until_us`, a time.
+
+    A clock may have been set back. Then the order of the log counts, not that of its times.
+    """
+    usable = [
+        moment
+        for moment in found
+        if moment.status == "ready" and moment.position <= upto and (until_us is None or moment.time_us <= until_us)
+    ]
+    return usable[-1] if usable else None
+
+
+def _of_snapshots(state: "State", sandbox: SandboxState) -> Iterator[Moment]:
+    """The moment of a snapshot is that of `snapshot.stored`.
+
+    What it holds is of a time between that and its request, and only the daemon that packed it knew of which. Nothing
+    that is in it came later than it was stored, so whoever asks for that moment, or a later one, never gets what had
+    not happened by then. Of the moment of its request that could not be said.
+    """
+    for snapshot in state.snapshots.values():
+        if snapshot.sandbox_id == sandbox.sandbox_id and snapshot.stored is not None:
+            yield _moment(snapshot, snapshot.stored_position, snapshot.stored_us)
+
+
+def _of_checkpoints(state: "State", sandbox: SandboxState) -> Iterator[Moment]:
+    """The same of a checkpoint: that of `checkpoint.stored`."""
+    for checkpoint in state.checkpoints.values():
+        if checkpoint.sandbox_id == sandbox.sandbox_id and checkpoint.stored is not None:
+            yield _of_checkpoint(checkpoint, checkpoint.stored_position, checkpoint.stored_us)
+
+
+def _of_checkpoint(checkpoint: CheckpointState, position: int, time_us: int) -> Moment:
+    return Moment(
+        kind="checkpoint",
+        source_id=checkpoint.checkpoint_id,
+        owner=checkpoint.owner,
+        position=position,
+        time_us=time_us,
+        status=checkpoint.status,
+        name=checkpoint.requested.name,
+    )
+
+
+def _of_restores(state: "State", sandbox: SandboxState) -> Iterator[Moment]:
+    """When a sandbox began with the files of a snapshot, or got them for its own, it was as that snapshot is, whosever
+    it was; and so with a checkpoint. A fork began with files that nothing keeps, and what was kept of its source before
+    is not of it.
+    """
+    for filled in sandbox.filled:
+        snapshot = state.snapshots.get(filled.snapshot_id)
+        if snapshot is not None:
+            yield _moment(snapshot, filled.position, filled.time_us)
+        checkpoint = state.checkpoints.get(filled.snapshot_id)
+        if checkpoint is not None:
+            yield _of_checkpoint(checkpoint, filled.position, filled.time_us)
+
+
+def _moment(snapshot: SnapshotState, position: int, time_us: int) -> Moment:
+    asked = snapshot.requested
+    return Moment(
+        kind="snapshot",
+        source_id=snapshot.snapshot_id,
+        owner=snapshot.owner,
+        position=position,
+        time_us=time_us,
+        status=snapshot.status,
+        name=asked.name,
+        partial=bool(asked.include or asked.exclude),
+    )
