@@ -3,7 +3,7 @@
 Where there is a control group it is frozen, which no process inside can see. Else each process of the sandbox's pid
 namespace is stopped, again and again until none has been started meanwhile; those that were stopped before stay so.
 
-A sandbox that somebody has suspended stays so, and is not resumed by us meanwhile.
+A sandbox that somebody has suspended, before or meanwhile, stays so; see `freezer`.
 
 A guard, a small program that waits at a pipe of ours, has them go on when we are not there any more to do it: a daemon
 that is killed leaves no sandbox standing. Everything here blocks.
@@ -11,26 +11,20 @@ that is killed leaves no sandbox standing. Everything here blocks.
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Final
 
 from msgspec import Struct
 
-from sandkeep.errors import ProviderError, StateError
-from sandkeepd import cgroups, placement
+from sandkeep.errors import StateError
+from sandkeepd import cgroups
+from sandkeepd.freezer import Freezer, Switch, insist, switch_of, turn
 from sandkeepd.hostprocess import pids_where, reap, spawn
 
-FREEZE_DEADLINE_S: Final = 10.0
-"""How long a process may take to stand still: it may wait in the kernel for a disk."""
-
-_LOOK_EVERY_S: Final = 0.0002
-
-# What the guard of a control group does: $1 thaws it when it is written to $2.
-_THAW: Final = 'read -r _; echo "$1" >"$2"'
+# What the guard of a control group does: $1 thaws it when it is written to $2, if its mark $3 is there.
+_THAW: Final = 'read -r _; [ ! -e "$3" ] || { echo "$1" >"$2"; rm -f "$3"; }'
 
 # What the guard of single processes does: $1 is their namespace, the rest are those that had been stopped before.
 _CONTINUE: Final = """
@@ -49,65 +43,31 @@ class Pause(Struct):
     ms: float | None = None
 
 
-class _Switch(NamedTuple):
-    """The file that freezes a group, and what is written to it."""
-
-    file: str
-    freeze: str
-    thaw: str
-
-
 @contextmanager
-def frozen(groups: Mapping[str, str], first_pid: int | None) -> Iterator[Pause]:
+def frozen(groups: Mapping[str, str], first_pid: int | None, mark: str) -> Iterator[Pause]:
     """Have a sandbox stand still for the length of a block. Of several at a time one waits for the other.
 
     `groups` are the directories of its control groups by controller; `first_pid` is the first process of its pid
-    namespace, None when it has none of its own. Raises `provider_unavailable` when it does not stand still in time, and
-    `conflict` at the end of a block in which a sandbox that was suspended was resumed.
+    namespace, None when it has none of its own; `mark` is the file that says meanwhile that it is read. Raises
+    `provider_unavailable` when it does not stand still in time, and `conflict` at the end of a block in which somebody
+    else had it go on.
     """
-    switch = _switch(groups)
+    switch = switch_of(groups)
     pause = Pause()
     if switch is not None and cgroups.members(groups):
-        turn = _turn(switch.file)
-        stand_still = _group_frozen(switch, turn)
+        taken, stand_still = turn(switch.file), _group_frozen(switch, mark)
     elif switch is None and first_pid is not None:
-        turn, stand_still = _turn(f"pid {first_pid}"), _all_stopped(first_pid)
+        taken, stand_still = turn(f"pid {first_pid}"), _all_stopped(first_pid)
     else:
         yield pause
         return
-    with turn.lock:
+    with taken.lock:
         began = time.monotonic()
         try:
             with stand_still:
                 yield pause
         finally:
             pause.ms = (time.monotonic() - began) * 1e3
-
-
-class Turn:
-    """What those take turns by who have the same sandbox stand still: the first to be done must not thaw it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.is_ours = False
-        """Whether it is us who have it stand still."""
-
-
-_turns: Final[WeakValueDictionary[str, Turn]] = WeakValueDictionary()
-
-
-def _turn(what: str) -> Turn:
-    with _turns_lock:
-        return _turns.setdefault(what, Turn())
-
-
-_turns_lock: Final = threading.Lock()
-
-
-def turn_of(groups: Mapping[str, str]) -> Turn | None:
-    """By what those take turns who have a sandbox stand still, or suspend it; None for one that has no such group."""
-    switch = _switch(groups)
-    return _turn(switch.file) if switch is not None else None
 
 
 def processes(groups: Mapping[str, str], first_pid: int | None) -> list[int]:
@@ -118,48 +78,17 @@ def processes(groups: Mapping[str, str], first_pid: int | None) -> list[int]:
     return found
 
 
-def thaw(groups: Mapping[str, str]) -> None:
-    """Have a sandbox go on that an earlier daemon left standing. Safe to repeat."""
-    switch = _switch(groups)
-    if switch is not None:
-        with suppress(OSError):
-            placement.write(switch.file, switch.thaw)
-
-
-def _switch(groups: Mapping[str, str]) -> _Switch | None:
-    """What freezes the groups: version 1 has a hierarchy of its own for that, version 2 a file in every group."""
-    first = f"{groups['freezer']}/freezer.state" if "freezer" in groups else ""
-    if first and os.access(first, os.W_OK):
-        return _Switch(first, "FROZEN", "THAWED")
-    for directory in groups.values():
-        second = f"{directory}/cgroup.freeze"
-        if os.access(second, os.W_OK):
-            return _Switch(second, "1", "0")
-    return None
-
-
 @contextmanager
-def _group_frozen(switch: _Switch, turn: Turn) -> Iterator[None]:
-    if _is_frozen(switch.file):  # by whoever suspended it
-        yield
-        if not _is_frozen(switch.file):
-            raise StateError("conflict", "the sandbox was resumed while its files were read: try again")
-        return
-    with _guard(_THAW, switch.thaw, switch.file):
-        turn.is_ours = True
+def _group_frozen(switch: Switch, mark: str) -> Iterator[None]:
+    freezer = Freezer(switch, mark)
+    with _guard(_THAW, switch.thaw, switch.file, mark):
+        freezer.begin_reading()
         try:
-            placement.write(switch.file, switch.freeze)
-            _await(lambda: _is_frozen(switch.file))
             yield
         finally:
-            placement.write(switch.file, switch.thaw)
-            turn.is_ours = False
-
-
-def _is_frozen(file: str) -> bool:
-    if file.endswith("freezer.state"):
-        return _read(file).strip() == "FROZEN"
-    return "frozen 1" in _read(f"{os.path.dirname(file)}/cgroup.events").splitlines()
+            stood = freezer.end_reading()
+    if not stood:
+        raise StateError("conflict", "the sandbox was resumed while its files were read: try again")
 
 
 @contextmanager
@@ -169,7 +98,7 @@ def _all_stopped(first_pid: int) -> Iterator[None]:
     with _guard(_CONTINUE, namespace, *map(str, before)):
         told: list[int] = []
         try:
-            _await(lambda: _stop(namespace, before, told))
+            insist(lambda: _stop(namespace, before, told))
             yield
         finally:
             _signal(reversed(told), signal.SIGCONT)  # children before those who wait for them
@@ -195,15 +124,6 @@ def _signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _await(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + FREEZE_DEADLINE_S
-    while not done():
-        if time.monotonic() > deadline:
-            words = "a process in the sandbox does not stand still: its disk may be stuck; try again later"
-            raise ProviderError("provider_unavailable", words)
-        time.sleep(_LOOK_EVERY_S)
 
 
 @contextmanager

@@ -181,11 +181,13 @@ def failure_of(sandbox: SandboxState, error: SandkeepError, *, interrupted: bool
 
 def pausing(instance: Instance, provider: str) -> Pausing:
     """What suspends an instance. Raises `not_supported` where nothing does."""
-    if isinstance(instance, Pausing):
-        return instance
-    raise SetupError(
-        "not_supported", f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
-    )
+    if not isinstance(instance, Pausing):
+        words = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
+        raise SetupError("not_supported", words)
+    if instance.no_pauses is not None:
+        words = f"the sandbox cannot be suspended: {instance.no_pauses}, terminate the sandbox, or let it run"
+        raise SetupError("not_supported", words)
+    return instance
 
 
 async def in_time(work: Callable[[], Awaitable[None]]) -> None:

@@ -1,11 +1,13 @@
 """The daemon dies around each commit of a suspension, a resumption, and a start anew; the orders are given again."""
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
@@ -14,6 +16,7 @@ from tests.crash.story import Story, check_commands, check_intents, events_of
 from sandkeep import failpoints
 from sandkeep.events import EVENTS
 from sandkeep_store import offline
+from sandkeepd import freezer
 from sandkeepd.providers import fake
 
 SIDE_BY_SIDE = 3
@@ -28,13 +31,49 @@ POINTS += [f"{kind}:{side}@2" for kind in KINDS if "resume" in kind for side in 
 """The second time a sandbox is resumed it is started anew."""
 
 
-def dies_at(point: str, root: str, source: str) -> Story:
+PROVIDERS = ("fake", pytest.param("local", marks=[pytest.mark.needs("bwrap"), pytest.mark.needs("freezer")]))
+
+
+class Box:
+    """A sandbox as somebody sees it who is not its daemon."""
+
+    def __init__(self, name: str, provider: str) -> None:
+        self.name, self.provider = name, provider
+        self.created: tuple[Any, Any] | None = None
+
+    def look(self, story: Story) -> None:
+        """Take note of what is on record of it."""
+        events = story.look(lambda client: client.sandbox.history(self.name).events)
+        self.created = events[0].data["plan"], events[1].data["handle"]
+
+    def stands_still(self) -> bool:
+        if self.provider == "fake":
+            return fake.stands_still(self.name)
+        assert self.created is not None
+        return freezer.stand_still(self.created[0]["cgroups"])
+
+    def kill(self) -> None:
+        """End it as if it had ended by itself."""
+        if self.provider == "fake":
+            fake._kill(self.name, {})
+        elif self.created is not None:
+            os.kill(self.created[1]["first"]["pid"], signal.SIGKILL)
+
+    def is_gone(self) -> bool:
+        if self.provider == "fake":
+            return fake._processes(self.name) == []
+        assert self.created is not None
+        return not any(os.path.exists(place) for place in self.created[0]["cgroups"].values())
+
+
+def dies_at(point: str, root: str, source: str, provider: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
     daemon = RunningDaemon(root)
+    os.chmod(root, 0o711)
     daemon.program = [sys.executable, "-m", "tests.daemon.two_providers"]
     daemon.env |= {"PYTHONPATH": os.pathsep.join(sys.path), failpoints.SETTING: point}
     story = Story(daemon)
-    box = f"box-{os.path.basename(root)}"
+    box = Box(f"box-{os.path.basename(root)}", provider)
     try:
         story.start()
         tell(story, box, source)
@@ -43,26 +82,30 @@ def dies_at(point: str, root: str, source: str) -> Story:
         assert offline.verify(daemon.state_dir).problems == []
         check_commands(facts, story.acknowledged)
         check_intents(facts)
-        assert fake._processes(box) == []
+        assert box.is_gone()
     finally:
         daemon.env.pop(failpoints.SETTING, None)
         daemon.clear()
-        fake._kill(box, {})
+        if provider == "fake":
+            box.kill()
     return story
 
 
-def tell(story: Story, box: str, source: str) -> None:
+def tell(story: Story, made: Box, source: str) -> None:
     """A sandbox is suspended and resumed, ends by itself, and is started anew."""
-    image = story.ask("image.create", source, provider="fake").image_id
+    box = made.name
+    image = story.ask("image.create", source, provider=made.provider).image_id
     story.ask("sandbox.create", image, sandbox_id=box, secrets={"KEY": "s3cret"})
+    made.look(story)
     story.ask("process.launch", box, name="cat", command=["cat"], stdin=True)
     story.ask("sandbox.exec", box, "echo kept >file")
     assert story.ask("sandbox.suspend", box).status == "suspended"
-    assert fake.stands_still(box)
+    assert made.stands_still()
     assert story.ask("sandbox.resume", box).status == "running"
+    assert not made.stands_still()
     story.ask("process.write_stdin", box, name="cat", data=b"typed\n", eof=True)
     assert story.look(lambda client: client.process.wait(box, "cat")).exit_code == 0
-    fake._kill(box, {})
+    made.kill()
     while story.look(lambda client: client.sandbox.get(box)).status == "running":
         pass
     assert story.ask("sandbox.resume", box, secrets={"KEY": "s3cret"}).status == "running"
@@ -72,13 +115,18 @@ def tell(story: Story, box: str, source: str) -> None:
     story.ask("image.remove", image)
 
 
-@pytest.fixture(scope="module")
-def stories(places: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, "Future[Story]"]]:
+@pytest.fixture(scope="module", params=PROVIDERS)
+def stories(
+    request: pytest.FixtureRequest, places: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, "Future[Story]"]]:
     """All of them, told side by side."""
     source = tmp_path_factory.mktemp("source")
     Path(source, "file").write_text("content\n")
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source)) for point in POINTS}
+        yield {
+            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source), request.param)
+            for point in POINTS
+        }
         pool.shutdown(cancel_futures=True)
 
 

@@ -1,16 +1,22 @@
 """Sandboxes that stand still, go on, and are started anew, with real processes; and daemons that were not there."""
 
+import math
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+from tests.daemon.houses import HOUSES, DockerHouse, House
 from tests.daemon.inside import Inside, inside
+from tests.users import NOBODY, command_as
 
 from sandkeep import events
 from sandkeep.errors import ProviderError, SandkeepError
@@ -55,6 +61,15 @@ async def run(daemon: Inside, command: str) -> bytes:
     return bytes((await daemon.call("sandbox.exec", sandbox_id="box", command=command)).stdout)
 
 
+async def written(daemon: Inside, name: str, expected: bytes) -> None:
+    """Wait until a process has written that."""
+    seen = b""
+    with trio.fail_after(20):
+        while expected not in seen:
+            read = daemon.call("process.read", sandbox_id="box", name=name, stdout_offset=len(seen), wait_s=5)
+            seen += (await read).stdout
+
+
 async def until(daemon: Inside, status: str) -> None:
     with trio.fail_after(20):
         while state(daemon).status != status:
@@ -70,6 +85,18 @@ def stand_still() -> bool:
     return fake_module.stands_still("box")
 
 
+@pytest.fixture(params=HOUSES)
+async def house(
+    request: pytest.FixtureRequest, state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[House]:
+    """Of each kind one in which something can be suspended. What others do is seen there when a test says so."""
+    monkeypatch.setattr("sandkeepd.providers.local_pausing.LOOK_S", math.inf)
+    docker = request.param is DockerHouse
+    made = DockerHouse(state_dir, request.getfixturevalue("dockerd")) if docker else request.param(state_dir, source)
+    yield made
+    await made.clear()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_stays() -> Any:
     yield
@@ -79,16 +106,16 @@ def _nothing_stays() -> Any:
 # -- standing still ---------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_suspended_stands_still_and_goes_on(state_dir: str, source: str) -> None:
-    async with inside(state_dir) as daemon:
-        sandbox = await box_in(daemon, source)
+async def test_what_is_suspended_stands_still_and_goes_on(house: House) -> None:
+    async with house.daemon() as daemon:
+        sandbox = await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command="read x; echo $x; exit 3", stdin=True)
         assert await suspend(daemon) == "suspended"
-        assert stand_still()
+        assert house.stands_still()
         assert msgspec.json.decode(document(sandbox, "log") or b"")["status"] == "suspended"
         assert (await daemon.call("daemon.status")).sandboxes == {"suspended": 1}
         assert await resume(daemon) == "running"
-        assert not stand_still()
+        assert not house.stands_still()
         await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"still there\n")
         assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 3
         assert await run(daemon, "echo hi") == b"hi\n"
@@ -98,9 +125,9 @@ async def test_what_is_suspended_stands_still_and_goes_on(state_dir: str, source
         ]  # fmt: skip
 
 
-async def test_what_is_so_already_is_answered_as_it_is(state_dir: str, source: str) -> None:
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
+async def test_what_is_so_already_is_answered_as_it_is(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
         assert await resume(daemon) == "running"
         for order in (suspend, resume):
             async with trio.open_nursery() as nursery:
@@ -127,9 +154,9 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.needs("tmux")
-async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(state_dir: str, source: str) -> None:
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
+async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command="echo hi; exec cat", stdin=True)
         await daemon.call("process.launch", sandbox_id="box", name="screen", command="exec cat", tty=True)
         while not (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=10)).stdout:
@@ -155,11 +182,13 @@ async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(state_dir: st
             await resume(daemon)
             await daemon.call("process.signal", sandbox_id="box", name="web")
         assert ended.is_set()
+        await daemon.call("process.write_stdin", sandbox_id="box", name="screen", data=b"typed\n")
+        await written(daemon, "screen", b"typed")
 
 
-async def test_a_time_limit_that_passes_meanwhile_is_kept_afterwards(state_dir: str, source: str) -> None:
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
+async def test_a_time_limit_that_passes_meanwhile_is_kept_afterwards(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
         limit = {"command": ["sleep", "1000"], "timeout_s": 0.3}
         await daemon.call("process.launch", sandbox_id="box", name="short", **limit)
         await suspend(daemon)
@@ -185,9 +214,9 @@ def test_it_is_reaped_all_the_same() -> None:
         ]  # fmt: skip
 
 
-async def test_it_can_be_terminated(state_dir: str, source: str) -> None:
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
+async def test_it_can_be_terminated(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
         await suspend(daemon)
         with trio.fail_after(20):
@@ -275,7 +304,7 @@ async def test_what_failed_before_says_nothing_of_now(state_dir: str, source: st
         await refused("provider_unavailable", suspend(daemon))
         daemon.fake.faults.mend()
         assert await resume(daemon) == "running"
-        await outside(daemon, paused=True)
+        await House(state_dir, source).outside(daemon, paused=True)
         await until(daemon, "suspended")
         assert await suspend(daemon) == "suspended"
 
@@ -299,21 +328,21 @@ async def test_an_end_interrupts_it(state_dir: str, source: str, monkeypatch: py
         assert (await daemon.types("box"))[-2:] == ["sandbox.terminate_requested", "sandbox.terminated"]
 
 
-async def test_what_was_under_way_goes_on_afterwards(
-    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_under_way_goes_on_afterwards(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start and a kill that the keeper has not heard of are waited for longer than it takes at most, awake."""
+    if isinstance(house, DockerHouse):
+        pytest.skip("of what its engine does it hears at once")
     monkeypatch.setattr("sandkeepd.keeper.talk.REQUEST_DEADLINE_S", 0.2)
     monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", 0.2)
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
+    async with house.daemon() as daemon:
+        await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
-        await trio.to_thread.run_sync(fake_module._stop, "box")
+        await trio.to_thread.run_sync(house.stop)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL"))
             nursery.start_soon(lambda: daemon.call("process.launch", sandbox_id="box", name="new", command="exit 3"))
             await trio.testing.wait_all_tasks_blocked(0.02)
-            daemon.fake._instances["box"].pause.set(True)
+            house.notice(daemon)
             await until(daemon, "suspended")
             await trio.sleep(0.5)
             assert await resume(daemon) == "running"
@@ -326,30 +355,24 @@ async def test_what_was_under_way_goes_on_afterwards(
 # -- from outside -----------------------------------------------------------------------------------------------------
 
 
-async def outside(daemon: Inside, paused: bool) -> None:
-    """Somebody who is not the daemon pauses the sandbox, or has it go on, and the provider sees it."""
-    await trio.to_thread.run_sync(fake_module._stop if paused else fake_module._continue, "box")
-    daemon.fake._instances["box"].pause.set(paused)
-
-
 async def last_of(daemon: Inside) -> tuple[str, bool]:
     event = (await daemon.call("sandbox.history", sandbox_id="box")).events[-1]
     return event.type, msgspec.json.decode(event.data)["outside"]
 
 
-async def test_what_others_suspend_and_resume_is_on_record(state_dir: str, source: str) -> None:
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
+async def test_what_others_suspend_and_resume_is_on_record(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
         assert await run(daemon, "echo hi") == b"hi\n"
-        await outside(daemon, paused=True)
+        await house.outside(daemon, paused=True)
         await until(daemon, "suspended")
         assert await last_of(daemon) == ("sandbox.suspended", True)
         await refused("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command="true"))
-        await outside(daemon, paused=False)
+        await house.outside(daemon, paused=False)
         await until(daemon, "running")
         assert await last_of(daemon) == ("sandbox.resumed", True)
         assert await run(daemon, "echo hi") == b"hi\n"
-        await outside(daemon, paused=True)
+        await house.outside(daemon, paused=True)
         await until(daemon, "suspended")
         assert await resume(daemon) == "running"
         assert await last_of(daemon) == ("sandbox.resumed", False)
@@ -358,32 +381,33 @@ async def test_what_others_suspend_and_resume_is_on_record(state_dir: str, sourc
 # -- daemons that were not there --------------------------------------------------------------------------------------
 
 
-async def test_a_suspended_sandbox_is_adopted_as_it_is(state_dir: str, source: str) -> None:
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
+async def test_a_suspended_sandbox_is_adopted_as_it_is(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command="echo hi; read x; exit 3", stdin=True)
         assert await run(daemon, "echo done") == b"done\n"
+        assert (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=10)).stdout == b"hi\n"
         await suspend(daemon)
-    async with inside(state_dir) as daemon:
+    async with house.daemon() as daemon:
         await adopted(daemon)
         view = await daemon.call("sandbox.get", sandbox_id="box")
-        assert (view.status, view.note, stand_still()) == ("suspended", None, True)
+        assert (view.status, view.note, house.stands_still()) == ("suspended", None, True)
         assert (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=0)).stdout == b"hi\n"
         assert await resume(daemon) == "running"
         await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"\n")
         assert (await daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=20)).exit_code == 3
 
 
-async def test_what_others_did_while_no_daemon_ran_is_on_record(state_dir: str, source: str) -> None:
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
-    await trio.to_thread.run_sync(fake_module._stop, "box")
-    async with inside(state_dir) as daemon:
+async def test_what_others_did_while_no_daemon_ran_is_on_record(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
+    await trio.to_thread.run_sync(house.stop)
+    async with house.daemon() as daemon:
         await adopted(daemon)
         await until(daemon, "suspended")
         assert await last_of(daemon) == ("sandbox.suspended", True)
-    await trio.to_thread.run_sync(fake_module._continue, "box")
-    async with inside(state_dir) as daemon:
+    await trio.to_thread.run_sync(house.go_on)
+    async with house.daemon() as daemon:
         await adopted(daemon)
         await until(daemon, "running")
         assert await last_of(daemon) == ("sandbox.resumed", True)
@@ -403,29 +427,168 @@ SUSPEND, RESUME = events.SandboxSuspendRequested(), events.SandboxResumeRequeste
     ],
 )
 async def test_an_order_without_an_outcome_is_what_the_sandbox_says(
-    state_dir: str, source: str, order: events.Event, carried_out: bool, then: str
+    house: House, order: events.Event, carried_out: bool, then: str
 ) -> None:
     """And the command, given again, is carried out if it was not."""
     by = {"command_id": "order"}
     call = suspend if order is SUSPEND else resume
-    async with inside(state_dir) as daemon:
-        await box_in(daemon, source)
+    async with house.daemon() as daemon:
+        await house.box(daemon)
         if order is RESUME:
             await suspend(daemon)
-        if carried_out:
-            await trio.to_thread.run_sync(fake_module._stop if order is SUSPEND else fake_module._continue, "box")
         await daemon.core.log.append([NewEvent("box", order, "box")], Meta(owner="uid:0", **by))
+        if carried_out:
+            await trio.to_thread.run_sync(house.stop if order is SUSPEND else house.go_on)
         daemon.core.carry = lambda *_: None  # type: ignore[method-assign]  # it dies
-    async with inside(state_dir) as daemon:
+    async with house.daemon() as daemon:
         assert state(daemon).status == ("suspending" if order is SUSPEND else "resuming")
         await adopted(daemon)
-        assert (state(daemon).status, stand_still()) == (then, then == "suspended")
+        assert (state(daemon).status, house.stands_still()) == (then, then == "suspended")
         assert await call(daemon, **by) == ("suspended" if order is SUSPEND else "running")
         assert await call(daemon, **by) == ("suspended" if order is SUSPEND else "running")
         kind = "sandbox.suspended" if order is SUSPEND else "sandbox.resumed"
         assert (await daemon.types("box")).count(kind) == 1
         await resume(daemon)
         assert await run(daemon, "echo hi") == b"hi\n"
+
+
+# -- read meanwhile ---------------------------------------------------------------------------------------------------
+
+LOCAL = pytest.mark.parametrize("house", [house for house in HOUSES if house not in (House, HOUSES[-1])], indirect=True)
+
+
+@pytest.mark.parametrize("house", HOUSES[1:], indirect=True)
+async def test_it_is_kept_and_forked_and_stays_suspended(house: House) -> None:
+    """And afterwards it is what it was, its secrets included."""
+    async with house.daemon() as daemon:
+        await house.box(daemon, secrets={"KEY": "value"})
+        await daemon.call("process.launch", sandbox_id="box", name="web", command="read x; exit 3", stdin=True)
+        await run(daemon, "echo new >new")
+        await suspend(daemon)
+        made = await daemon.call("snapshot.create", sandbox_id="box", incremental=True)
+        fork = (await daemon.call("sandbox.fork", sandbox_id="box", secrets={"KEY": "other"})).sandboxes[0].sandbox_id
+        house.notice(daemon)
+        assert (state(daemon).status, house.stands_still()) == ("suspended", True)
+        back = (await daemon.call("snapshot.restore", snapshot_id=made.snapshot_id, secrets={"KEY": "x"})).sandbox_id
+        for other in (fork, back):
+            assert (await daemon.call("sandbox.exec", sandbox_id=other, command="cat new")).stdout == b"new\n"
+            await daemon.call("sandbox.terminate", sandbox_id=other)
+        assert await resume(daemon) == "running"
+        await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"\n")
+        assert (await daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=20)).exit_code == 3
+        assert await run(daemon, "echo $KEY") == b"value\n"
+
+
+@LOCAL
+async def test_what_is_suspended_while_it_is_read_stays_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is resumed then goes on when it was read: neither waits for the other."""
+    reached, go_on = trio.Event(), threading.Event()
+
+    def wait(point: str) -> None:
+        if point == "snapshot.frozen":
+            trio.from_thread.run_sync(reached.set)
+            assert go_on.wait(20)
+
+    monkeypatch.setattr("sandkeep.failpoints.reach", wait)
+    async with house.daemon() as daemon:
+        await house.box(daemon)
+        for before, order, then in (("running", suspend, "suspended"), ("suspended", resume, "running")):
+            reached, go_on = trio.Event(), threading.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: daemon.call("snapshot.create", sandbox_id="box"))
+                await reached.wait()
+                house.notice(daemon)
+                assert (state(daemon).status, house.stands_still()) == (before, True)
+                assert await order(daemon) == then
+                house.notice(daemon)
+                assert (state(daemon).status, house.stands_still()) == (then, True)
+                go_on.set()
+            assert house.stands_still() == (then == "suspended")
+        assert await run(daemon, "echo hi") == b"hi\n"
+        history = (await daemon.call("sandbox.history", sandbox_id="box")).events
+        assert not any(msgspec.json.decode(event.data).get("outside") for event in history)
+
+
+@LOCAL
+async def test_what_a_daemon_left_standing_goes_on_and_what_was_suspended_does_not(house: House) -> None:
+    """It died, and with it what was to have the sandbox go on, while its files were read."""
+    for suspended in (False, True):
+        async with house.daemon() as daemon:
+            if suspended:
+                await adopted(daemon)
+                await suspend(daemon)
+            else:
+                await house.box(daemon)
+        if not suspended:
+            await trio.to_thread.run_sync(house.stop)
+            house.mark().touch()
+        async with house.daemon() as daemon:
+            await adopted(daemon)
+            assert (state(daemon).status, house.stands_still()) == (("running", "suspended")[suspended], suspended)
+            assert not house.mark().exists()
+            house.notice(daemon)
+            if not suspended:
+                assert await run(daemon, "echo hi") == b"hi\n"
+
+
+@LOCAL
+async def test_its_files_are_replaced_and_it_goes_on(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
+        made = await daemon.call("snapshot.create", sandbox_id="box")
+        await run(daemon, "echo new >new")
+        await suspend(daemon)
+        await daemon.call("sandbox.restore", sandbox_id="box", snapshot_id=made.snapshot_id)
+        assert (state(daemon).status, house.stands_still()) == ("running", False)
+        assert await run(daemon, "ls") == b"hello\n"
+
+
+@LOCAL
+async def test_what_others_do_is_looked_at(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandkeepd.providers.local_pausing.LOOK_S", 0.01)
+    async with house.daemon() as daemon:
+        await house.box(daemon)
+        await trio.to_thread.run_sync(house.stop)
+        await until(daemon, "suspended")
+        await trio.to_thread.run_sync(house.go_on)
+        await until(daemon, "running")
+
+
+@LOCAL
+async def test_it_is_ended_for_its_disk_all_the_same(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon, disk_bytes=1 << 20)
+        await run(daemon, "head -c 600000 /dev/zero >one; head -c 600000 /dev/zero >two")
+        await suspend(daemon)
+        await daemon.provider.disks.check(daemon.provider.instances["box"])
+        await until(daemon, "stopped")
+        assert state(daemon).terminated_reason == "disk_limit"
+
+
+@LOCAL
+async def test_one_that_is_killed_meanwhile_has_failed_once_it_goes_on(house: House) -> None:
+    """By the first version of control groups nothing ends before it goes on."""
+    async with house.daemon() as daemon:
+        sandbox = await house.box(daemon)
+        await suspend(daemon)
+        os.kill(sandbox.handle["first"]["pid"], signal.SIGKILL)
+        with suppress(SandkeepError):
+            await resume(daemon)
+        await until(daemon, "failed")
+        assert await resume(daemon) == "running"
+        assert await run(daemon, "echo anew") == b"anew\n"
+
+
+@LOCAL
+async def test_what_nobody_owns_is_removed_though_it_stands_still(house: House) -> None:
+    async with house.daemon() as daemon:
+        await house.box(daemon)
+        await suspend(daemon)
+        await daemon.core.log.append([NewEvent("box", events.SandboxTerminated(reason="requested"), "box")], Meta())
+    async with house.daemon() as daemon:
+        await adopted(daemon)
+        assert (await daemon.provider.found())[0] == []
+        assert not os.path.exists(house.groups["freezer"])
 
 
 # -- started anew -----------------------------------------------------------------------------------------------------
@@ -565,10 +728,11 @@ def said(done: "subprocess.CompletedProcess[bytes]") -> list[str]:
     return done.stdout.decode().splitlines()
 
 
-def test_by_the_command_line(with_fake: Any, source: str) -> None:
+@pytest.mark.parametrize("provider", ["fake", pytest.param("local", marks=pytest.mark.needs("freezer"))])
+def test_by_the_command_line(with_fake: Any, source: str, provider: str) -> None:
     cli = with_fake.cli
     with with_fake.connect() as client:
-        image = client.image.create(source, provider="fake").image_id
+        image = client.image.create(source, provider=provider).image_id
         boxes = [client.sandbox.create(image, sandbox_id=name, secrets={"KEY": "v"}).sandbox_id for name in ("a", "b")]
     assert said(cli("suspend", *boxes)) == boxes
     listed = said(cli("ls"))
@@ -584,23 +748,37 @@ def test_by_the_command_line(with_fake: Any, source: str) -> None:
 
 
 @pytest.mark.needs("bwrap")
-def test_a_provider_that_cannot_says_so_before_anything_happens(shared_daemon: Any, source: str) -> None:
-    with shared_daemon.connect() as client:
-        box = client.sandbox.create(client.image.create(source).image_id).sandbox_id
-        done = shared_daemon.cli("suspend", box)
+@pytest.mark.needs("root")
+def test_where_nothing_freezes_that_is_said_before_anything_happens(new_daemon: Callable[[], Any]) -> None:
+    """As with an ordinary user's daemon that nobody gave control groups."""
+    daemon = new_daemon()
+    os.mkdir(f"{daemon.root}/source")
+    os.chown(daemon.root, NOBODY, NOBODY)
+    daemon.program = command_as(NOBODY, daemon.program)
+    daemon.start()
+
+    def cli(*words: str) -> "subprocess.CompletedProcess[bytes]":
+        argv = command_as(NOBODY, [*daemon.command, *words])
+        return subprocess.run(argv, env=daemon.env, capture_output=True, check=False, timeout=60)
+
+    [image] = said(cli("image", "create", "--provider", "local", f"{daemon.root}/source"))
+    [box] = said(cli("create", image))
+    with daemon.connect() as client:
+        [local] = [one for one in client.daemon.capabilities().providers if one.provider == "local"]
+        assert not local.features["suspend"].works
+        done = cli("suspend", box)
         assert done.returncode == 1
-        assert b"the local provider cannot suspend yet" in done.stderr
+        assert b"cannot be suspended: there is no writable freezer control group" in done.stderr
         assert b"[not_supported]" in done.stderr
-        assert shared_daemon.cli("resume", box).stdout.decode().strip() == box
+        assert said(cli("resume", box)) == [box]
         assert [event.type for event in client.sandbox.history(box).events] == [
             "sandbox.create_requested", "sandbox.created"
         ]  # fmt: skip
-        os.kill(_first_process(shared_daemon, box), 9)
+        os.kill(_first_process(daemon, box), 9)
         while client.sandbox.get(box).status == "running":
             pass
-        assert shared_daemon.cli("resume", box).stdout.decode().strip() == box
-        assert client.sandbox.exec(box, ["echo", "anew"]).stdout == b"anew\n"
-        client.sandbox.terminate(box)
+        assert said(cli("resume", box)) == [box]
+        assert said(cli("exec", box, "echo", "anew")) == ["anew"]
 
 
 def _first_process(daemon: Any, box: str) -> int:

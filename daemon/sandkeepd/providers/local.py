@@ -18,7 +18,7 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
-from sandkeepd import cgroups, freezing
+from sandkeepd import cgroups
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostpath import import_tree
 from sandkeepd.hostprocess import (
@@ -36,6 +36,7 @@ from sandkeepd.providers.local_end import Clearing
 from sandkeepd.providers.local_keeping import Keeping, files_features
 from sandkeepd.providers.local_layers import Layers
 from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, write_mark
+from sandkeepd.providers.local_pausing import Freezable, keep_looking, suspension
 from sandkeepd.providers.local_plan import Plan, Planner
 from sandkeepd.providers.local_probe import Abilities, probe
 from sandkeepd.providers.local_start import Handle, Job, Lower, Started, start, translate
@@ -45,7 +46,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class LocalInstance(KeptInstance):
+class LocalInstance(Freezable, KeptInstance):
     """A local sandbox."""
 
     plan: Plan
@@ -114,6 +115,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
                 found = await self.abilities()
         except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
             return ProviderCapabilities(provider=self.name, works=False, why=str(error))
+        freezes = self._hierarchies.can_freeze()
         limits = {
             f"limit_{name}": Capability(works=True)
             if self._hierarchies.has(controller)
@@ -124,8 +126,8 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
             "no_nested_user_namespaces": found.no_nested_userns,
             "stats": _stats(self._hierarchies.uncounted()),
-            "terminals": _terminals(),
-            **files_features(found, freezer=self._hierarchies.can_freeze()),
+            "terminals": _terminals(), "suspend": suspension(freezer=freezes),
+            **files_features(found, freezer=freezes),
             "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip
@@ -286,6 +288,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
             instance.plan = plan
+            instance.have_freezer(plan.cgroups, self.layout.read_mark(sandbox_id))
             return instance
 
         return self._take_hold(handle.first, make)
@@ -304,7 +307,6 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
-        freezing.thaw(decided.cgroups)  # a daemon may have died while its files were read, and its guard, too
         instance = await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
             return instance
@@ -462,6 +464,11 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             del self._being_cleared[sandbox_id]
             cleared.set()
 
+    @property
+    def instances(self) -> Mapping[str, LocalInstance]:
+        """Those that it holds."""
+        return self._instances
+
     def _sandbox(self, sandbox_id: str) -> str:
         return self.layout.sandbox(sandbox_id)
 
@@ -492,6 +499,7 @@ async def open_local(
             state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
         )
         nursery.start_soon(provider.disks.run)
+        nursery.start_soon(keep_looking, provider.instances)
         return provider
 
     async with running(make) as provider:

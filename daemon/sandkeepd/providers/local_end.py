@@ -1,12 +1,14 @@
 """Ending a local sandbox, and clearing away what there is of it, whole or half made. Everything here blocks."""
 
 import os
-from collections.abc import Collection
+import signal
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from sandkeepd import cgroups, freezing
+from sandkeepd import cgroups, freezer
 from sandkeepd.hostprocess import kill_all, kill_and_wait, marked, open_process, owned_by, pids_where
 from sandkeepd.providers.local_bubblewrap import marks
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
@@ -25,7 +27,7 @@ class Clearing:
 
     def end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
         """Kill what there is: the first process of the namespace takes all the others with it."""
-        freezing.thaw(plan.cgroups)  # what stands still does not end
+        _doom(plan.cgroups)
         known = plan.mechanism == "bubblewrap" and bool(handle)
         if handle:
             pidfd = open_process(msgspec.convert(handle, Handle).first)
@@ -61,6 +63,7 @@ class Clearing:
     def remove_stray(self, strays: Strays, sandbox_id: str, taken: Collection[int | None], *, forgotten: bool) -> None:
         """Remove what is left of a sandbox that no event owns, its journals only when it is `forgotten`."""
         directory = self._layout.sandbox(sandbox_id)
+        strays.thaw(sandbox_id)
         strays.kill(sandbox_id)
         strays.unmount(directory)
         self.end(sandbox_id, self.plan_of_stray(sandbox_id, taken), {})
@@ -69,3 +72,12 @@ class Clearing:
             self._layout.discard([directory])
         else:
             self.clear(sandbox_id)
+
+
+def _doom(groups: Mapping[str, str]) -> None:
+    """What stands still does not end before it goes on; it is killed first, so as to do nothing more."""
+    if freezer.stand_still(groups):
+        for pid in cgroups.members(groups):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    freezer.thaw(groups)

@@ -1,25 +1,35 @@
 """A local sandbox as far as its files go, whether it runs or not."""
 
+from contextlib import AbstractContextManager
+
 from msgspec import Struct
 
+from sandkeepd.freezing import Pause, frozen
 from sandkeepd.hostprocess import identify
 from sandkeepd.providers.local_plan import Plan
 from sandkeepd.providers.local_start import Handle
 
 
 class HeldFiles(Struct, frozen=True, kw_only=True):
-    """What a sandbox changed lies in `upper`, and hides parts of `lowers`, each of which hides parts of the next."""
+    """What a sandbox changed lies in `upper`, and hides parts of `lowers`, each of which hides parts of the next. The
+    file `mark` is there while it stands still only to be read.
+    """
 
     plan: Plan
     handle: Handle
     upper: str
     lowers: list[str]
+    mark: str
 
     @property
     def first_pid(self) -> int | None:
         """The first process of its pid namespace, if it runs and has one."""
         first = self.handle.first
         return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
+
+    def standing(self) -> AbstractContextManager[Pause]:
+        """Have it stand still for the length of a block. See `freezing.frozen`."""
+        return frozen(self.plan.cgroups, self.first_pid, self.mark)
 
     @property
     def owner(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.model import Capability, SandboxSpec
-from sandkeepd.freezing import Pause, frozen
+from sandkeepd.freezing import Pause
 from sandkeepd.hostpath import digest_tree
 from sandkeepd.providers.base import Frozen, ImportedImage, KeptArchive, PackedFiles, PackRequest, Progress, Source
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
@@ -24,6 +24,7 @@ from sandkeepd.providers.local_files import HeldFiles
 from sandkeepd.providers.local_layers import MOST_LAYERS, Layers
 from sandkeepd.providers.local_layout import Layout
 from sandkeepd.providers.local_packing import Packer, paths
+from sandkeepd.providers.local_pausing import NO_FREEZER
 from sandkeepd.providers.local_plan import Layer, Plan
 from sandkeepd.providers.local_probe import Abilities
 from sandkeepd.providers.local_start import Handle
@@ -58,7 +59,8 @@ class Keeping(ABC):
         lowers = (
             [] if handle.files != "overlay" else self._roots(plan.layers, source.image_id if plan.over_image else None)
         )
-        return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers)
+        mark = self.layout.read_mark(source.sandbox_id)
+        return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
 
     def _roots(self, layers: Sequence[Layer], image_id: str | None) -> list[str]:
         roots = [self.layers.root(layer.name) for layer in layers]
@@ -120,7 +122,7 @@ class Keeping(ABC):
         making = self.layers.begin(name)
         shown = open_shown([held.upper, *held.lowers] if flat else [held.upper], self.layout.state_dir)
         try:
-            with frozen(held.plan.cgroups, held.first_pid) as pause:
+            with held.standing() as pause:
                 failpoints.reach("layer.frozen")
                 self.layers.copy(shown, making)
         finally:
@@ -213,7 +215,7 @@ def _digest(root: str) -> tuple[str, int, int]:
         raise CallerError("permission_denied", words) from None
 
 
-_WITHOUT_FREEZER: Final = "there is no writable freezer control group: processes are stopped one by one meanwhile"
+_WITHOUT_FREEZER: Final = f"{NO_FREEZER}: processes are stopped one by one meanwhile"
 
 
 def files_features(found: Abilities, *, freezer: bool) -> dict[str, Capability]:

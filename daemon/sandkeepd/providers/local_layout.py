@@ -32,7 +32,10 @@ MANY: Final = 1000
 
 _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
-TEMPORARY: Final = ("upper", "work", "mount", "in", "aside")
+READ_MARK: Final = "read"
+"""The file, in the directory of a sandbox, that is there while the sandbox stands still only to be read."""
+
+TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", READ_MARK)
 """What is removed with a sandbox. Its journals, in `out`, stay."""
 
 
@@ -76,7 +79,7 @@ class Layout:
 
     def log_of_layer(self, name: str) -> str | None:
         """The id of the log that they say they belong to; None when they do not say."""
-        return _read_mark(f"{self.layer(name)}/{LAYER_MARK}")
+        return log_of(f"{self.layer(name)}/{LAYER_MARK}")
 
     def build(self, image_id: str) -> str:
         """The directory of what an image is being built from."""
@@ -90,6 +93,10 @@ class Layout:
         """The directory of a sandbox."""
         return f"{self.sandboxes}/{check_name(sandbox_id, 'sandbox_id')}"
 
+    def read_mark(self, sandbox_id: str) -> str:
+        """The file that is there while a sandbox stands still only to be read."""
+        return f"{self.sandbox(sandbox_id)}/{READ_MARK}"
+
     def found(self) -> tuple[list[str], list[str]]:
         """The sandboxes that have more than journals, and the images."""
         sandboxes = [name for name in _list(self.sandboxes) if set(TEMPORARY) & set(_list(f"{self.sandboxes}/{name}"))]
@@ -97,11 +104,11 @@ class Layout:
 
     def log_of_image(self, image_id: str) -> str | None:
         """The id of the log that an image says it belongs to; None when it does not say."""
-        return _read_mark(f"{self.image(image_id)}/{IMAGE_MARK}")
+        return log_of(f"{self.image(image_id)}/{IMAGE_MARK}")
 
     def log_of_sandbox(self, sandbox_id: str) -> str | None:
         """The same of a sandbox."""
-        return _read_mark(f"{self.sandbox(sandbox_id)}/{SANDBOX_MARK}")
+        return log_of(f"{self.sandbox(sandbox_id)}/{SANDBOX_MARK}")
 
     def has_aside(self, sandbox_id: str) -> bool:
         """Whether files of a sandbox were put aside."""
@@ -194,7 +201,8 @@ def write_mark(path: str, log_id: str) -> None:
         file.write(f"{log_id}\n")
 
 
-def _read_mark(path: str) -> str | None:
+def log_of(path: str) -> str | None:
+    """The id of the log of which such a file tells; None when it does not."""
     try:
         with open(open_regular(path), "rb") as file:
             text = file.read(256).decode(errors="replace").strip()

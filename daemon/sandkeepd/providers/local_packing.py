@@ -18,7 +18,7 @@ from sandkeep_store.archives.members import TOP
 from sandkeep_store.archives.pack import Packed, write
 from sandkeep_store.archives.reading import reading_only
 from sandkeep_store.archives.tree import Overlay, Tree
-from sandkeepd.freezing import Pause, frozen, processes
+from sandkeepd.freezing import Pause, processes
 from sandkeepd.hostprocess import run_tool
 from sandkeepd.mapped import mapped_files
 from sandkeepd.providers.base import PackedFiles, PackRequest
@@ -59,14 +59,14 @@ class Packer:
     def _at_one_moment(self, held: HeldFiles, name: str, request: PackRequest) -> Iterator[tuple[str, Pause]]:
         """For the length of a block, a directory that holds what the sandbox changed as it was at one moment."""
         if not self._is_quick(held.upper):
-            with frozen(held.plan.cgroups, held.first_pid) as pause:
+            with held.standing() as pause:
                 failpoints.reach("snapshot.frozen")
                 self._look(held, request)
                 yield held.upper, pause
             return
         copy = self._layers.begin(name)
         try:
-            with frozen(held.plan.cgroups, held.first_pid) as pause:
+            with held.standing() as pause:
                 failpoints.reach("snapshot.frozen")
                 self._look(held, request)
                 self._copy(held.upper, copy)
@@ -111,7 +111,10 @@ class Packer:
         wanted = _wanted(request)
         tree = _opened(held.upper)
         try:
-            with reading_only(tree, self._reader(held)) as read, frozen(held.plan.cgroups, held.first_pid) as pause:
+            with (
+                reading_only(tree, self._reader(held)) as read,
+                held.standing() as pause,
+            ):
                 failpoints.reach("snapshot.frozen")
                 now = self._look(held, request)
                 source = ChangedTree(changes.compare(before, now, wanted), read)

@@ -10,7 +10,7 @@ import os
 from typing import Final
 
 from sandkeep.ids import is_log_id, is_name
-from sandkeepd import cgroups, mounts
+from sandkeepd import cgroups, freezer, mounts
 from sandkeepd.cgroups import Hierarchies, log_and_sandbox
 from sandkeepd.hostprocess import bearing, is_inside, kill_all
 from sandkeepd.providers.local_bubblewrap import LOG_MARK, MARK
@@ -101,6 +101,11 @@ class Strays:
             else:
                 self.foreign.append(f"mount {place}")
 
+    def thaw(self, sandbox_id: str) -> None:
+        """Have a sandbox of ours go on that was suspended: what stands still does not end."""
+        for directory in self._groups(sandbox_id):
+            freezer.thaw({"freezer": directory})
+
     def kill(self, sandbox_id: str) -> None:
         """End the processes of a sandbox of ours, whoever runs them."""
         kill_all(
@@ -109,9 +114,12 @@ class Strays:
 
     def remove_groups(self, sandbox_id: str) -> None:
         """Remove the control groups of a sandbox of ours, with what is in them."""
-        groups = {d: d for d in self._hierarchies.found() if log_and_sandbox(d) == (self._log_id, sandbox_id)}
+        groups = self._groups(sandbox_id)
         kill_all(lambda: cgroups.members(groups))
         cgroups.remove(groups)
+
+    def _groups(self, sandbox_id: str) -> dict[str, str]:
+        return {d: d for d in self._hierarchies.found() if log_and_sandbox(d) == (self._log_id, sandbox_id)}
 
     def unmount(self, directory: str) -> None:
         """Take away what is mounted in a directory."""

@@ -1,0 +1,212 @@
+"""A control group that stands still, and for whose sake: it is read for a moment, or suspended until it is resumed.
+
+Both can be so at a time, and begin and end in any order; neither undoes the other, and the group goes on when nobody
+wants it to stand still. While it stands still only to be read, a file says so, its *mark*. By that it is known, when
+the daemon has died, that the group is to go on: what is suspended has no mark, and stays as it is.
+
+Everything here blocks.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from sandkeep.errors import DaemonError, ProviderError
+from sandkeepd import placement
+
+DEADLINE_S: Final = 10.0
+"""How long a process may take to stand still: it may wait in the kernel for a disk."""
+
+STUCK: Final = "a process in the sandbox does not stand still: its disk may be stuck; try again later"
+_LOOK_EVERY_S: Final = 0.0002
+
+
+class Switch(NamedTuple):
+    """The file that freezes a group, and what is written to it."""
+
+    file: str
+    freeze: str
+    thaw: str
+
+
+def switch_of(groups: Mapping[str, str]) -> Switch | None:
+    """What freezes the groups: version 1 has a hierarchy of its own for that, version 2 a file in every group."""
+    first = f"{groups['freezer']}/freezer.state" if "freezer" in groups else ""
+    if first and os.access(first, os.W_OK):
+        return Switch(first, "FROZEN", "THAWED")
+    for directory in groups.values():
+        second = f"{directory}/cgroup.freeze"
+        if os.access(second, os.W_OK):
+            return Switch(second, "1", "0")
+    return None
+
+
+def thaw(groups: Mapping[str, str]) -> None:
+    """Have the groups go on, whoever had them stand still. Safe to repeat, and for groups that are not there."""
+    switch = switch_of(groups)
+    if switch is not None:
+        with suppress(OSError):
+            placement.write(switch.file, switch.thaw)
+
+
+def stand_still(groups: Mapping[str, str]) -> bool:
+    """Whether the groups stand still, for whatever reason."""
+    switch = switch_of(groups)
+    return switch is not None and _is_frozen(switch)
+
+
+class Turn:
+    """What those share who have the same group stand still. Who reads holds the `lock` as long as that takes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.deciding = threading.Lock()
+        """Held while it is frozen or thawed, or while that changes hands."""
+        self.is_read = False
+        self.is_ours = False
+        """Whether it stands still only to be read."""
+
+
+_turns: Final[WeakValueDictionary[str, Turn]] = WeakValueDictionary()
+_turns_lock: Final = threading.Lock()
+
+
+def turn(what: str) -> Turn:
+    """The one turn of that name."""
+    with _turns_lock:
+        return _turns.setdefault(what, Turn())
+
+
+def turn_of(groups: Mapping[str, str]) -> Turn | None:
+    """By what those take turns who have a sandbox stand still, or suspend it; None for one that has no such group."""
+    switch = switch_of(groups)
+    return turn(switch.file) if switch is not None else None
+
+
+class Freezer:
+    """What has a sandbox's group stand still by its `switch`. `mark` is the path of its mark."""
+
+    def __init__(self, switch: Switch, mark: str) -> None:
+        self._switch = switch
+        self._mark = mark
+        self.turn = turn(switch.file)
+
+    # For those who read
+
+    def begin_reading(self) -> None:
+        """Have it stand still, if it does not already. Raises `provider_unavailable` and `storage_unavailable`."""
+        with self.turn.deciding:
+            if not _is_frozen(self._switch):
+                self._put_mark()
+                self._freeze()
+            self.turn.is_read = True
+
+    def end_reading(self) -> bool:
+        """Have it go on, unless it is suspended. Answer whether it has stood still until now."""
+        with self.turn.deciding:
+            self.turn.is_read = False
+            stood = self.turn.is_ours or _is_frozen(self._switch)
+            if self.turn.is_ours:
+                self._thaw()
+        return stood
+
+    # For those who suspend
+
+    def suspend(self) -> None:
+        """Have it stand still until it is resumed, also when it is being read. Raises `provider_unavailable`."""
+        with self.turn.deciding:
+            self._drop_mark()
+            self._freeze()
+
+    def resume(self) -> None:
+        """Have it go on; if it is being read, when that is through. Raises `provider_unavailable`, and
+        `storage_unavailable`.
+        """
+        with self.turn.deciding:
+            if self.turn.is_read and _is_frozen(self._switch):
+                self._put_mark()
+                return
+            self._thaw()
+            insist(lambda: not _is_frozen(self._switch), "a control group above the sandbox's is frozen: thaw that one")
+
+    def is_suspended(self) -> bool | None:
+        """Whether it stands still, for more than to be read; None while that is changing. Does not wait."""
+        if not self.turn.deciding.acquire(blocking=False):
+            return None
+        try:
+            return not self.turn.is_ours and _is_frozen(self._switch)
+        finally:
+            self.turn.deciding.release()
+
+    # The group and its mark
+
+    def _freeze(self) -> None:
+        try:
+            placement.write(self._switch.file, self._switch.freeze)
+            insist(lambda: _is_frozen(self._switch))
+        except OSError as error:
+            self._thaw()
+            words = f"the sandbox's control group cannot be frozen: {error.strerror}; look whether the sandbox runs"
+            raise ProviderError("provider_unavailable", words) from None
+        except BaseException:
+            self._thaw()
+            raise
+
+    def _thaw(self) -> None:
+        with suppress(OSError):  # the group of a sandbox that has ended is gone
+            placement.write(self._switch.file, self._switch.thaw)
+        self._drop_mark()
+
+    def _put_mark(self) -> None:
+        try:
+            os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        except OSError as error:
+            words = f"the state directory cannot be written: {error.strerror}: {self._mark}: make room there"
+            raise DaemonError("storage_unavailable", words) from None
+        self.turn.is_ours = True
+
+    def _drop_mark(self) -> None:
+        self.turn.is_ours = False
+        with suppress(FileNotFoundError):
+            os.unlink(self._mark)
+
+
+def freezer_of(groups: Mapping[str, str], mark: str) -> Freezer | None:
+    """What has the groups stand still; None where nothing can."""
+    switch = switch_of(groups)
+    return Freezer(switch, mark) if switch is not None else None
+
+
+def recover(groups: Mapping[str, str], mark: str) -> None:
+    """Have the groups go on if an earlier daemon, and its guard, died while they were read. Safe to repeat."""
+    if os.path.exists(mark):
+        thaw(groups)
+        with suppress(FileNotFoundError):
+            os.unlink(mark)
+
+
+def insist(done: Callable[[], bool], otherwise: str = STUCK) -> None:
+    """Wait until something about processes is so. Raises `provider_unavailable`, with a sentence, if it takes long."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not done():
+        if time.monotonic() > deadline:
+            raise ProviderError("provider_unavailable", otherwise)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _is_frozen(switch: Switch) -> bool:
+    if switch.file.endswith("freezer.state"):
+        return _read(switch.file).strip() == "FROZEN"
+    return "frozen 1" in _read(f"{os.path.dirname(switch.file)}/cgroup.events").splitlines()
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

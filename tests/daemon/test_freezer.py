@@ -1,0 +1,214 @@
+"""Control groups that stand still, read and suspended in any order, with real groups of both versions."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from sandkeep.errors import ProviderError, StateError
+from sandkeepd import cgroups, freezer, placement
+from sandkeepd.freezer import Freezer, freezer_of
+from sandkeepd.freezing import frozen
+
+PLACES = {
+    "version 1": ("/sys/fs/cgroup/freezer", "tasks"),
+    "version 2": (
+        "/sys/fs/cgroup" if os.path.exists("/sys/fs/cgroup/cgroup.procs") else "/sys/fs/cgroup/unified",
+        "cgroup.subtree_control",
+    ),
+}
+"""Where groups can be made, and the file by which that is known."""
+
+
+class Group:
+    """A group with a process, and its freezer."""
+
+    def __init__(self, directory: str, mark: str) -> None:
+        self.directory, self.mark = directory, mark
+        self.groups = {"freezer": directory}
+        os.mkdir(directory)
+        self.process = subprocess.Popen(["sleep", "1000"])
+        placement.write(f"{directory}/cgroup.procs", str(self.process.pid))
+        found = freezer_of(self.groups, mark)
+        assert found is not None
+        self.freezer: Freezer = found
+
+    def state(self) -> tuple[bool, bool, bool | None]:
+        """Whether it stands still, whether it is marked, and whether it is suspended."""
+        return freezer.stand_still(self.groups), os.path.exists(self.mark), self.freezer.is_suspended()
+
+    def outside(self, *, thaw: bool) -> None:
+        """Somebody else writes to the kernel's file, and waits until it is so."""
+        switch = freezer.switch_of(self.groups)
+        assert switch is not None
+        placement.write(switch.file, switch.thaw if thaw else switch.freeze)
+        soon(lambda: freezer.stand_still(self.groups) != thaw)
+
+    def clear(self) -> None:
+        freezer.thaw(self.groups)
+        self.process.kill()
+        self.process.wait()
+        cgroups.remove(self.groups)
+
+
+GOES_ON, IS_READ, SUSPENDED = (False, False, False), (True, True, False), (True, False, True)
+
+
+def soon(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture(params=PLACES)
+def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Group]:
+    top, file = PLACES[request.param]
+    directory = f"{top}/skt-{uuid.uuid4().hex}"
+    if not (os.path.exists(f"{top}/{file}") and os.access(top, os.W_OK)):
+        pytest.skip(f"no group of {request.param} can be made here")
+    made = Group(directory, str(tmp_path / "read"))
+    try:
+        yield made
+    finally:
+        made.clear()
+
+
+def reading(group: Group) -> ExitStack:
+    """As somebody who reads, until it is closed."""
+    stack = ExitStack()
+    stack.enter_context(frozen(group.groups, None, group.mark))
+    return stack
+
+
+def test_it_is_read_for_a_moment(group: Group) -> None:
+    assert group.state() == GOES_ON
+    for _ in range(2):
+        with reading(group):
+            assert group.state() == IS_READ
+        assert group.state() == GOES_ON
+
+
+def test_it_is_suspended_until_it_is_resumed(group: Group) -> None:
+    for _ in range(2):
+        group.freezer.suspend()
+        assert group.state() == SUSPENDED
+    for _ in range(2):
+        group.freezer.resume()
+        assert group.state() == GOES_ON
+
+
+def test_what_is_read_stays_suspended(group: Group) -> None:
+    group.freezer.suspend()
+    with reading(group):
+        assert group.state() == SUSPENDED
+    assert group.state() == SUSPENDED
+
+
+def test_what_is_suspended_while_it_is_read_stays_so(group: Group) -> None:
+    with reading(group):
+        group.freezer.suspend()
+        assert group.state() == SUSPENDED
+    assert group.state() == SUSPENDED
+
+
+def test_what_is_resumed_while_it_is_read_goes_on_afterwards(group: Group) -> None:
+    group.freezer.suspend()
+    with reading(group):
+        group.freezer.resume()
+        assert group.state() == IS_READ
+        group.freezer.suspend()
+        group.freezer.resume()
+        assert group.state() == IS_READ
+    assert group.state() == GOES_ON
+
+
+def test_what_others_have_go_on_is_not_read_as_of_one_moment(group: Group) -> None:
+    group.freezer.suspend()
+    with pytest.raises(StateError, match="was resumed"), reading(group):
+        group.outside(thaw=True)
+    assert group.state() == GOES_ON
+
+
+def test_what_others_freeze_is_suspended(group: Group) -> None:
+    group.outside(thaw=False)
+    assert group.state() == SUSPENDED
+    with reading(group):
+        assert group.state() == SUSPENDED
+    group.freezer.resume()
+    assert group.state() == GOES_ON
+
+
+def test_what_stands_still_with_all_around_it_cannot_be_resumed(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freezer, "DEADLINE_S", 0.05)
+    inner = Group(f"{group.directory}/inner", f"{group.mark}-inner")
+    try:
+        group.freezer.suspend()
+        soon(lambda: inner.state() == SUSPENDED)
+        with pytest.raises(ProviderError, match="above the sandbox's is frozen"):
+            inner.freezer.resume()
+        group.freezer.resume()
+        soon(lambda: inner.state() == GOES_ON)
+    finally:
+        inner.clear()
+
+
+def test_one_that_does_not_stand_still_in_time_goes_on(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freezer, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(freezer, "_is_frozen", lambda _: False)
+    with pytest.raises(ProviderError, match="does not stand still"):
+        group.freezer.suspend()
+    with pytest.raises(ProviderError, match="does not stand still"), reading(group):
+        pass
+    monkeypatch.undo()
+    soon(lambda: group.state() == GOES_ON)
+
+
+# What reads and is killed: $1 the group, $2 the mark, $3 whether it is suspended meanwhile, $4 whether its guard, its
+# only child, is killed, too.
+DIES = """
+import os, signal, sys
+from sandkeepd.freezer import freezer_of
+from sandkeepd.freezing import frozen
+group, mark, suspended, guard = {"freezer": sys.argv[1]}, sys.argv[2], sys.argv[3] == "True", sys.argv[4] == "True"
+with frozen(group, None, mark):
+    if suspended:
+        freezer_of(group, mark).suspend()
+    if guard:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            [child] = file.read().split()
+        os.kill(int(child), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("guard_too", [False, True])
+@pytest.mark.parametrize("suspended", [False, True])
+def test_a_daemon_dies_while_it_reads(group: Group, suspended: bool, guard_too: bool) -> None:
+    argv = [sys.executable, "-c", DIES, group.directory, group.mark, str(suspended), str(guard_too)]
+    assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
+    if suspended:
+        assert group.state() == SUSPENDED
+    elif guard_too:
+        assert group.state()[:2] == (True, True)
+    else:
+        soon(lambda: group.state() == GOES_ON)
+    for _ in range(2):
+        freezer.recover(group.groups, group.mark)
+        assert group.state() == (SUSPENDED if suspended else GOES_ON)
+
+
+def test_where_there_is_no_group_nothing_is_done(tmp_path: Path) -> None:
+    gone = {"freezer": str(tmp_path / "gone")}
+    assert freezer_of(gone, str(tmp_path / "read")) is None
+    assert not freezer.stand_still(gone)
+    with suppress(FileNotFoundError):
+        freezer.thaw(gone)
+    freezer.recover(gone, str(tmp_path / "read"))
