@@ -15,11 +15,15 @@ from sandkeepd.providers.base import Caller, Exit, ImageRequest, Instance, Launc
 from sandkeepd.providers.docker import open_docker
 from sandkeepd.providers.docker_engine import Engine
 from sandkeepd.providers.fake import open_fake
+from sandkeepd.providers.gvisor import open_gvisor
 from sandkeepd.providers.local import open_local
 
 UID_BASE = 1_900_000_000
 
-KINDS = ("fake", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")))
+KINDS = (
+    "fake", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")),
+    pytest.param("gvisor", marks=pytest.mark.needs("runsc")),
+)  # fmt: skip
 
 
 async def no_progress(sentence: str) -> None:
@@ -64,6 +68,9 @@ class World:
     async def open(self, stack: AsyncExitStack) -> None:
         if self.kind == "docker":
             opened = open_docker(str(self.state), disk_limit=1 << 30, log_id=self.log_id, engine=Engine(self.socket))
+            self.provider = await stack.enter_async_context(opened)
+        elif self.kind == "gvisor":
+            opened = open_gvisor(str(self.state), uid_base=UID_BASE, disk_limit=1 << 30, log_id=self.log_id)
             self.provider = await stack.enter_async_context(opened)
         elif self.kind == "fake":
             self.provider = await stack.enter_async_context(open_fake(str(self.state), self.log_id))

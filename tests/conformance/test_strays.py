@@ -56,7 +56,7 @@ async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
     kept, stray = await world.sandbox(), await world.sandbox()
     await start(stray, "sh", "-c", "setsid sleep 1000 & exec sleep 1000")
     await start(stray, "cat", terminal=Terminal(rows=24, cols=80, session="shell"))
-    ended = os.pidfd_open(stray.handle["first"]["pid"])
+    ended = os.dup(stray.pidfd) if world.kind == "gvisor" else os.pidfd_open(stray.handle["first"]["pid"])
     swept = await world.provider.clean_up(Nothing([kept.sandbox_id], [world.image_id]))
     assert swept.removed == [f"sandbox {stray.sandbox_id}"]
     assert hostprocess.has_ended(ended, 10)

@@ -230,7 +230,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
                 handle=document, env=env, working_dir=working_dir,
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
-            made.contain(plan, self.engine)
+            made.contain(plan, self.engine, self.layout.read_mark(sandbox_id))
             if not plan.tmux:
                 made.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
             return made

@@ -30,6 +30,7 @@ from sandkeepd.providers.docker_execs import Execs, refuse_secrets
 from sandkeepd.providers.docker_instance import Container
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.kept import release
+from sandkeepd.providers.local_layout import READ_MARK
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -79,7 +80,7 @@ class ExecInstance(Container):
             engine, handle["container_id"], self._out, self.pause, nursery,
             first=first, user=user, working_dir=working_dir, most_bytes=plan.disk_bytes,
         )  # fmt: skip
-        self.contain(plan, engine)
+        self.contain(plan, engine, f"{directory}/{READ_MARK}")
         self._execs.records.prepare()
 
     # Processes

@@ -4,7 +4,7 @@ image: as a plain tar, in a file without a name. Everything here blocks.
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import msgspec
@@ -128,8 +128,8 @@ def _layer(descriptor: int, packed: Packed) -> Layer:
 def _standing(container: Container | None) -> AbstractContextManager[Pause]:
     """Have a container stand still for the length of a block, if it runs."""
     if container is None:
-        return frozen({}, None)
+        return nullcontext(Pause())
     first = msgspec.convert(container.handle["first"], Identity)
     if identify(first.pid) != first:
-        return frozen({}, None)
-    return frozen(container.control_groups, first.pid)
+        return nullcontext(Pause())
+    return frozen(container.control_groups, first.pid, container.mark)

@@ -96,6 +96,9 @@ class KeptProvider(ABC, Generic[InstanceT]):
     `running` starts.
     """
 
+    no_forks: str | None = None
+    """See `Layering.no_forks`."""
+
     def __init__(self, watcher: Watcher, nursery: trio.Nursery) -> None:
         self._watcher = watcher
         self._nursery = nursery

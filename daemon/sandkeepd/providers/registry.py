@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from sandkeep.settings import DISK_LIMIT, UID_BASE
 from sandkeepd.providers.base import Provider
 from sandkeepd.providers.docker import open_docker
+from sandkeepd.providers.gvisor import open_gvisor
 from sandkeepd.providers.local import open_local
 
 
@@ -23,5 +24,6 @@ async def open_providers(
     async with (
         open_local(state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id) as local,
         open_docker(state_dir, disk_limit=disk_limit, log_id=log_id) as docker,
+        open_gvisor(state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id) as gvisor,
     ):
-        yield {local.name: local, docker.name: docker}
+        yield {local.name: local, docker.name: docker, gvisor.name: gvisor}

@@ -1,0 +1,441 @@
+"""The gVisor provider: sandboxes whose code meets a kernel of its own, which can be saved and brought back.
+
+`runsc` starts them, saves them and brings them back; what goes on inside is the keeper's, as everywhere. Each program
+of `runsc` has a floor of 20 ms, so nothing is asked of it that can be seen otherwise: a sandbox runs as long as its
+first process on the host does. `gvisor_bundle` says what a sandbox sees, `gvisor_start` starts and saves it,
+`gvisor_saving` makes checkpoints. See `base` for the interface.
+"""
+
+import functools
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar, TypeVarTuple
+
+import msgspec
+import trio
+from msgspec import Struct, field
+
+from sandkeep import failpoints
+from sandkeep import gvisor_settings as settings
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
+from sandkeep.ids import is_name
+from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
+from sandkeepd import cgroups, freezer
+from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.hostpath import import_tree
+from sandkeepd.hostprocess import Identity, in_fresh_thread, kill_all, kill_and_wait, open_process, reap
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers import disk_usage, gvisor_bundle, gvisor_plan, gvisor_probe, gvisor_runsc, gvisor_start
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.disk_watch import DiskWatch
+from sandkeepd.providers.gvisor_bundle import Lower
+from sandkeepd.providers.gvisor_instance import GvisorInstance
+from sandkeepd.providers.gvisor_keeping import Keeping
+from sandkeepd.providers.gvisor_plan import Plan
+from sandkeepd.providers.gvisor_saving import Saving
+from sandkeepd.providers.gvisor_start import Job, Started
+from sandkeepd.providers.gvisor_viewers import Runsc
+from sandkeepd.providers.kept import KeptProvider, running
+from sandkeepd.providers.local_bubblewrap import INSIDE, environment
+from sandkeepd.providers.local_layers import Layers
+from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, log_of, write_mark
+from sandkeepd.providers.local_start import translate
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_BUNDLE: Final = "runsc_bundle_"
+_ROOT: Final = "runsc_root_"
+_DEFAULT_BASE: Final = "gvisor"
+
+
+class Handle(Struct, frozen=True, kw_only=True):
+    """What it takes to hold a sandbox again besides what its bundle tells: its image, whether that is a `whole` root
+    file system, where its processes start, and the names of its secrets.
+    """
+
+    image_id: str
+    workspace: str
+    whole: bool = False
+    secrets: list[str] = field(default_factory=list)
+
+
+class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
+    """See `Provider`. It runs tasks of its own, so `open_gvisor` makes it."""
+
+    name = "gvisor"
+
+    def __init__(
+        self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
+    ) -> None:
+        super().__init__(watcher, nursery)
+        self.layout = Layout(state_dir)
+        self.log_id = log_id
+        self.root = os.geteuid() == 0
+        self.layers = Layers(self.layout, log_id, uid_base if self.root else None)
+        self._uid_base = uid_base if self.root else None
+        self._disk_limit = disk_limit
+        self._limiter = trio.CapacityLimiter(32)
+        self._starts = trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0))))
+        self.disks = DiskWatch(self._instances, self._occupied, self._end_for_disk)
+
+    # Where things are
+
+    @functools.cached_property
+    def _hierarchies(self) -> Hierarchies:
+        return Hierarchies(log_id=self.log_id)
+
+    def _sandbox(self, sandbox_id: str) -> str:
+        return self.layout.sandbox(sandbox_id)
+
+    def _base(self, given: str | None) -> str:
+        return given or f"{self.layout.state_dir}/{_DEFAULT_BASE}"
+
+    def bundle(self, sandbox_id: str) -> str:
+        """The directory of a sandbox's bundle."""
+        self._sandbox(sandbox_id)  # raises for what is no id
+        return f"{self._base(settings.BUNDLE_DIR_BASE())}/{_BUNDLE}{sandbox_id}"
+
+    def runsc_root(self, sandbox_id: str) -> str:
+        """The directory in which `runsc` keeps its state of a sandbox."""
+        self._sandbox(sandbox_id)
+        return f"{self._base(settings.ROOT_DIR_BASE())}/{_ROOT}{sandbox_id}"
+
+    # What works
+
+    async def capabilities(self) -> ProviderCapabilities:
+        """See `Provider.capabilities`."""
+        return await gvisor_probe.capabilities(self.name, self._hierarchies, root=self.root)
+
+    # Images
+
+    async def import_image(
+        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
+    ) -> ImportedImage:
+        """See `Provider.import_image`."""
+        self.layout.prepare()
+        directory = self.layout.image(image_id)
+        try:
+            self._make_image(directory)
+            return await import_tree(
+                request.source, caller, f"{directory}/root", owner=self._uid_base, hide=self.layout.state_dir,
+                progress=progress,
+            )  # fmt: skip
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.remove_image(image_id)
+            raise
+
+    def _make_image(self, directory: str) -> None:
+        try:
+            os.mkdir(directory, 0o755)
+            write_mark(f"{directory}/{IMAGE_MARK}", self.log_id)
+        except OSError as error:
+            raise translate(error, "the image") from None
+
+    async def remove_image(self, image_id: str) -> None:
+        """See `Provider.remove_image`."""
+        await self._in_thread(self.layout.discard, [self.layout.image(image_id)])
+
+    # Sandboxes
+
+    def plan(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        caller: Caller,
+        taken: Sequence[dict[str, Any]],
+        *,
+        details: Mapping[str, Any],
+        owner: str,
+    ) -> dict[str, Any]:
+        """See `Provider.plan`."""
+        self.layout.sandbox(sandbox_id)
+        self.layout.image(image_id)
+        if gvisor_runsc.program() is None:
+            raise SetupError("not_supported", gvisor_probe.MISSING)
+        decided = gvisor_plan.decide(sandbox_id, spec, self._hierarchies, disk_limit=self._disk_limit, root=self.root)
+        document: dict[str, Any] = msgspec.to_builtins(decided)
+        return document
+
+    async def create(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
+    ) -> GvisorInstance:
+        """See `Provider.create`."""
+        self.layout.prepare()
+        job = await self._job(sandbox_id, image_id, spec, list(secrets), msgspec.convert(plan, Plan))
+        try:
+            await self._in_thread(gvisor_start.make_directories, job)
+            failpoints.reach("gvisor.directories")
+            instance = await self._start(job, image_id)
+            await instance.share_secrets(secrets)
+            failpoints.reach("gvisor.secrets")
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.terminate(sandbox_id, plan, {})
+            raise
+        return instance
+
+    async def _job(self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Sequence[str], plan: Plan) -> Job:
+        return Job(
+            sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), bundle=self.bundle(sandbox_id),
+            root=self.runsc_root(sandbox_id), lowers=await self._lowers(image_id, plan), plan=plan, spec=spec,
+            hierarchies=self._hierarchies, log_id=self.log_id, secrets=sorted(secrets),
+        )  # fmt: skip
+
+    async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:
+        """What a sandbox of that plan begins with. Raises `not_found`, `not_supported`."""
+        lowers = [Lower(root=self.layers.root(layer.name), uid=layer.uid) for layer in plan.layers]
+        if plan.over_image:
+            lowers.append(Lower(root=f"{self.layout.image(image_id)}/root", uid=self._uid_base))
+        for lower in lowers:
+            if not await trio.Path(lower.root).is_dir():
+                what = os.path.basename(os.path.dirname(lower.root))
+                raise CallerError("not_found", f"there is no image {what}", image_id=what)
+        if len(lowers) > 1 and plan.rootless:
+            words = "files in layers need mounts, which a rootless runsc cannot make: make a full snapshot"
+            raise SetupError("not_supported", words)
+        return lowers
+
+    async def _start(self, job: Job, image_id: str) -> GvisorInstance:
+        with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
+            work = functools.partial(gvisor_start.start, job)
+            started = await trio.to_thread.run_sync(in_fresh_thread, work, limiter=self._starts)
+            self._nursery.start_soon(_reap, started.child)
+        return self._made(job, image_id, started)
+
+    def _made(self, job: Job, image_id: str, started: Started) -> GvisorInstance:
+        handle = Handle(image_id=image_id, workspace=started.workspace, whole=started.whole, secrets=job.secrets)
+        instance = self._make(job.sandbox_id, job.spec, job.plan, self._isolation(job.plan, started), handle)
+        self._hold(instance, started.container, started.first)
+        return instance
+
+    def _isolation(self, plan: Plan, started: Started) -> Isolation:
+        return Isolation(
+            mechanism="gvisor", files="memory", host_uid=None, workspace=started.workspace, limits=plan.held_by,
+            notes=gvisor_plan.notes(plan),
+        )  # fmt: skip
+
+    # Holding
+
+    def _make(
+        self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle
+    ) -> GvisorInstance:
+        env = {} if handle.whole else environment(sandbox_id)
+        env |= {name: value for name, value in spec.env.items() if name not in handle.secrets}
+        instance = GvisorInstance(
+            sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
+            handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or handle.workspace,
+            inside=INSIDE, fed=True,
+        )  # fmt: skip
+        instance.prepare(handle.image_id, plan, spec)
+        instance.runsc = self._runsc(sandbox_id, plan)
+        instance.on_suspend = functools.partial(self.suspend, instance)
+        instance.on_resume = functools.partial(self.resume, instance)
+        self._instances[sandbox_id] = instance
+        return instance
+
+    def _runsc(self, sandbox_id: str, plan: Plan) -> Runsc:
+        words = gvisor_runsc.command(
+            self.runsc_root(sandbox_id), plan.network, writable=plan.writable, rootless=plan.rootless,
+            sandbox_id=sandbox_id,
+        )  # fmt: skip
+        user, blocks = f"{plan.uid}:{plan.gid}", gvisor_bundle.file_blocks(plan)
+        return Runsc(bundle=self.bundle(sandbox_id), words=words, user=user, file_blocks=blocks)
+
+    def _hold(self, instance: GvisorInstance, container: str, first: Identity) -> None:
+        """Hold what runs of it from now on."""
+        pidfd = open_process(first)
+        if pidfd is None:
+            raise ProviderError("provider_unavailable", "the sandbox ended while it started")
+        instance.container, instance.pidfd, instance.scope = container, pidfd, trio.CancelScope()
+        self._nursery.start_soon(self._await_end, instance)
+
+    async def _why_ended(self, instance: GvisorInstance) -> Ending:
+        starved = cgroups.ran_out_of_memory(instance.plan.cgroups)
+        how = "ended after it had used up its memory" if starved else "was ended from outside"
+        return Ending(kind="failed", message=f"its kernel {how}")
+
+    async def adopt(
+        self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
+    ) -> GvisorInstance | None:
+        """See `Provider.adopt`. What was saved by an earlier daemon only for a moment goes on."""
+        decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
+        job = await self._job(sandbox_id, earlier.image_id, spec, earlier.secrets, decided)
+        found = await self._in_thread(_look, job)
+        if found is None:
+            return None
+        instance = self._make(sandbox_id, spec, decided, isolation, earlier)
+        try:
+            if found.first is None:
+                instance.stand()
+                instance.set_suspended(True)
+                if found.goes_on:
+                    await self.resume(instance)
+            else:
+                self._hold(instance, found.container, found.first)
+            await instance.remember_earlier()
+        except BaseException:
+            await self._let_go(instance)
+            raise
+        return instance
+
+    # Ending
+
+    async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Provider.terminate`."""
+        instance = self._instances.get(sandbox_id)
+        if instance is not None:
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        with trio.CancelScope(shield=True):
+            await self._in_thread(self._end, sandbox_id, plan)
+            failpoints.reach("gvisor.killed")
+            if instance is not None:
+                if instance.pidfd < 0:
+                    await instance.went(instance.ending or Ending(kind="failed", message="it was terminated"))
+                await self._see_end(instance)
+            await self._in_thread(self._clear, sandbox_id)
+
+    def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        """Kill what there is. Blocks."""
+        if self._whose(sandbox_id) in (None, self.log_id):
+            found = gvisor_runsc.running(self.bundle(sandbox_id))
+            pidfd = open_process(found[1]) if found is not None else None
+            if pidfd is not None:
+                try:
+                    kill_and_wait(pidfd)
+                finally:
+                    os.close(pidfd)
+            gvisor_runsc.end(self.runsc_root(sandbox_id))
+        everything = Limits(memory_bytes=1, cpus=1)
+        groups = plan["cgroups"] if plan else self._hierarchies.plan(sandbox_id, everything)
+        if groups:
+            freezer.thaw(groups)
+            kill_all(lambda: cgroups.members(groups))
+            cgroups.remove(groups)
+
+    def _clear(self, sandbox_id: str) -> None:
+        """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
+        self.layout.tidy(sandbox_id)
+        theirs = self._whose(sandbox_id) not in (None, self.log_id)
+        self.layout.discard([f"{self._sandbox(sandbox_id)}/in"])
+        if theirs:
+            return
+        for directory in (self.bundle(sandbox_id), self.runsc_root(sandbox_id)):  # perhaps not in the state directory
+            gvisor_start.drop(directory)
+
+    async def forget(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Provider.forget`."""
+        await self._in_thread(self.layout.discard, [self._sandbox(sandbox_id) for sandbox_id in sandbox_ids])
+
+    async def found(self) -> tuple[list[str], list[str]]:
+        """See `Provider.found`. The images are also those of the local provider, which keeps them alike."""
+        return await self._in_thread(self._bundles), (await self._in_thread(self.layout.found))[1]
+
+    def _bundles(self) -> list[str]:
+        names = set[str]()
+        for base, prefix in (
+            (self._base(settings.BUNDLE_DIR_BASE()), _BUNDLE),
+            (self._base(settings.ROOT_DIR_BASE()), _ROOT),
+        ):
+            try:
+                found = os.listdir(base)
+            except OSError:
+                continue
+            names.update(name.removeprefix(prefix) for name in found if name.startswith(prefix))
+            names.update(
+                os.path.basename(root).removeprefix(_ROOT)
+                for root in gvisor_runsc.roots_in_use(base)
+                if os.path.basename(root).startswith(_ROOT)
+            )
+        return sorted(names)
+
+    async def clean_up(self, ledger: Ledger) -> Swept:
+        """See `Provider.clean_up`."""
+        removed, foreign, failures = list[str](), list[str](), list[SandkeepError]()
+        for sandbox_id in filter(is_name, await self._in_thread(self._bundles)):
+            whose = await self._in_thread(self._whose, sandbox_id)
+            if whose != self.log_id:
+                foreign.append(f"directory {self.bundle(sandbox_id)}" + (f" of log {whose}" if whose else ""))
+            elif not ledger.owns_sandbox(sandbox_id):
+                try:
+                    await self.terminate(sandbox_id, {}, {})
+                    removed.append(f"sandbox {sandbox_id}")
+                except SandkeepError as error:  # it keeps no other from being removed
+                    failures.append(error)
+        for image_id in filter(is_name, (await self.found())[1]):
+            log_id = self.layout.log_of_image(image_id)
+            if log_id not in (None, self.log_id):
+                foreign.append(f"directory {self.layout.image(image_id)} of log {log_id}")
+            elif not ledger.owns_image(image_id):
+                await self.remove_image(image_id)
+                removed.append(f"image {image_id}")
+        if failures:
+            raise failures[0]
+        return Swept(removed=removed, foreign=foreign)
+
+    def _whose(self, sandbox_id: str) -> str | None:
+        """The id of the log that a bundle belongs to. One that does not say is ours, unless it lies where others have
+        theirs, too.
+        """
+        said = log_of(f"{self.bundle(sandbox_id)}/{gvisor_start.BUNDLE_MARK}")
+        said = said or self.layout.log_of_sandbox(sandbox_id)
+        shared = settings.BUNDLE_DIR_BASE() or settings.ROOT_DIR_BASE()
+        return said or (None if shared else self.log_id)
+
+    def _occupied(self, instance: GvisorInstance) -> int:
+        return disk_usage.occupied([f"{self._sandbox(instance.sandbox_id)}/out"], 0, {}, [], root=self.root)
+
+    async def _end_for_disk(self, instance: GvisorInstance) -> None:
+        if instance.pidfd >= 0:
+            await self._in_thread(kill_and_wait, instance.pidfd)
+
+    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
+
+
+async def _reap(child: int) -> None:
+    if child >= 0:
+        await trio.to_thread.run_sync(reap, child, abandon_on_cancel=True)
+
+
+class Found(Struct, frozen=True, kw_only=True):
+    """What there is of a sandbox of an earlier daemon: what runs, or that it `goes_on` from what was saved."""
+
+    container: str = ""
+    first: Identity | None = None
+    goes_on: bool = False
+
+
+def _look(job: Job) -> Found | None:
+    """What there is of a sandbox, once nobody saves it any more. None: it is gone. Blocks."""
+    if not os.path.isdir(job.bundle):
+        return None
+    gvisor_start.await_saving(job, gvisor_start.SAVING_S)
+    gvisor_start.end_saved(job)
+    running_one = gvisor_runsc.running(job.bundle)
+    if running_one is not None:
+        gvisor_start.drop_leftovers(job.bundle)
+        return Found(container=running_one[0], first=running_one[1])
+    if gvisor_start.recover_saved(job.bundle):
+        return Found(goes_on=os.path.exists(f"{job.saved}/{gvisor_start.GO_ON}"))
+    return None
+
+
+@asynccontextmanager
+async def open_gvisor(
+    state_dir: str, *, uid_base: int, disk_limit: int, log_id: str = ""
+) -> AsyncIterator[GvisorProvider]:
+    """Open the gVisor provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it."""
+
+    def make(watcher: Watcher, nursery: trio.Nursery) -> GvisorProvider:
+        provider = GvisorProvider(
+            state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
+        )
+        nursery.start_soon(provider.disks.run)
+        return provider
+
+    async with running(make) as provider:
+        yield provider

@@ -1,0 +1,82 @@
+"""The digest of what `runsc` saves, computed as it is written: to read it once more would take long.
+
+Everything here blocks for a moment only.
+"""
+
+import hashlib
+import os
+from typing import Final
+
+_PIECE_BYTES: Final = 1 << 20
+_SYNC_BYTES: Final = 64 << 20
+"""After so much the disk is told to write, while more comes."""
+
+_CHECKED_BYTES: Final = 1 << 16
+"""So much of the beginning is looked at once more at the end: whoever writes a head last has changed it."""
+
+_AT_ONCE_BYTES: Final = 4 * 1024 * 1024
+"""So much is read before others have their turn, who make room for what is written meanwhile."""
+
+
+class Follower:
+    """Reads a file that grows. With `syncs` it has it written to the disk on the way. When the file cannot be read
+    there is no digest, and nothing else comes of that.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.syncs = False
+        self._failed = False
+        self._fd = -1
+        self._digest = hashlib.sha256()
+        self._head = b""
+        self._size = 0
+        self._synced = 0
+
+    def take(self) -> bool:
+        """Read some of what there is by now, if there is anything yet; answer whether there is more."""
+        try:
+            return not self._failed and self._take(_AT_ONCE_BYTES)
+        except OSError:
+            self._failed = True
+            return False
+
+    def _take(self, most: int | None) -> bool:
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+        end = None if most is None else self._size + most
+        while piece := os.pread(self._fd, _PIECE_BYTES, self._size):
+            if self._size < _CHECKED_BYTES:
+                self._head = (self._head + piece)[:_CHECKED_BYTES]
+            self._digest.update(piece)
+            self._size += len(piece)
+            if end is not None and self._size >= end:
+                break
+        if self.syncs and self._size - self._synced > _SYNC_BYTES:
+            os.fdatasync(self._fd)
+            self._synced = self._size
+        return bool(piece)
+
+    def found(self) -> tuple[str, int] | None:
+        """The digest and the size of the whole file, when it is complete; None: it was not only added to."""
+        if self._fd < 0 or self._failed:
+            return None
+        try:
+            return self._whole()
+        except OSError:
+            return None
+
+    def _whole(self) -> tuple[str, int] | None:
+        self._take(None)
+        if os.pread(self._fd, len(self._head), 0) != self._head or os.fstat(self._fd).st_size != self._size:
+            return None
+        return self._digest.hexdigest(), self._size
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,197 @@
+"""A gVisor sandbox, as the daemon holds it: what runs of it may end and be brought back, and it is still the same."""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import trio
+
+from sandkeep.errors import StateError
+from sandkeep.model import SandboxSpec
+from sandkeepd.keeper import fifo, pipes, requests
+from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
+from sandkeepd.keeper.viewers import Viewers
+from sandkeepd.providers import gvisor_plan
+from sandkeepd.providers.base import Ending
+from sandkeepd.providers.gvisor_plan import Plan
+from sandkeepd.providers.gvisor_viewers import GvisorViewers, Runsc
+from sandkeepd.providers.kept import KeptInstance, release
+
+HELPERS_S: Final = 30.0
+"""How long files that are being copied, and the like, may keep a sandbox from being saved."""
+
+
+class GvisorInstance(KeptInstance):
+    """See the module's text. It has no `pidfd` while it stands still: then nothing of it runs."""
+
+    image_id: str
+    plan: Plan
+    spec: SandboxSpec
+    runsc: Runsc
+    container: str = ""
+    pidfd: int = -1
+    look_after: float = 0.0
+    is_suspended: bool = False
+    on_suspend: Callable[[], Awaitable[None]]
+    on_resume: Callable[[], Awaitable[None]]
+
+    def _make_viewers(self) -> Viewers:
+        self._shown = GvisorViewers(self, self._talk, self._place, self.handle)
+        return self._shown
+
+    def prepare(self, image_id: str, plan: Plan, spec: SandboxSpec) -> None:
+        """Say what it was made by."""
+        self.image_id, self.plan, self.spec = image_id, plan, spec
+        self.no_pauses = gvisor_plan.HOST_NETWORK if plan.network == "host" else None
+        self.turn = trio.Lock()
+        """Held by who saves it or brings it back."""
+        self.scope = trio.CancelScope()
+        self._helping = 0
+        self._helped = trio.Event()
+        self._changed = trio.Event()
+        self._held_control: int | None = None
+
+    @property
+    def disk_bytes(self) -> int:
+        """How much it may have on the disk."""
+        return self.plan.disk_bytes
+
+    def groups(self) -> Mapping[str, str]:
+        """See `Measuring.groups`."""
+        return self.plan.cgroups
+
+    # Standing still
+
+    async def suspend(self) -> None:
+        """See `Pausing.suspend`."""
+        await self.on_suspend()
+
+    async def resume(self) -> None:
+        """See `Pausing.resume`."""
+        await self.on_resume()
+
+    def is_paused(self) -> bool:
+        """See `Pausing.is_paused`. One that is saved for a moment only counts as running."""
+        return self.is_suspended
+
+    async def pause_changed(self, paused: bool) -> None:
+        """See `Pausing.pause_changed`."""
+        while self.is_suspended == paused:
+            await self._changed.wait()
+
+    def set_suspended(self, suspended: bool) -> None:
+        """Take note that it stands still, or goes on."""
+        self.is_suspended = suspended
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def stand(self) -> None:
+        """Nothing of it is about to run: requests wait, in a FIFO that is held open, and time does not count."""
+        self.pause.set(True)
+        if self._held_control is None:
+            self._held_control = fifo.open_fifo(self._place.control)
+
+    def go(self) -> None:
+        """It runs again."""
+        if self._held_control is not None:
+            os.close(self._held_control)
+            self._held_control = None
+        self.pause.set(False)
+
+    # Being held
+
+    def let_go_of_process(self) -> None:
+        """Hold its first process no more, as that is about to end, or has."""
+        if self.pidfd >= 0:
+            release(self)
+            self.pidfd = -1
+
+    def ended_unseen(self) -> bool:
+        """Whether its first process has ended while nobody waited for that."""
+        return self.pidfd < 0
+
+    async def aclose(self) -> None:
+        """See `Instance.aclose`."""
+        if self._held_control is not None:
+            os.close(self._held_control)
+            self._held_control = None
+        if self.pidfd < 0:
+            self.scope.cancel()
+            if not self.is_closed:
+                self._talk.close()
+                await trio.lowlevel.checkpoint()
+            return
+        await super().aclose()
+
+    async def went(self, ending: Ending) -> None:
+        """See `KeeperInstance.went`."""
+        self.go()
+        await super().went(ending)
+
+    # Helper commands, which are not to be saved with it
+
+    @asynccontextmanager
+    async def helping(self) -> AsyncIterator[None]:
+        """The length of something that is not to be interrupted by its being saved."""
+        async with self.turn:  # none begins while it is being saved
+            self._helping += 1
+        try:
+            yield
+        finally:
+            self._helping -= 1
+            self._helped.set()
+            self._helped = trio.Event()
+
+    async def without_helpers(self) -> None:
+        """Wait until no helper command runs. Raises `conflict` when that takes too long."""
+        with trio.move_on_after(HELPERS_S):
+            while self._helping:
+                await self._helped.wait()
+        if self._helping:
+            words = f"files of sandbox {self.sandbox_id} are being copied: try again when that is done"
+            raise StateError("conflict", words, sandbox_id=self.sandbox_id)
+
+    async def run_command(
+        self,
+        command: Sequence[str],
+        stdin: bytes | None = None,
+        *,
+        working_dir: str | None = None,
+        most_bytes: int = HELPER_OUTPUT_BYTES,
+    ) -> tuple[int | None, bytes, bytes]:
+        """See `Instance.run_command`."""
+        async with self.helping():
+            return await super().run_command(command, stdin, working_dir=working_dir, most_bytes=most_bytes)
+
+    @asynccontextmanager
+    async def run_piped(
+        self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
+    ) -> AsyncIterator[pipes.Piped]:
+        """See `Piping.run_piped`."""
+        async with self.helping(), super().run_piped(command, incoming=incoming, working_dir=working_dir) as piped:
+            yield piped
+
+    # Terminals
+
+    async def without_viewers(self) -> None:
+        """End all who look at terminals: what `runsc` started for them must not be saved."""
+        await self._shown.end_all(super().run_command)
+
+    def ask(self, line: bytes) -> None:
+        """Put a request to the keeper, if there is room for it. Nothing is waited for."""
+        fd = fifo.open_fifo(self._place.control)
+        if fd is not None:
+            with suppress(OSError):
+                os.write(fd, line)
+            os.close(fd)
+
+    # What is known of processes
+
+    async def rename(self, process_id: str, new: str) -> None:
+        """Have a process be called by another id, inside too. What it reads is known by both: inside nobody can rename
+        that.
+        """
+        with suppress(FileNotFoundError, FileExistsError):
+            os.link(f"{self._place.in_dir}/{process_id}.stdin", f"{self._place.in_dir}/{new}.stdin")
+        await self._talk.send(requests.name(process_id, new))

@@ -1,0 +1,122 @@
+"""What a gVisor sandbox will be: decided from the request and from what this machine can hold, with no effect."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from sandkeep import gvisor_settings as settings
+from sandkeep.errors import CallerError, SetupError
+from sandkeep.model import SandboxSpec
+from sandkeepd.cgroups import Hierarchies, Limits
+
+PIDS: Final = (
+    "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
+    "pids, and limit memory"
+)
+HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
+
+
+class Layer(Struct, frozen=True, kw_only=True):
+    """Files that a sandbox begins with, by the name under which they are kept, and whose they are on the host."""
+
+    name: str
+    uid: int | None
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What was decided. `uid` and `gid` are those inside. The sandbox begins with `layers`, each of which hides parts
+    of the next, and, with `over_image`, with the image beneath them.
+    """
+
+    uid: int
+    gid: int
+    network: str
+    rootless: bool
+    writable: bool
+    limits: Limits
+    disk_bytes: int
+    layers: list[Layer] = field(default_factory=list)
+    over_image: bool = True
+    cgroups: dict[str, str] = field(default_factory=dict)
+    held_by: dict[str, str] = field(default_factory=dict)
+
+
+def decide(sandbox_id: str, spec: SandboxSpec, hierarchies: Hierarchies, *, disk_limit: int, root: bool) -> Plan:
+    """See `Provider.plan`."""
+    _refuse(spec)
+    rootless = not root or settings.ROOTLESS()
+    uid, gid = _inner_user(spec.user, rootless=rootless)
+    limits = Limits(memory_bytes=spec.memory_bytes, cpus=spec.cpus)
+    return Plan(
+        uid=uid, gid=gid, network=_network(spec), rootless=rootless,
+        writable=not (spec.read_only or settings.READONLY_FILESYSTEM()),
+        limits=limits, disk_bytes=spec.disk_bytes or disk_limit,
+        cgroups=hierarchies.plan(sandbox_id, limits), held_by=_held_by(limits, hierarchies),
+    )  # fmt: skip
+
+
+def _refuse(spec: SandboxSpec) -> None:
+    if spec.pids is not None:
+        raise SetupError("not_supported", PIDS, field="pids")
+    if spec.volumes:
+        raise SetupError("not_supported", "the gvisor provider has no volumes: copy files in", field="volumes")
+    if spec.isolation == "none":
+        raise SetupError("not_supported", "gVisor isolates: leave out isolation, or use the local provider")
+    if settings.USE_SUDO():
+        words = "RUNSC_USE_SUDO: sudo is not used: have the daemon run as root, or set it to 0"
+        raise SetupError("not_configured", words, setting="RUNSC_USE_SUDO")
+
+
+def _network(spec: SandboxSpec) -> str:
+    if spec.network == "bridge":
+        words = "this runsc cannot bring a network of its own back from a checkpoint: use network 'none' or 'host'"
+        raise SetupError("not_supported", words)
+    if spec.network == "host" and settings.DISABLE_NETWORKING():
+        raise SetupError("not_supported", "RUNSC_DISABLE_NETWORKING is set: gVisor sandboxes have no network")
+    return spec.network
+
+
+def _inner_user(user: str | None, *, rootless: bool) -> tuple[int, int]:
+    """The uid and gid inside. Raises `invalid` and `not_supported`."""
+    if rootless:
+        if user not in (None, "0", "0:0"):
+            raise SetupError("not_supported", "without root, gVisor has one user inside, 0: leave out user")
+        return 0, 0
+    if user is None:
+        return 1000, 1000
+    uid, colon, gid = user.partition(":")
+    if not _is_id(uid) or (colon and not _is_id(gid)):
+        raise CallerError("invalid", f"user: {user[:80]!r} is not a uid such as 1000, or uid:gid", field="user")
+    return int(uid), int(gid) if colon else int(uid)
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def _held_by(limits: Limits, hierarchies: Hierarchies) -> dict[str, str]:
+    held = {"disk": "watcher, of its output"}
+    for name, controller in (("memory", "memory"), ("cpus", "cpu")):
+        if controller not in limits.controllers():
+            continue
+        if not hierarchies.has(controller):
+            words = f"{name} cannot be limited here: the daemon needs a writable {controller} control group"
+            raise SetupError("not_supported", words, field=name)
+        held[name] = "cgroup"
+    return held
+
+
+def notes(plan: Plan) -> list[str]:
+    """What of a sandbox is other than one may expect, in sentences."""
+    told = ["what it writes lies in memory, and counts as such; on the disk is only what its processes print"]
+    if plan.network == "host":
+        told.append(HOST_NETWORK)
+    if "memory" in plan.held_by:
+        told.append("when its memory is used up, all of it is killed, and not the process that took most")
+    return told
+
+
+def layers_of(plan: Mapping[str, Any]) -> list[str]:
+    """The names of the kept files that a plan needs."""
+    return [layer["name"] for layer in plan.get("layers", ())]

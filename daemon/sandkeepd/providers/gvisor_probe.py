@@ -1,0 +1,61 @@
+"""What the gVisor provider can do on this machine, and each thing that it cannot, in a sentence."""
+
+import trio
+
+from sandkeep.errors import SandkeepError
+from sandkeep.model import Capability, ProviderCapabilities
+from sandkeepd.cgroups import Hierarchies
+from sandkeepd.keeper import program
+from sandkeepd.providers import gvisor_plan, gvisor_runsc
+
+MISSING = "runsc is missing: install the package runsc, or gVisor's own"
+
+_NO_CHECKPOINT_TERMINALS = "a viewer of a terminal is cut off by a checkpoint, and attaches again"
+
+
+async def capabilities(name: str, hierarchies: Hierarchies, *, root: bool) -> ProviderCapabilities:
+    """See `Provider.capabilities`."""
+    why = program.why_missing() or (None if gvisor_runsc.program() else MISSING)
+    if why is None:
+        try:
+            with trio.fail_after(20):
+                await trio.to_thread.run_sync(gvisor_runsc.version)
+        except (SandkeepError, trio.TooSlowError) as error:
+            why = str(error)
+    return ProviderCapabilities(provider=name, works=why is None, why=why, features=_features(hierarchies, root=root))
+
+
+def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
+    counted = hierarchies.uncounted()
+    without = "there are no writable control groups that count {}: start the daemon as a service"
+    return {
+        "isolation": Capability(works=True, why="a kernel of its own, on the platform that RUNSC_PLATFORM says"),
+        "checkpoints": Capability(works=True, why="only of sandboxes without a network; " + _SAME),
+        "suspend": Capability(works=True, why="what is suspended is saved, and lies on the disk"),
+        "terminals": Capability(works=True, why="in images that have tmux; " + _KEYS),
+        "overlay": Capability(works=True, why="what is written lies in memory, also in checkpoints"),
+        "limit_memory": _limit(hierarchies, "memory", "when it is used up, all of the sandbox is killed"),
+        "limit_cpus": _limit(hierarchies, "cpu", None),
+        "limit_pids": Capability(works=False, why=gvisor_plan.PIDS),
+        "stats": Capability(works=not counted, why=without.format(", ".join(counted)) if counted else None),
+        "network_host": Capability(works=True, why=gvisor_plan.HOST_NETWORK),
+        "network_bridge": Capability(
+            works=False, why="this runsc cannot bring a network of its own back from a checkpoint: use none or host"
+        ),
+        "snapshots": Capability(works=True, why=SNAPSHOTS),
+        "incremental_snapshots": Capability(works=False, why="only gVisor's kernel knows what was changed"),
+        "forks": Capability(works=False, why=FORKS),
+        "users": Capability(works=root, why=None if root else "without root there is one user inside, 0"),
+    }
+
+
+_SAME = "they are brought back by the same runsc, on a processor with the same features"
+_KEYS = "where a program leaves its keys to the terminal, an end of input typed into an empty line does nothing"
+SNAPSHOTS = "the sandbox's own tar reads its workspace while all goes on, and may find changes in part"
+FORKS = "files lie in the memory of gVisor's kernel: make a checkpoint that leaves it running, and restore that"
+
+
+def _limit(hierarchies: Hierarchies, controller: str, note: str | None) -> Capability:
+    if hierarchies.has(controller):
+        return Capability(works=True, why=note)
+    return Capability(works=False, why=f"the daemon has no writable {controller} control group")

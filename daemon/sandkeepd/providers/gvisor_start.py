@@ -1,0 +1,456 @@
+"""Starting what runs of a gVisor sandbox: anew, or from what was saved of it; and saving it. Everything here blocks.
+
+`start` must run in a thread of its own (`hostprocess.in_fresh_thread`): with root's daemon that thread enters a mount
+namespace, in which the root directory is put together.
+
+The directory of a bundle holds, besides `config.json` and what tells of containers (see `gvisor_runsc`)::
+
+    saving/            being written by `runsc checkpoint`
+    saved/             complete: the sandbox stands still, and is brought back from here
+    saved/.go-on       it was only to stand still for a moment
+    aside/             a `saved` that is to be brought back only if what takes its place cannot; and `.exits`, the
+                       answers of that time
+    from-CONTAINER/    what that container was brought back from, until that surely runs
+
+`saving` becomes `saved` by the shell that waits for `runsc`, so that this happens also when the daemon has died; and
+whoever wants to know what came of it waits for the lock that this shell holds.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from sandkeep import failpoints
+from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError, SetupError
+from sandkeep.model import SandboxSpec
+from sandkeepd import mounts
+from sandkeepd.cgroups import Hierarchies
+from sandkeepd.hostprocess import Identity, has_ended, listen, reap, spawn
+from sandkeepd.keeper import program
+from sandkeepd.providers import gvisor_bundle, gvisor_room, gvisor_runsc
+from sandkeepd.providers.gvisor_bundle import Bundle, Lower
+from sandkeepd.providers.gvisor_digest import Follower
+from sandkeepd.providers.gvisor_plan import Plan
+from sandkeepd.providers.local_layout import SANDBOX_MARK, log_of, write_mark
+from sandkeepd.providers.local_start import translate
+
+START_DEADLINE_S: Final = 60.0
+SAVING_S: Final = 120.0
+"""How long whoever takes over a sandbox waits for one who saves it, or brings it back, for an earlier daemon."""
+
+IMAGE: Final = "checkpoint.img"
+"""What `runsc` calls what it saves."""
+
+BUNDLE_MARK: Final = ".log"
+GO_ON: Final = ".go-on"
+EXITS: Final = ".exits"
+SHARED: Final = "shared.tar"
+"""What a checkpoint holds besides the files of `runsc`."""
+
+_OTHERS: Final = (SHARED, "processes.json")
+_MOST_SAID: Final = 65536
+_GIVE_WAY_S: Final = 0.01
+
+# $1 where it is saved, $2 what that is called when it is complete; the rest is the command.
+_RESTORE: Final = 'ran=$1; shift; "$@" 3>&- && : >"$ran"'
+_SAVE: Final = 'umask 077; saving=$1 saved=$2; shift 2; "$@" && exec mv -T -- "$saving" "$saved"'
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One start. `saved` is the directory that it is brought back from; None: it begins."""
+
+    sandbox_id: str
+    directory: str
+    bundle: str
+    root: str
+    lowers: list[Lower]
+    plan: Plan
+    spec: SandboxSpec
+    hierarchies: Hierarchies
+    log_id: str
+    secrets: list[str]
+
+    @property
+    def saved(self) -> str:
+        """Where what was saved of it is."""
+        return f"{self.bundle}/saved"
+
+    def words(self) -> list[str]:
+        """The words before a subcommand of `runsc`."""
+        plan = self.plan
+        return gvisor_runsc.command(
+            self.root, plan.network, writable=plan.writable, rootless=plan.rootless, sandbox_id=self.sandbox_id
+        )
+
+
+class Started(Struct, frozen=True, kw_only=True):
+    """What came of it: the container, its first process on the host, and `runsc`, which is about to end, to be reaped.
+    `whole`: its image is a whole root file system.
+    """
+
+    container: str
+    first: Identity
+    child: int
+    whole: bool
+    workspace: str
+
+
+def claim(job: Job) -> None:
+    """Have a bundle, which says of which log it is: several daemons may have theirs at the same place. Raises OSError,
+    and `not_configured` when the one of that name is another's.
+    """
+    os.makedirs(job.bundle, mode=0o700, exist_ok=True)
+    try:
+        write_mark(f"{job.bundle}/{BUNDLE_MARK}", job.log_id)
+    except FileExistsError:
+        if log_of(f"{job.bundle}/{BUNDLE_MARK}") not in (None, job.log_id):
+            words = f"{job.bundle} is of another daemon's: give each its own RUNSC_BUNDLE_DIR_BASE"
+            raise SetupError("not_configured", words, setting="RUNSC_BUNDLE_DIR_BASE") from None
+
+
+def make_directories(job: Job) -> None:
+    """What is shared with the keeper, and the bundle. Raises `storage_unavailable`."""
+    try:
+        claim(job)
+        for path in (job.root, job.directory):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        for name in ("in", "out", "out/p"):
+            os.makedirs(f"{job.directory}/{name}", 0o755, exist_ok=True)
+        if not os.path.lexists(f"{job.directory}/{SANDBOX_MARK}"):
+            write_mark(f"{job.directory}/{SANDBOX_MARK}", job.log_id)
+        with open(f"{job.directory}/out/exits", "ab"):
+            pass
+        with suppress(FileExistsError):
+            os.mkfifo(f"{job.directory}/in/.control", 0o600)
+        if not os.path.exists(f"{job.directory}/in/{program.NAME}"):
+            program.install(f"{job.directory}/in")
+            program.install_statx(f"{job.directory}/in")
+        if not job.plan.rootless:
+            for name in ("out/p", "out/exits"):
+                os.chown(f"{job.directory}/{name}", job.plan.uid, job.plan.gid)
+    except OSError as error:
+        raise translate(error) from None
+
+
+def start(job: Job, *, restore: bool = False) -> Started:
+    """Start it; answer when it takes requests, or, brought back, when it goes on.
+
+    Raises `provider_unavailable` with what `runsc` said, `snapshot_corrupt` for what cannot be brought back. What was
+    saved is there still then.
+    """
+    control = -1
+    container = gvisor_runsc.new_container(job.sandbox_id)
+    try:
+        control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not stat.S_ISFIFO(os.fstat(control).st_mode):
+            raise DaemonError("storage_unavailable", f"{job.directory}/in/.control is no FIFO: create the sandbox anew")
+        gvisor_runsc.forget_ended(job.bundle)
+        whole = gvisor_bundle.is_root_file_system(job.lowers)
+        _prepare(job, whole=whole)
+        failpoints.reach("gvisor.prepared")
+        groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
+        job.hierarchies.join_thread(groups)
+        wrapper = job.hierarchies.wrapper(groups)
+        if restore:
+            first, child = _bring_back(job, wrapper, container, control)
+        else:
+            first, child = _begin(job, [*wrapper, *job.words()], container, control)
+    except OSError as error:
+        raise translate(error) from None
+    finally:
+        if control >= 0:
+            os.close(control)
+    workspace = gvisor_bundle.workspace_of(job.lowers, whole=whole)
+    return Started(container=container, first=first, child=child, whole=whole, workspace=workspace)
+
+
+def _prepare(job: Job, *, whole: bool) -> None:
+    """Have a root directory, and say in the configuration where it is."""
+    own = f"{job.bundle}/rootfs"
+    bundle = Bundle(
+        sandbox_id=job.sandbox_id, directory=job.directory, root=own, plan=job.plan, spec=job.spec, whole=whole,
+        secrets=job.secrets,
+    )  # fmt: skip
+    if job.plan.rootless:
+        gvisor_bundle.copy_root(own, job.lowers, bundle)
+    else:
+        place = gvisor_bundle.place_beside(job.bundle, job.root, job.directory)
+        mounts.enter_private_namespace()
+        bundle = msgspec.structs.replace(bundle, root=gvisor_bundle.mount_root(place, job.lowers, bundle))
+    gvisor_bundle.write_configuration(bundle, f"{job.bundle}/config.json")
+
+
+def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
+    talk, talk_end = os.pipe()
+    try:
+        words = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
+        child = spawn([*argv, *words], stdin=control, output=talk_end)
+        failpoints.reach("gvisor.spawned")
+        os.close(talk_end)
+        talk_end = -1
+        said = listen(talk, START_DEADLINE_S)
+    finally:
+        for fd in (talk, talk_end):
+            if fd >= 0:
+                os.close(fd)
+    found = gvisor_runsc.running(job.bundle)
+    if b"ready\n" in said and found is not None and found[0] == container:
+        return found[1], child
+    gvisor_runsc.end(job.root)
+    reap(child)
+    raise ProviderError("provider_unavailable", f"the sandbox did not start: {gvisor_runsc.sentence(said)}")
+
+
+def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
+    """A shell does it, which says so once it runs: the file with the pid is there before its memory is. Its lock tells
+    a daemon that comes later to wait.
+    """
+    source = f"{job.bundle}/from-{container}"
+    os.rename(job.saved, source)
+    failpoints.reach("gvisor.renamed")
+    pid_file = f"{job.bundle}/{container}.pid"
+    words = ["restore", "--detach", "--bundle", job.bundle, f"--image-path={source}", "--pid-file", pid_file, container]
+    by_shell = ["sh", "-c", _RESTORE, "sh", gvisor_runsc.ran_mark(job.bundle, container), *job.words(), *words]
+    with _locked(job) as lock:
+        code, said = _run([*wrapper, *by_shell], stdin=control, log=f"{job.bundle}/said", lock=lock)
+    failpoints.reach("gvisor.restored")
+    found = gvisor_runsc.running(job.bundle)
+    if code == 0 and found is not None and found[0] == container:
+        drop(source)
+        return found[1], -1
+    gvisor_runsc.end(job.root)
+    gvisor_runsc.forget_ended(job.bundle)
+    os.rename(source, job.saved)
+    words_ = f"runsc cannot bring it back: {gvisor_runsc.sentence(said)}"
+    raise DataError("snapshot_corrupt", words_)
+
+
+def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
+    """Run a command that holds a lock to its end; answer its code and what it said. What it leaves behind may have its
+    output open.
+    """
+    with open(log, "w+b") as file:
+        child = spawn(argv, stdin=stdin, output=file.fileno(), third=lock)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        file.seek(0)
+        return code, file.read(_MOST_SAID)
+
+
+# Saving
+
+
+def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tuple[str, int] | None:
+    """Have `runsc` save a container, which ends with that; answer the digest and size of `IMAGE`, if they are asked
+    for and known. Raises `provider_unavailable` with what it said; then the sandbox may run still.
+    """
+    saving = f"{job.bundle}/saving"
+    follower = Follower(f"{saving}/{IMAGE}")
+    try:
+        drop(saving)
+        os.mkdir(saving, 0o700)
+        if go_on:
+            with open(f"{saving}/{GO_ON}", "wb"):
+                pass
+        words = [*job.words(), "checkpoint", f"--image-path={saving}", container]
+        argv = ["sh", "-c", _SAVE, "sh", saving, job.saved, *words]
+        with _locked(job) as lock, gvisor_room.reserved(saving, gvisor_runsc.most_saved(job.bundle)) as room:
+            follower.syncs = not go_on and not room.is_taken
+
+            def meanwhile() -> bool:
+                room.give_way()
+                return digest and follower.take()
+
+            code, said = _run_watched(argv, f"{job.bundle}/said", lock, meanwhile)
+        if code == 0 and not go_on:
+            _have_written(job)
+        found = follower.found() if digest and code == 0 else None
+    except OSError as error:
+        drop(saving)
+        raise translate(error, "the checkpoint") from None
+    finally:
+        follower.close()
+    failpoints.reach("gvisor.saved")
+    if code != 0:
+        drop(saving)
+        raise failed_to_save(said)
+    gvisor_runsc.forget(job.root, container)
+    return found
+
+
+def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
+    """Run a command that holds a lock to its end, and do something `meanwhile`, again and again, which answers whether
+    there is more of it to do at once.
+    """
+    with open(log, "w+b") as file, open(os.devnull, "rb") as null:
+        child = spawn(argv, stdin=null.fileno(), output=file.fileno(), third=lock)
+        pidfd, more = -1, False
+        try:
+            pidfd = os.pidfd_open(child)
+            while not has_ended(pidfd, 0 if more else _GIVE_WAY_S):
+                more = meanwhile()
+        finally:
+            if pidfd >= 0:
+                os.close(pidfd)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        file.seek(0)
+        return code, file.read(_MOST_SAID)
+
+
+def _have_written(job: Job) -> None:
+    """Have what was saved on the disk, where it is what there is of the sandbox. Raises OSError."""
+    for path in (*(f"{job.saved}/{name}" for name in saved_files(job.saved)), job.saved, job.bundle):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def failed_to_save(said: bytes) -> SandkeepError:
+    """The error for what `runsc` did not save."""
+    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {gvisor_runsc.sentence(said)}")
+
+
+@contextmanager
+def _locked(job: Job) -> Iterator[int]:
+    fd = os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def await_saving(job: Job, seconds: float) -> None:
+    """Wait until nobody saves the sandbox any more, or brings it back, whom an earlier daemon had started. Raises
+    `provider_unavailable`.
+    """
+    deadline = time.monotonic() + seconds
+    try:
+        fd = os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ProviderError(
+                        "provider_unavailable", "it is being saved, or brought back, still: wait"
+                    ) from None
+                time.sleep(0.02)
+            else:
+                return
+    finally:
+        os.close(fd)
+
+
+def saved_files(directory: str) -> list[str]:
+    """The names of the files that `runsc` saved there."""
+    return sorted(name for name in os.listdir(directory) if not name.startswith(".") and name not in _OTHERS)
+
+
+def put_aside(job: Job) -> None:
+    """Keep what was saved of a sandbox, while something else is brought back in its place."""
+    aside = f"{job.bundle}/aside"
+    try:
+        drop(aside)
+        shutil.copyfile(f"{job.directory}/out/exits", f"{job.saved}/{EXITS}")
+        os.rename(job.saved, aside)
+    except OSError as error:
+        raise translate(error, "the sandbox's place") from None
+
+
+def put_nothing_aside(job: Job) -> None:
+    """Say that nothing was there in the place of which something is brought back."""
+    try:
+        os.makedirs(f"{job.bundle}/aside", mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise translate(error, "the sandbox's place") from None
+
+
+def put_back(job: Job) -> bool:
+    """Undo `put_aside`; answer whether there is nothing of the sandbox then. Safe to repeat. Raises OSError and
+    `provider_unavailable`, and has lost nothing then.
+    """
+    await_saving(job, SAVING_S)
+    aside = f"{job.bundle}/aside"
+    if not os.path.isdir(aside):
+        return gvisor_runsc.running(job.bundle) is None and not recover_saved(job.bundle)
+    gvisor_runsc.end(job.root)
+    gvisor_runsc.forget_ended(job.bundle)
+    drop(job.saved)
+    for name in os.listdir(job.bundle):
+        if name.startswith("from-"):
+            drop(f"{job.bundle}/{name}")
+    if not os.path.exists(f"{aside}/{IMAGE}"):
+        drop(aside)
+        return True
+    if os.path.exists(f"{aside}/{EXITS}"):  # else it was put back by one who got no further
+        _replace_exits(job, f"{aside}/{EXITS}")
+    os.rename(aside, job.saved)
+    return False
+
+
+def _replace_exits(job: Job, source: str) -> None:
+    target = f"{job.directory}/out/exits"
+    if not job.plan.rootless:
+        os.chown(source, job.plan.uid, job.plan.gid)
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with suppress(FileNotFoundError):
+            os.unlink(target)
+        shutil.copyfile(source, target)
+        if not job.plan.rootless:
+            os.chown(target, job.plan.uid, job.plan.gid)
+
+
+def drop_aside(bundle: str) -> None:
+    """What took its place runs, and that is on record."""
+    drop(f"{bundle}/aside")
+
+
+def end_saved(job: Job) -> None:
+    """What is saved completely stands still: what seems to run of it is on its way to its end. Raises
+    `provider_unavailable`.
+    """
+    if os.path.exists(f"{job.saved}/{IMAGE}"):
+        gvisor_runsc.end(job.root)
+
+
+def recover_saved(bundle: str) -> bool:
+    """Find what was saved of a sandbox of which nothing runs, and that was not brought back since; whether there is
+    any.
+    """
+    saved = f"{bundle}/saved"
+    for name in os.listdir(bundle):
+        if name.startswith("from-") and not os.path.isdir(saved):
+            container = name.removeprefix("from-")
+            if not gvisor_runsc.has_run(bundle, container) and os.path.exists(f"{bundle}/{name}/{IMAGE}"):
+                os.rename(f"{bundle}/{name}", saved)
+    return os.path.exists(f"{saved}/{IMAGE}")
+
+
+def drop_leftovers(bundle: str) -> None:
+    """Remove what was saved of a sandbox that runs."""
+    for name in os.listdir(bundle):
+        if name in ("saving", "saved") or name.startswith("from-"):
+            drop(f"{bundle}/{name}")
+
+
+def drop(path: str) -> None:
+    """Remove a directory of ours, if it is there."""
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,312 @@
+"""Viewers of terminals in gVisor sandboxes, whose own terminals only their kernel knows.
+
+A viewer is the sandbox's own tmux client, as everywhere, but on a terminal of the host: `runsc exec` makes one, starts
+the client on it and hands over the controlling side. As long as the viewer is there, so is the process of `runsc exec`
+that waits for it, which is how a viewer's end is seen; files in the bundle tell which processes these are, also to a
+later daemon::
+
+    vwr_....pid       the process of the host that waits for the viewer
+    vwr_....inside    the viewer, by its pid inside
+
+What `runsc exec` started must not be saved with a sandbox, so before that all viewers are asked to go, or are killed.
+"""
+
+import fcntl
+import functools
+import os
+import select
+import signal
+import socket
+import stat
+import struct
+import tempfile
+import termios
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import trio
+from msgspec import Struct
+
+from sandkeep.errors import ProviderError, SandkeepError, StateError
+from sandkeep.ids import new_id
+from sandkeepd.hostprocess import has_ended, kill_and_wait, open_process, run_tool, spawn
+from sandkeepd.keeper import requests, terminal
+from sandkeepd.keeper.viewers import Viewers
+from sandkeepd.providers import gvisor_runsc
+
+START_DEADLINE_S: Final = 20.0
+"""How long `runsc` has for starting a viewer."""
+
+DETACH_S: Final = 3.0
+"""How long the tmux servers have for letting their viewers go before a sandbox is saved."""
+
+GOING_S: Final = 3.0
+"""How long a viewer may take to be gone then; whatever keeps it, it is killed."""
+
+SAVED: Final = "[detached: the sandbox is being saved]"
+"""What a viewer sees last then. It begins as what tmux says when somebody detaches, which is how clients know that."""
+
+_TERMINALS: Final = range(136, 144)
+"""The numbers of the kernel's driver of pseudo-terminals, as seen by those who are on them."""
+
+_LOOK_S: Final = 0.02
+_RECEIVED_BYTES: Final = 64
+_MOST_SAID: Final = 65536
+_ASK_TO_GO: Final = """
+for socket in "$0"/*.tmux; do
+    tmux -S "$socket" detach-client -s '$0' -E "echo '$1'" &
+done
+wait
+"""
+
+Run = Callable[..., Awaitable[Any]]
+
+
+class Runsc(Struct, frozen=True, kw_only=True):
+    """How `runsc` is called for a sandbox: the words before a subcommand; and who a viewer is inside, and how large its
+    files may be.
+    """
+
+    bundle: str
+    words: list[str]
+    user: str
+    file_blocks: int
+
+
+class GvisorViewers(Viewers):
+    """See `Viewers`. `instance` is a `GvisorInstance`."""
+
+    _instance: Any
+
+    async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
+        """See `Terminals.open_terminal`."""
+        async with self._instance.helping():  # it is not saved meanwhile
+            if self._talk.known(process_id).exit:
+                raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
+            if self._instance.pidfd < 0:
+                words = f"sandbox {self._instance.sandbox_id} is suspended: resume it"
+                raise StateError("not_ready", words, sandbox_id=self._instance.sandbox_id)
+            viewer = new_id(terminal.VIEWER)
+            try:
+                await self._place.write(viewer, self._script(viewer, process_id, term, read_only=read_only))
+                return await self._show(viewer, rows, cols)
+            finally:
+                self._place.remove_helper(viewer)
+
+    def _script(self, viewer: str, process_id: str, term: str, *, read_only: bool) -> bytes:
+        """It is a file, as `runsc exec` leaves out of a command all words that contain "detach". What is wrong is told
+        on stderr, away from the terminal.
+        """
+        words = terminal.viewer(self._place.sockets, process_id, None, term, read_only=read_only)
+        command = b" ".join(requests.quote(os.fsencode(word)) for word in words)
+        opening = f"ulimit -f {self._instance.runsc.file_blocks}\ncd {self._place.journals} && exec 2>{viewer}.stderr"
+        return opening.encode() + b" || exit\nexec " + command + b"\n"
+
+    async def _show(self, viewer: str, rows: int, cols: int) -> int:
+        """Start a viewer, and wait until it shows the terminal."""
+        script, runsc = f"{self._place.inside}/in/{viewer}", self._instance.runsc
+        work = functools.partial(open_viewer, runsc, self._instance.container, viewer, script, rows, cols)
+        with trio.CancelScope(shield=True):
+            fd, pidfd = await trio.to_thread.run_sync(work)
+        try:
+            if not await _shown(fd, pidfd):
+                raise terminal.not_attached(self._instance.read(viewer, "stderr", 0, 500).data)
+        except BaseException:
+            trio.lowlevel.notify_closing(fd)
+            os.close(fd)  # which ends the viewer
+            raise
+        finally:
+            trio.lowlevel.notify_closing(pidfd)
+            os.close(pidfd)
+        return fd
+
+    def end_stuck(self, process_id: str) -> None:
+        """See `Viewers.end_stuck`. Only the keeper can tell that to a terminal's script."""
+        self._instance.ask(requests.request("stuck", process_id))
+
+    async def end_all(self, run: Run) -> None:
+        """Have all viewers go. `run` runs a command inside. Raises `conflict` when something inside keeps the terminal
+        of one: what was saved with that could not be brought back.
+        """
+        runsc = self._instance.runsc
+        if await trio.to_thread.run_sync(_viewers, runsc.bundle):
+            with trio.move_on_after(DETACH_S), suppress(SandkeepError):
+                await run(["sh", "-c", _ASK_TO_GO, self._place.sockets, SAVED])
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(see_gone, runsc, self._instance.container)
+        if await trio.to_thread.run_sync(is_held, runsc.bundle):
+            words = "a viewer's terminal is held by what it showed, whose tmux may hang: end that process, then repeat"
+            raise StateError("conflict", words, sandbox_id=self._instance.sandbox_id)
+
+
+async def _shown(fd: int, pidfd: int) -> bool:
+    ended = trio.Event()
+
+    async def await_end() -> None:
+        await trio.lowlevel.wait_readable(pidfd)
+        ended.set()
+
+    failure = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(await_end)
+        try:
+            shown = await terminal.shown(fd, ended)
+        except SandkeepError as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return shown
+
+
+# What blocks
+
+
+def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: int, cols: int) -> tuple[int, int]:
+    """Have `runsc` run a script inside on a new terminal of that size. Answers its controlling side, which does not
+    block, and a pidfd of what waits for its end. Blocks. Raises `provider_unavailable`.
+    """
+    _viewers(runsc.bundle)  # removes what is left of those that have gone
+    bundle = os.open(runsc.bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/proc/self/fd/{bundle}/{viewer}.socket")  # its own path may be too long for a socket
+            listener.listen(1)
+            fd, said = _start(_words(runsc, container, viewer, script), bundle, listener, (rows, cols))
+        waiting = _waiting(runsc.bundle, viewer)
+        if fd >= 0 and waiting is not None:
+            return fd, waiting
+        _close(fd, waiting)
+        words = f"no viewer could be started in the sandbox: {gvisor_runsc.sentence(said)}"
+        raise ProviderError("provider_unavailable", words)
+    except OSError as error:
+        words = f"no terminal could be made for the viewer: {error.strerror}"
+        raise ProviderError("provider_unavailable", words) from None
+    finally:
+        os.close(bundle)
+        _unlink(f"{runsc.bundle}/{viewer}.socket")
+
+
+def _start(argv: Sequence[str], bundle: int, listener: socket.socket, size: tuple[int, int]) -> tuple[int, bytes]:
+    """Run `runsc exec` to its end. Answers the terminal that it handed over, or -1, and what it said."""
+    with tempfile.TemporaryFile() as log, open(os.devnull, "rb") as null:
+        pid = spawn(argv, stdin=null.fileno(), output=log.fileno(), third=bundle)
+        child, fd, code = os.pidfd_open(pid), -1, -1
+        try:
+            fd = _receive(listener, child, size)
+            if not has_ended(child, START_DEADLINE_S):
+                kill_and_wait(child)
+        finally:
+            os.close(child)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code != 0:
+            _close(fd, None)
+        log.seek(0)
+        return fd if code == 0 else -1, log.read(_MOST_SAID)
+
+
+def _close(*opened: int | None) -> None:
+    for fd in opened:
+        if fd is not None and fd >= 0:
+            os.close(fd)
+
+
+def _words(runsc: Runsc, container: str, viewer: str, script: str) -> list[str]:
+    files = [f"--pid-file={runsc.bundle}/{viewer}.pid", f"--internal-pid-file={runsc.bundle}/{viewer}.inside"]
+    where = [f"--console-socket=/proc/self/fd/3/{viewer}.socket", "--detach", f"--user={runsc.user}", "--cwd=/"]
+    return [*runsc.words, "exec", *where, *files, container, "sh", script]
+
+
+def _receive(listener: socket.socket, child: int, size: tuple[int, int]) -> int:
+    """The terminal that a child hands over before it starts anything there; -1 when it ends without."""
+    poll = select.poll()
+    for fd in (listener.fileno(), child):
+        poll.register(fd, select.POLLIN)
+    found = [fd for fd, _ in poll.poll(START_DEADLINE_S * 1000)]
+    if listener.fileno() not in found:
+        return -1
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(START_DEADLINE_S)
+        _, received, _, _ = socket.recv_fds(connection, _RECEIVED_BYTES, 1)
+    for fd in received:
+        os.set_blocking(fd, False)
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    return received[0] if received else -1
+
+
+def _viewers(bundle: str) -> list[str]:
+    """The viewers of a sandbox that are there. The files of others are removed. Blocks."""
+    found = []
+    for name in os.listdir(bundle):
+        viewer, dot, end = name.partition(".")
+        if terminal.is_viewer(name) and f"{dot}{end}" == ".pid":
+            if (pidfd := _waiting(bundle, viewer)) is None:
+                for left in (".pid", ".inside"):
+                    _unlink(f"{bundle}/{viewer}{left}")
+            else:
+                os.close(pidfd)
+                found.append(viewer)
+    return found
+
+
+def _waiting(bundle: str, viewer: str) -> int | None:
+    """A pidfd of what waits for a viewer; None when that has gone."""
+    pid_file = f"{bundle}/{viewer}.pid"
+    found = gvisor_runsc.named_in(pid_file, f"--pid-file={pid_file}")
+    return open_process(found) if found is not None else None
+
+
+def see_gone(runsc: Runsc, container: str) -> None:
+    """Wait until all viewers have gone; kill those that do not. Blocks."""
+    for viewer in _viewers(runsc.bundle):
+        pidfd = _waiting(runsc.bundle, viewer)
+        if pidfd is None:
+            continue
+        try:
+            if not has_ended(pidfd, GOING_S):
+                _kill(runsc, container, viewer)
+                if not has_ended(pidfd, GOING_S):
+                    kill_and_wait(pidfd)
+        finally:
+            os.close(pidfd)
+    _viewers(runsc.bundle)
+
+
+def is_held(bundle: str) -> bool:
+    """Whether the sandbox's kernel has a terminal of the host still, a while after its viewer has gone. Blocks."""
+    found = gvisor_runsc.running(bundle)
+    deadline = time.monotonic() + GOING_S
+    while found is not None and _has_terminals(found[1].pid):
+        if time.monotonic() > deadline:
+            return True
+        time.sleep(_LOOK_S)
+    return False
+
+
+def _has_terminals(pid: int) -> bool:
+    """Of a kernel whose descriptors cannot be seen it is not known, and none is supposed."""
+    with suppress(OSError):
+        return any(_is_terminal(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
+    return False
+
+
+def _is_terminal(path: str) -> bool:
+    with suppress(OSError):  # it was just closed
+        found = os.stat(path)
+        return stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) in _TERMINALS
+    return False
+
+
+def _kill(runsc: Runsc, container: str, viewer: str) -> None:
+    with suppress(OSError, ValueError, SandkeepError):
+        with open(f"{runsc.bundle}/{viewer}.inside", encoding="ascii") as file:
+            pid = int(file.read(32))
+        run_tool([*runsc.words, "kill", f"--pid={pid}", container, str(int(signal.SIGKILL))])
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
