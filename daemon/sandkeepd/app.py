@@ -139,7 +139,7 @@ async def _run_parts(
         images = Images(core)
         sandboxes = Sandboxes(core, images)
         processes = Processes(core, sandboxes)
-        kept = Kept(core, images, sandboxes, config.state_dir)
+        kept = Kept(core, images, sandboxes, processes, config.state_dir)
         reconciler = Reconciler(core, images, sandboxes, processes, kept)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)

@@ -12,11 +12,22 @@ from typing import Final
 from msgspec.structs import replace
 
 from sandkeep import events, ids
-from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError, error_from
+from sandkeep.clock import rfc3339
+from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
-from sandkeep.methods import ImageCreate, ProcessLaunch, SandboxCreate, SandboxExec, SnapshotCreate, SnapshotImport
+from sandkeep.methods import (
+    CheckpointCreate,
+    ImageCreate,
+    ProcessLaunch,
+    SandboxCreate,
+    SandboxExec,
+    SnapshotCreate,
+    SnapshotImport,
+)
 from sandkeep.model import Network, Place, SandboxSpec
+from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.moments import Moment, newest
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
@@ -113,6 +124,81 @@ def ready_snapshot(state: State, snapshot_id: str) -> SnapshotState:
     if found.status != "ready":
         raise snapshot_not_ready(found)
     return found
+
+
+def checkpoint(state: State, checkpoint_id: str) -> CheckpointState:
+    """The checkpoint of that id. Raises `not_found`."""
+    found = state.checkpoints.get(checkpoint_id)
+    if found is None:
+        message = f"there is no checkpoint {checkpoint_id!r}{state.log.hint}"
+        raise CallerError("not_found", message, checkpoint_id=checkpoint_id)
+    return found
+
+
+def ready_checkpoint(state: State, checkpoint_id: str) -> CheckpointState:
+    """The same, of one that can be restored. Raises `snapshot_not_ready`."""
+    found = checkpoint(state, checkpoint_id)
+    if found.status != "ready":
+        raise checkpoint_not_ready(found)
+    return found
+
+
+def checkpoint_not_ready(checkpoint: CheckpointState) -> StateError:
+    """The error of a checkpoint that is not there yet, or not any more."""
+    why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
+    words = f"checkpoint {checkpoint.checkpoint_id} {why.get(checkpoint.status, 'was deleted: choose another')}"
+    return StateError("snapshot_not_ready", words, checkpoint_id=checkpoint.checkpoint_id, status=checkpoint.status)
+
+
+def create_checkpoint(
+    sandbox: SandboxState, command: CheckpointCreate, place: Place, facts: Mapping[str, str]
+) -> events.CheckpointCreateRequested:
+    """The intent to keep a sandbox with all that runs in it. Raises `not_ready`, `invalid`."""
+    if sandbox.status not in ("running", "suspended"):
+        raise not_ready(sandbox)
+    if _size(command.labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
+    asked = sandbox.requested
+    return events.CheckpointCreateRequested(
+        owner=sandbox.owner,
+        sandbox_id=sandbox.sandbox_id,
+        image_id=asked.image_id,
+        provider=asked.provider,
+        spec=asked.spec,
+        place=place,
+        leave_running=command.leave_running and sandbox.status == "running",
+        plan=asked.plan,
+        secrets=asked.secrets,
+        needs_image=asked.needs_image,
+        facts=dict(facts),
+        name=command.name,
+        labels=command.labels,
+    )
+
+
+def return_to(sandbox: SandboxState, checkpoint: CheckpointState) -> None:
+    """Raise unless the sandbox can be what it was at the checkpoint: `not_ready`, `invalid` for another's."""
+    if not may(sandbox, "sandbox.restore_requested"):
+        raise not_ready(sandbox)
+    if checkpoint.sandbox_id != sandbox.sandbox_id:
+        words = f"checkpoint_id: {checkpoint.checkpoint_id} is of {checkpoint.sandbox_id}: restore it into a new one"
+        raise CallerError("invalid", words, field="checkpoint_id")
+
+
+def moment(sandbox: SandboxState, found: Sequence[Moment], upto: int, until_us: int | None) -> Moment:
+    """The newest of a sandbox's moments that can be used, at or before the one asked for. Raises `snapshot_missing`."""
+    chosen = newest(found, upto, until_us)
+    if chosen is not None:
+        return chosen
+    oldest = next((moment for moment in found if moment.status == "ready"), None)
+    if oldest is None:
+        words = f"of sandbox {sandbox.sandbox_id} nothing is kept: make a snapshot before you need one"
+        raise DataError("snapshot_missing", words, sandbox_id=sandbox.sandbox_id)
+    words = (
+        f"of sandbox {sandbox.sandbox_id} nothing is kept of that moment or before it: "
+        f"the oldest is {oldest.kind} {oldest.source_id}, of position {oldest.position}, {rfc3339(oldest.time_us)}"
+    )
+    raise DataError("snapshot_missing", words, sandbox_id=sandbox.sandbox_id, oldest=oldest.position)
 
 
 def create_snapshot(
@@ -271,6 +357,10 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
     if above:
         words = f"image {image_id} is what the incremental snapshot {_some(above)} is above: delete that, or promote it"
         raise StateError("in_use", words, image_id=image_id, snapshot_ids=above[:20])
+    kept = [c.checkpoint_id for c in state.checkpoints.values() if c.alive and c.needs_image(image_id)]
+    if kept:
+        words = f"image {image_id} is what the checkpoint {_some(kept)} is brought back with: delete that first"
+        raise StateError("in_use", words, image_id=image_id, checkpoint_ids=kept[:20])
     users = [user.sandbox_id for user in state.image_users(image_id)] or list(pending)
     if users:
         raise StateError(

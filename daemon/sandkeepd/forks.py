@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, SetupError, error_from
+from sandkeep.errors import SetupError, error_from
 from sandkeep.methods import SandboxFork
 from sandkeep.model import ForkResult
 from sandkeep_store.log import NewEvent, Recorded
@@ -38,9 +38,11 @@ class Forks:
         await self._sandboxes.adopted(source.sandbox_id)
         decide.require_files(source)
         decide.require_secrets(source, command.secrets)
-        layering(core.provider(source.requested.provider))
+        able = layering(core.provider(source.requested.provider))
+        if able.no_forks is not None:
+            raise SetupError("not_supported", able.no_forks)
         decide.like(source.spec, command.labels)
-        sandbox_ids = self._ids(command, source.owner)
+        sandbox_ids = self._sandboxes.choose_ids(command.sandbox_ids, command.count, source.owner)
         for sandbox_id in sandbox_ids:
             self._sandboxes.reserve(sandbox_id, "", {})
         try:
@@ -53,20 +55,6 @@ class Forks:
         failpoints.reach("fork.planned")
         core.carry(partial(self._carry, request, source, intent), f"fork of {source.sandbox_id}")
         return await self.answer(fork_id)
-
-    def _ids(self, command: SandboxFork, owner: str) -> list[str]:
-        """What the forks will be called. Raises `invalid` and `conflict`."""
-        given = command.sandbox_ids
-        if given and len(given) != command.count:
-            words = f"sandbox_ids: {len(given)} ids are given for {command.count} sandboxes: give one for each"
-            raise CallerError("invalid", words, field="sandbox_ids")
-        chosen = given or [ids.new_id(ids.SANDBOX) for _ in range(command.count)]
-        for sandbox_id in chosen:
-            ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_ids")
-            free = decide.interrupted_sandbox(self._core.state, sandbox_id, owner) is not None
-            if (self._sandboxes.is_taken(sandbox_id) and not free) or chosen.count(sandbox_id) > 1:
-                raise decide.id_taken(sandbox_id)
-        return chosen
 
     def _unreserve(self, sandbox_ids: list[str]) -> None:
         for sandbox_id in sandbox_ids:

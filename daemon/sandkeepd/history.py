@@ -1,13 +1,19 @@
-"""The record as callers read it: events from a token on, whole or of one sandbox, as they were committed."""
+"""The record as callers read it: events from a token on, whole or of one sandbox, as they were committed; and what was
+the case after any of them.
+"""
 
 from typing import Final
 
 import trio
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from sandkeep.clock import rfc3339
-from sandkeep.methods import EventQuery, HistoryQuery
+from sandkeep.errors import CallerError
+from sandkeep.methods import EventQuery, HistoryQuery, StateQuery
+from sandkeep.model import Moment, SandboxAt
 from sandkeep_store.log import Recorded
+from sandkeep_store.views.moments import moments
 from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import Core
@@ -16,7 +22,7 @@ MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 NOW: Final = "now"
 
 
-class RawEvent(Struct, frozen=True):
+class RawEvent(Struct, frozen=True, omit_defaults=True):
     """`model.Event` as it is sent: the bytes of the log are spliced in unchanged, also those of types not known
     here.
     """
@@ -29,6 +35,7 @@ class RawEvent(Struct, frozen=True):
     revision: int
     data: Raw
     meta: Raw
+    moment: Moment | None = None
 
 
 class RawEventPage(Struct, frozen=True):
@@ -40,7 +47,7 @@ class RawEventPage(Struct, frozen=True):
 
 
 class History:
-    """The handlers of ``event.list`` and ``sandbox.history``."""
+    """The handlers of ``event.list``, ``event.state_at`` and ``sandbox.history``."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -64,11 +71,55 @@ class History:
                 await log.wait(after)
 
     async def of_sandbox(self, request: Request[HistoryQuery]) -> RawEventPage:
-        """The events of one sandbox and of its processes, but for those of processes that are in the archive."""
+        """The events of one sandbox and of its processes, but for those of processes that are in the archive; and which
+        of its moments were kept.
+        """
         query, log = request.params, self._core.log
         decide.sandbox(self._core.state, query.sandbox_id)
         after = 0 if query.after is None else log.parse_token(query.after, gaps=True)
-        return await self._page(request, after, query.limit, query.sandbox_id, None)
+        page = await self._page(request, after, query.limit, query.sandbox_id, None)
+        return self._marked(request, page)
+
+    def _marked(self, request: Request[HistoryQuery], page: RawEventPage) -> RawEventPage:
+        """The page with the moments that were kept at its events."""
+        state = self._core.state
+        sandbox = state.sandboxes.get(request.params.sandbox_id)
+        kept = moments(state, sandbox) if sandbox is not None else ()
+        seen = {moment.position: moment.view() for moment in kept if request.sees(moment.owner)}
+        return replace(page, events=[replace(event, moment=seen.get(event.position)) for event in page.events])
+
+    async def state_at(self, request: Request[StateQuery]) -> SandboxAt:
+        """A sandbox as it was on record after an event."""
+        query, log = request.params, self._core.log
+        present = decide.sandbox(self._core.state, query.sandbox_id)
+        position = log.position_of(query.position, "position")
+        state = await log.state_at(query.sandbox_id, position)
+        sandbox = state.sandboxes.get(query.sandbox_id)
+        if sandbox is None:
+            raise await self._not_yet(query.sandbox_id, position)
+        processes, snapshots = list(state.processes.values()), list(state.snapshots.values())
+        checkpoints = list(state.checkpoints.values())
+        return SandboxAt(
+            position=position,
+            time=rfc3339(await log.time_of(position)),
+            sandbox=sandbox.view(),
+            processes=[process.view() for process in processes[-query.limit :]],
+            snapshots=[snapshot.view() for snapshot in snapshots[-query.limit :]],
+            checkpoints=[checkpoint.view() for checkpoint in checkpoints[-query.limit :]],
+            left_out=sum(max(0, len(found) - query.limit) for found in (processes, snapshots, checkpoints)),
+            note=self._note(present.requested_us),
+        )
+
+    async def _not_yet(self, sandbox_id: str, position: int) -> CallerError:
+        [first, *_] = await self._core.log.read(0, 1, sandbox_id=sandbox_id)
+        words = f"sandbox {sandbox_id} was not there yet at position {position}: it begins at {first.position}"
+        return CallerError("not_found", words, sandbox_id=sandbox_id, first=first.position)
+
+    def _note(self, requested_us: int) -> str | None:
+        archived_us = self._core.state.log.archived_before_us
+        if requested_us >= archived_us:
+            return None
+        return f"of its processes, those that had ended before {rfc3339(archived_us)} may be in the archive"
 
     def start(self, token: str | None) -> int:
         """The position that a token, or its absence, or ``now`` says to begin after. Raises as `parse_token` does."""

@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from sandkeep.errors import SandkeepError
+from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core import Core
 from sandkeepd.providers.base import Layering, Recovering
@@ -52,7 +53,18 @@ class KeptLayers:
         )
         if self._holds[name] or being_copied:
             return True
-        return any(name in self._named_by(sandbox) for sandbox in state.sandboxes.values() if not sandbox.hidden)
+        if any(name in self._named_by(sandbox) for sandbox in state.sandboxes.values() if not sandbox.hidden):
+            return True
+        return any(name in self._kept_by(checkpoint) for checkpoint in state.checkpoints.values() if checkpoint.alive)
+
+    def _kept_by(self, checkpoint: CheckpointState) -> Collection[str]:
+        """What a checkpoint cannot be brought back without."""
+        provider: object = self._core.providers.get(checkpoint.requested.provider)
+        return provider.layers_of(checkpoint.requested.plan) if isinstance(provider, Layering) else ()
+
+    async def release_checkpoint(self, checkpoint: CheckpointState) -> None:
+        """The same as `release` for a checkpoint that is no more."""
+        await self.drop(checkpoint.requested.provider, self._kept_by(checkpoint))
 
     def _named_by(self, sandbox: SandboxState) -> Collection[str]:
         provider: object = self._core.providers.get(sandbox.requested.provider)

@@ -108,12 +108,17 @@ class Reconciler:
         self._core = core
         self._kept = kept
         self._settling = Settling(core, sandboxes, kept)
+        self._images_due: set[str] = set()
+        self._sandboxes_due: set[str] = set()
         self._images = images
         self._sandboxes = sandboxes
         self._processes = processes
 
     def announce(self) -> None:
-        """Before the first request: say what is about to be adopted or undone, so that requests to it wait."""
+        """Before the first request: say what is about to be adopted or undone, so that requests to it wait. What is
+        begun from then on is nobody's to undo.
+        """
+        self._note_due()
         for sandbox in self._core.state.sandboxes.values():
             if sandbox.status == "creating":
                 self._sandboxes.making[sandbox.sandbox_id] = Pending()
@@ -122,10 +127,18 @@ class Reconciler:
             elif sandbox.status in (*decide.STANDING, "restoring"):
                 self._sandboxes.adopting[sandbox.sandbox_id] = Pending()
 
+    def _note_due(self) -> None:
+        self._settling.announce()
+        state = self._core.state
+        self._images_due = {i for i, image in state.images.items() if image.status in ("creating", "removing")}
+        self._sandboxes_due = {i for i, sandbox in state.sandboxes.items() if sandbox.status in UNSETTLED}
+
     async def run(self, begin: trio.Event | None = None) -> None:
-        """Bring the log and the providers together, once `begin` is set."""
+        """Bring the log and the providers together, once `begin` is set. Without it, what is begun is noted now."""
         if begin is not None:
             await begin.wait()
+        else:
+            self._note_due()
         core = self._core
         asked = [image.requested.provider for image in core.state.images.values() if not image.ended]
         asked += [s.requested.provider for s in core.state.sandboxes.values() if not s.hidden]
@@ -139,10 +152,10 @@ class Reconciler:
         tried: list[trio.Event] = []
         async with trio.open_nursery() as nursery:
             for image_id, image in list(core.state.images.items()):
-                if image.requested.provider == name and image.status in ("creating", "removing"):
+                if image.requested.provider == name and image_id in self._images_due:
                     nursery.start_soon(core.guarded, partial(self._settle_image, image_id), f"settling {image_id}")
             for sandbox in list(core.state.sandboxes.values()):
-                if sandbox.requested.provider == name and sandbox.status in UNSETTLED:
+                if sandbox.requested.provider == name and sandbox.sandbox_id in self._sandboxes_due:
                     tried.append(trio.Event())
                     settle = partial(self._settle, sandbox, tried[-1])
                     nursery.start_soon(core.guarded, settle, f"settling {sandbox.sandbox_id}")
@@ -253,6 +266,7 @@ class Reconciler:
             return
         sandbox_id, revision = sandbox.sandbox_id, sandbox.revision
         take_over = partial(self._take_over, sandbox)
+        await self._drop_replaced(sandbox)
         instance = await self._insist(sandbox.requested.provider, take_over, f"adopting {sandbox_id}", pending, tried)
         failpoints.reach("adopt.held")
         try:
@@ -267,7 +281,6 @@ class Reconciler:
             return
         if instance is not None:
             await self._adopt_processes(sandbox, instance)
-            await self._drop_replaced(sandbox)
 
     async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
         put_back = partial(self._settling.put_back, sandbox)

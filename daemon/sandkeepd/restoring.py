@@ -28,7 +28,7 @@ from sandkeepd.unpacking import archive_of
 
 
 class Restores:
-    """The handlers of ``snapshot.restore`` and ``sandbox.restore``."""
+    """The handlers of ``snapshot.restore`` and ``sandbox.restore``; ``sandbox.restore_at`` goes through it."""
 
     def __init__(self, core: Core, sandboxes: Sandboxes, layers: KeptLayers, archives: SnapshotArchives) -> None:
         self._core = core
@@ -40,6 +40,11 @@ class Restores:
 
     async def restore(self, request: Request[SnapshotRestore]) -> Sandbox:
         """Make a sandbox with the files of a snapshot and start it."""
+        snapshot = decide.ready_snapshot(self._core.state, request.params.snapshot_id)
+        return await self.restore_like(request, self._core.state.sandboxes.get(snapshot.sandbox_id or ""))
+
+    async def restore_like(self, request: Request[SnapshotRestore], source: SandboxState | None) -> Sandbox:
+        """The same, for a sandbox that is to be as `source` was asked to be."""
         command, core = request.params, self._core
         snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
         sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
@@ -47,7 +52,6 @@ class Restores:
         before = decide.interrupted_sandbox(core.state, sandbox_id, request.owner)
         if self._sandboxes.is_taken(sandbox_id) and before is None:
             raise decide.id_taken(sandbox_id)
-        source = core.state.sandboxes.get(snapshot.sandbox_id or "")
         if source is not None:
             decide.require_secrets(source, command.secrets)
         spec = self._spec(source, snapshot, command)
@@ -97,7 +101,7 @@ class Restores:
         """Replace the files of a sandbox by those of a snapshot."""
         command, core = request.params, self._core
         sandbox = decide.sandbox(core.state, command.sandbox_id)
-        snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
+        snapshot = decide.ready_snapshot(core.state, command.snapshot_id or "")
         if not request.sees(snapshot.owner):
             decide.snapshot(core.state, "")  # raises what is said of one that is not there
         await self._sandboxes.adopted(sandbox.sandbox_id)

@@ -6,7 +6,7 @@ task first. A stopping daemon cancels it, and the sandbox goes on.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -80,6 +80,25 @@ class Pending:
         await self.finished.wait()
 
 
+class Maker:
+    """How a sandbox is made that is on record as about to be: here, by its provider, of its image."""
+
+    async def make(self, provider: Provider, sandbox: SandboxState, secrets: Mapping[str, str]) -> Instance:
+        """Make it and start it. On any error, cancellation included, nothing is left of it."""
+        asked = sandbox.requested
+        return await provider.create(sandbox.sandbox_id, asked.image_id, asked.spec, secrets, asked.plan)
+
+    def found(self) -> list[NewEvent]:
+        """What goes on record with it, besides."""
+        return []
+
+    def begun(self, runtime: Runtime) -> None:
+        """It is on record, and looked after."""
+
+    def done(self) -> None:
+        """It was made, or was not."""
+
+
 class Sandboxes:
     """The handlers of ``sandbox.*`` but for processes, and the runtimes."""
 
@@ -136,12 +155,17 @@ class Sandboxes:
         return await self.answer_create(sandbox_id)
 
     def begin(
-        self, intent: Recorded, secrets: Mapping[str, str], prepare: Callable[[], Awaitable[None]] | None = None
+        self,
+        intent: Recorded,
+        secrets: Mapping[str, str],
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        maker: Maker | None = None,
     ) -> None:
         """Make the sandbox that is on record as about to be made. What it begins with is prepared first."""
         sandbox_id = intent.stream
         self.making[sandbox_id] = Pending()
-        self._core.carry(partial(self._make, sandbox_id, dict(secrets), intent, prepare), f"creation of {sandbox_id}")
+        work = partial(self._make, sandbox_id, dict(secrets), intent, prepare, maker or Maker())
+        self._core.carry(work, f"creation of {sandbox_id}")
 
     def plan(
         self, provider: Provider, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, owner: str
@@ -163,11 +187,24 @@ class Sandboxes:
         """It is on record, or will not be."""
         self._planned.pop(sandbox_id, None)
 
+    def choose_ids(self, given: Sequence[str], count: int, owner: str) -> list[str]:
+        """What new sandboxes of an owner will be called. Raises `invalid` and `conflict`."""
+        if given and len(given) != count:
+            words = f"sandbox_ids: {len(given)} ids are given for {count} sandboxes: give one for each"
+            raise CallerError("invalid", words, field="sandbox_ids")
+        chosen = list(given) or [ids.new_id(ids.SANDBOX) for _ in range(count)]
+        for sandbox_id in chosen:
+            ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_ids")
+            free = decide.interrupted_sandbox(self._core.state, sandbox_id, owner) is not None
+            if (self.is_taken(sandbox_id) and not free) or chosen.count(sandbox_id) > 1:
+                raise decide.id_taken(sandbox_id)
+        return chosen
+
     def is_taken(self, sandbox_id: str) -> bool:
         """Whether that id cannot be used."""
         return sandbox_id in self._planned or sandbox_id in self._core.state.sandboxes
 
-    async def created_before(self, request: Request[SandboxCreate], first: Recorded) -> Any:  # noqa: ARG002
+    async def created_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
         """The answer to a command that was given before."""
         sandbox = self._core.state.sandboxes[first.stream]
         await self._core.settled(first.stream, lambda: sandbox.status != "creating")
@@ -206,10 +243,10 @@ class Sandboxes:
         secrets: dict[str, str],
         intent: Recorded,
         prepare: Callable[[], Awaitable[None]] | None,
+        maker: Maker,
     ) -> None:
         core = self._core
         sandbox = core.state.sandboxes[sandbox_id]
-        asked = sandbox.requested
         pending = self.making[sandbox_id]
         instance: Instance | None = None
         outcome: events.Event | None = None
@@ -217,26 +254,26 @@ class Sandboxes:
             with pending.scope:
                 if prepare is not None:
                     await prepare()
-                instance = await core.provider(asked.provider).create(
-                    sandbox_id, asked.image_id, asked.spec, secrets, asked.plan
-                )
+                instance = await maker.make(core.provider(sandbox.requested.provider), sandbox, secrets)
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             outcome = events.SandboxCreateFailed(code=error.code, message=error.message)
         finally:
             secrets.clear()
+            maker.done()
             del self.making[sandbox_id]
             pending.finished.set()
         if instance is not None and decide.may(sandbox, "sandbox.created"):
             outcome = events.SandboxCreated(isolation=instance.isolation, handle=instance.handle)
         if outcome is None or not decide.may(sandbox, outcome.type):
             return  # it is being terminated: that carrier has the provider end what was made, and let go of it
+        more = maker.found() if instance is not None else []
         try:
-            await core.record([NewEvent(sandbox_id, outcome, sandbox_id, intent.revision)], intent)
+            await core.record([NewEvent(sandbox_id, outcome, sandbox_id, intent.revision), *more], intent)
         except StateError:
             return  # the same, ordered while this was on its way to the disk
         if instance is not None:
-            self.keep(instance)
+            maker.begun(self.keep(instance))
         else:
             await self.told_ended(sandbox)
 

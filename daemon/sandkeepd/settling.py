@@ -33,19 +33,42 @@ class Settling:
         self._core = core
         self._sandboxes = sandboxes
         self._kept = kept
+        self._snapshots_due: list[str] = []
+        self._checkpoints_due: list[str] = []
+        self._forks_due: list[str] = []
+        self._abandoned: list[str] = []
+
+    def announce(self) -> None:
+        """Note what is on record as begun: what a client begins from now on is not for `run` to undo."""
+        state = self._core.state
+        begun = ("creating", "deleting")
+        self._snapshots_due = [i for i, snapshot in state.snapshots.items() if snapshot.status in begun]
+        self._checkpoints_due = [i for i, checkpoint in state.checkpoints.items() if checkpoint.status in begun]
+        self._abandoned = self._kept.checkpoints.files.abandoned()
+        self._forks_due = [i for i, fork in state.forks.items() if fork.ended_us is None]
 
     async def run(self) -> None:
         """Settle snapshots and forks, each by itself, so that one whose store does not answer delays no other."""
         core, snapshots = self._core, self._kept.snapshots
         snapshots.sending.settle()
         async with trio.open_nursery() as nursery:
-            for snapshot in list(core.state.snapshots.values()):
-                name = snapshot.snapshot_id
+            for name in self._snapshots_due:
+                snapshot = core.state.snapshots[name]
                 if snapshot.status == "creating":
                     nursery.start_soon(core.guarded, partial(self._undo_snapshot, name), f"undoing {name}")
                 elif snapshot.status == "deleting":
                     nursery.start_soon(core.guarded, partial(snapshots.finish_delete, name, None), f"deleting {name}")
-            for fork in list(core.state.forks.values()):
+            checkpoints = self._kept.checkpoints
+            for name in self._checkpoints_due:
+                checkpoint = core.state.checkpoints[name]
+                if checkpoint.status == "creating":
+                    nursery.start_soon(core.guarded, partial(checkpoints.undo, name), f"undoing {name}")
+                elif checkpoint.status == "deleting":
+                    nursery.start_soon(core.guarded, partial(checkpoints.finish_delete, name, None), f"deleting {name}")
+            removal = partial(checkpoints.sweep, self._abandoned)
+            nursery.start_soon(core.guarded, removal, "removing copies of checkpoints")
+            for fork_id in self._forks_due:
+                fork = core.state.forks[fork_id]
                 if fork.ended_us is None:
                     nursery.start_soon(core.guarded, partial(self._undo_fork, fork), f"undoing {fork.fork_id}")
             nursery.start_soon(core.guarded, snapshots.drop_kept, "removing archives that were kept")
@@ -60,7 +83,10 @@ class Settling:
 
     async def _undo_fork(self, fork: ForkState) -> None:
         """The files that it copied go with whatever else nobody owns."""
-        failed = events.SandboxForkFailed(code="not_ready", message=FORK_INTERRUPTED, interrupted=True)
+        failed: events.Event = events.SandboxForkFailed(code="not_ready", message=FORK_INTERRUPTED, interrupted=True)
+        if fork.checkpoint_id is not None:
+            words = f"the daemon stopped while checkpoint {fork.checkpoint_id} was being restored: restore it again"
+            failed = events.CheckpointRestoreFailed(code="not_ready", message=words, interrupted=True)
         await self._core.record([NewEvent(fork.fork_id, failed, fork.sandbox_id)], None)
         source = self._core.state.sandboxes.get(fork.sandbox_id)
         if source is not None:

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Container
+from itertools import chain
 
 import trio
 
@@ -69,7 +70,7 @@ class Software:
             resident_bytes=resident_bytes(),
             stream=self.stream,
             not_adopted=sum(s.sandbox_id in self.adopting for s in sandboxes),
-            foreign=[what for found in core.foreign.values() for what in found] if request.admin else [],
+            foreign=list(dict.fromkeys(chain.from_iterable(core.foreign.values()))) if request.admin else [],
         )
 
     def summary(self) -> str:

@@ -1,8 +1,11 @@
 """Which handler answers which method: the table of `sandkeep.methods`, from the daemon's side."""
 
+from functools import partial
 from typing import Any
 
-from sandkeep.model import Empty
+from sandkeep.errors import CallerError
+from sandkeep.methods import SandboxRestore
+from sandkeep.model import Empty, Sandbox
 from sandkeepd.access import Request
 from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
 from sandkeepd.choosing import Choosing
@@ -60,7 +63,11 @@ def dispatch(
         "sandbox.suspend": suspensions.suspend,
         "sandbox.resume": suspensions.resume,
         "sandbox.fork": kept.forks.fork,
-        "sandbox.restore": kept.restores.restore_own,
+        "sandbox.restore": partial(_restore_own, kept),
+        "checkpoint.create": kept.checkpoints.create,
+        "checkpoint.delete": kept.checkpoints.delete,
+        "checkpoint.restore": kept.checkpoints.restore,
+        "sandbox.restore_at": kept.going_back.restore_at,
         "sandbox.read_file": files.read_file,
         "sandbox.write_file": files.write_file,
         "sandbox.list_dir": files.list_dir,
@@ -88,6 +95,7 @@ def dispatch(
         "lock.acquire": locking.acquire,
         "lock.release": locking.release,
         "event.list": history.list,
+        "event.state_at": history.state_at,
         "stream.access": access.access,
         "store.compact": retention.compact,
         "store.redact": retention.redact,
@@ -102,6 +110,8 @@ def dispatch(
         "image.list": images.list_now,
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
+        "checkpoint.get": kept.checkpoints.get_now,
+        "checkpoint.list": kept.checkpoints.list_now,
         "snapshot.get": kept.snapshots.get_now,
         "snapshot.list": kept.snapshots.list_now,
         "lock.get": locking.get_now,
@@ -143,12 +153,26 @@ def _kept_again(images: Images, sandboxes: Sandboxes, kept: Kept) -> dict[str, A
     return {
         "sandbox.fork": kept.forks.forked_before,
         "sandbox.restore": kept.restores.restored_before,
+        "checkpoint.create": kept.checkpoints.created_before,
+        "checkpoint.delete": lambda request, first: kept.checkpoints.answer_delete(first.stream),
+        "checkpoint.restore": kept.checkpoints.restored_before,
+        "sandbox.restore_at": kept.going_back.restored_before,
         "snapshot.create": kept.snapshots.created_before,
         "snapshot.delete": lambda request, first: kept.snapshots.answer_delete(first.stream),
         "snapshot.restore": sandboxes.created_before,
         "snapshot.import": kept.moves.brought_in_before,
         "snapshot.promote": images.created_before,
     }
+
+
+async def _restore_own(kept: Kept, request: Request[SandboxRestore]) -> Sandbox:
+    """Give a sandbox the files of a snapshot, or have it be what it was at a checkpoint."""
+    asked = request.params
+    if (asked.snapshot_id is None) == (asked.checkpoint_id is None):
+        raise CallerError("invalid", "snapshot_id: give either that or checkpoint_id", field="snapshot_id")
+    if asked.checkpoint_id is not None:
+        return await kept.checkpoints.return_to(request)
+    return await kept.restores.restore_own(request)
 
 
 def _done(processes: Processes, access: Access) -> dict[str, Handle]:

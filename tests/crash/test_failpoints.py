@@ -32,15 +32,18 @@ NOT_IN_THE_STORY = {
 }
 """What only comes of a failure."""
 
-NOT_LOCAL = ("sandbox.suspend", "sandbox.resume")
-"""What the local provider cannot do; see `test_suspending`."""
-
-APART = (*GROWTH, *KEEPING, *NOT_LOCAL, "lock.", "archive.")
-"""What another test tells of: for locks `test_locks`, for archives `test_snapshot_gc`."""
+SUSPENSIONS = ("sandbox.suspend", "sandbox.resume")
+GVISOR = ("gvisor.", "checkpoint.", "process.restored")
+APART = (*GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, "lock.", "archive.")
+"""What another test tells of: for suspensions `test_suspending`, for checkpoints `test_gvisor`, for locks `test_locks`,
+for archives `test_snapshot_gc`.
+"""
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))
 COMMITS = [f"{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]
-POINTS = [point for point in failpoints.POINTS if not point.startswith((*GROWTH, *KEEPING, "docker.", "lock."))]
+POINTS = [
+    point for point in failpoints.POINTS if not point.startswith((*GROWTH, *KEEPING, *GVISOR, "docker.", "lock."))
+]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 
 

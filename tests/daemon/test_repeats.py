@@ -184,8 +184,12 @@ ELSEWHERE = {
     "lock.release": "tests/daemon/test_locking.py",
     "snapshot.import": "tests/crash/keeping.py",
     **dict.fromkeys(
-        ("sandbox.fork", "sandbox.restore", "snapshot.create", "snapshot.delete", "snapshot.gc", "snapshot.promote",
-         "snapshot.restore"),
+        ("checkpoint.create", "checkpoint.restore", "checkpoint.delete"),
+        "tests/daemon/test_checkpoints.py",
+    ),
+    **dict.fromkeys(
+        ("sandbox.fork", "sandbox.restore", "sandbox.restore_at", "snapshot.create", "snapshot.delete", "snapshot.gc",
+         "snapshot.promote", "snapshot.restore"),
         "tests/daemon/test_repeats_kept.py",
     ),
 }  # fmt: skip

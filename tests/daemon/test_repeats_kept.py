@@ -18,6 +18,7 @@ class World:
             image = client.image.create(source).image_id
             self.box, self.over = (client.sandbox.create(image).sandbox_id for _ in range(2))
             self.kept, self.doomed = (client.snapshot.create(self.box).snapshot_id for _ in range(2))
+            self.position = client.daemon.status().position
         self.orphan()
 
     def orphan(self) -> None:
@@ -59,8 +60,14 @@ CASES = {
     "snapshot.restore": Case(
         lambda w: {"snapshot_id": w.kept, "labels": {"case": "1"}},
         {"labels": {}},
-        lambda w: w.events("sandbox.create_requested") == 4,
+        lambda w: w.events("sandbox.create_requested") == 5,
         like=lambda answer: answer["sandbox_id"],
+    ),
+    "sandbox.restore_at": Case(
+        lambda w: {"sandbox_id": w.box, "position": w.position},
+        {"labels": {"case": "1"}},
+        lambda w: w.events("sandbox.create_requested") == 5,
+        like=lambda answer: [answer["sandbox"]["sandbox_id"], answer["moment"], answer["events_between"]],
     ),
     "sandbox.fork": Case(
         lambda w: {"sandbox_id": w.box, "labels": {"case": "1"}},

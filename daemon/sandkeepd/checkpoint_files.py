@@ -1,0 +1,338 @@
+"""The files of checkpoints: where they go, how they get there, and how they are had again.
+
+A checkpoint is made in a directory of this machine, ``sandbox_checkpoints/CHECKPOINT`` below where archives lie, and
+stays there if it goes nowhere else. One for a mount or a bucket is copied from there, file by file, and counts once
+each copy is complete and has the digest that it has to have. All of it is for its owner's eyes only: it holds memory.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Final
+
+import trio
+
+from sandkeep import failpoints, model
+from sandkeep.errors import DaemonError, DataError, SandkeepError, error_from
+from sandkeep.model import CheckpointFile
+from sandkeep_store.archives import copying
+from sandkeep_store.archives.directory import DirectoryArchives
+from sandkeep_store.archives.opening import open_store
+from sandkeep_store.config import STORAGE
+from sandkeep_store.durable import sync_directory
+from sandkeep_store.locks.fence import Fence
+from sandkeep_store.sdks import require_sdk
+from sandkeepd.providers.base import Progress
+from sandkeepd.snapshot_archives import LOCAL, LOG_KEY, SnapshotArchives, place_of, root_of
+from sandkeepd.watched import Meter, watched
+
+FOLDER: Final = "sandbox_checkpoints"
+MAKING: Final = ".making"
+HAD: Final = ".had-"
+"""What the names end in of directories that are being made, and of copies of what lies in a bucket."""
+
+_CHUNK: Final = 1 << 20
+_LARGE: Final = 4 << 20
+"""What is larger is verified while others begin with it already."""
+
+
+class CheckpointFiles:
+    """What a daemon does with the files of checkpoints."""
+
+    def __init__(self, archives: SnapshotArchives, log_id: str) -> None:
+        self._archives = archives
+        self._log_id = log_id
+
+    def fence(self, sandbox_id: str, owner: str) -> Fence | None:
+        """What is written of a sandbox carries, if a lock guards it."""
+        return self._archives.fence(sandbox_id, owner)
+
+    def place(self, checkpoint_id: str, *, bucket: bool) -> model.Place:
+        """Where a new checkpoint will lie. Raises `not_configured` and, for a bucket without its SDK, `not_supported`,
+        before anything happens.
+        """
+        root = STORAGE.require("checkpoint", bucket=bucket)
+        require_sdk(root)
+        DirectoryArchives(STORAGE.local_root()).require_ours()
+        return place_of(root, f"{FOLDER}/{checkpoint_id}")
+
+    def here(self, place: model.Place) -> model.Place:
+        """Where on this machine a checkpoint is made that is to lie there."""
+        return place if place.where in LOCAL else place_of(STORAGE.local_root(), place.path)
+
+    @asynccontextmanager
+    async def making(self, place: model.Place) -> AsyncIterator[str]:
+        """An empty directory for a new checkpoint, for the length of a block. Unless it was kept, nothing is left."""
+        directory = _directory(self.here(place)) + MAKING
+        await self._in_thread(partial(_make_directory, directory))
+        try:
+            yield directory
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
+
+    async def keep(
+        self,
+        directory: str,
+        place: model.Place,
+        known: Mapping[str, tuple[str, int]],
+        fence: Callable[[], Fence | None],
+        progress: Progress,
+    ) -> list[CheckpointFile]:
+        """Have what is in a directory be where it is to be, complete and durable; answer what it is. Of some files the
+        digest and size are `known`.
+        """
+        files = await watched(partial(_finish, directory, known), progress, "writing the checkpoint")
+        here = self.here(place)
+        if (held := fence()) is not None:
+            held.check()
+        await self._in_thread(partial(_publish, directory, _directory(here)))
+        failpoints.reach("checkpoint.kept")
+        if here == place:
+            return files
+        try:
+            for file in files:
+                await self._send(here, place, file, fence(), progress)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                with suppress(SandkeepError):
+                    await self._remove_files(place, files)
+                await self._in_thread(partial(remove_directory, _directory(here)))
+            raise
+        await self._in_thread(partial(remove_directory, _directory(here)))
+        return files
+
+    async def _send(
+        self, here: model.Place, place: model.Place, file: CheckpointFile, fence: Fence | None, progress: Progress
+    ) -> None:
+        def work(moved: Meter) -> None:
+            local, target = DirectoryArchives(root_of(here)), open_store(root_of(place))
+            path = f"{place.path}/{file.name}"
+            metadata, digest = {LOG_KEY: self._log_id}, file.digest.removeprefix("sha256:")
+            copying.send(local, path, target, path, sha256=digest, metadata=metadata, fence=fence, progress=moved)
+
+        await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+
+    # Having again
+
+    @asynccontextmanager
+    async def had(
+        self, place: model.Place, files: Sequence[CheckpointFile], progress: Progress
+    ) -> AsyncIterator["Had"]:
+        """A checkpoint as a directory of this machine, which stays until it is let go of. What of it is large may have
+        to be verified still: see `Had.check`.
+
+        Raises `snapshot_missing`, `snapshot_corrupt`, `provider_unavailable`.
+        """
+        directory = _directory(self.here(place))
+        copied = self.here(place) != place
+        if copied:
+            directory += f"{HAD}{secrets.token_hex(8)}"
+        later = [file for file in files if file.size_bytes > _LARGE and file.name not in FIRST]
+        large = [] if copied else later
+        had = Had(directory if copied else None, directory, large)
+        try:
+            if copied:
+                await self._fetch(place, files, directory, progress)
+            else:
+                few = [file for file in files if file not in large]
+                await watched(partial(_verify, directory, few), progress, "verifying the checkpoint")
+            yield had
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(had.let_go)
+
+    async def _fetch(
+        self, place: model.Place, files: Sequence[CheckpointFile], directory: str, progress: Progress
+    ) -> None:
+        await self._in_thread(partial(_make_directory, directory))
+
+        def work(moved: Meter) -> None:
+            store = open_store(root_of(place))
+            for file in files:
+                found = hashlib.sha256()
+                with (
+                    open(_private(f"{directory}/{file.name}"), "wb") as target,
+                    store.read(f"{place.path}/{file.name}", size_bytes=file.size_bytes, progress=moved) as archive,
+                ):
+                    for chunk in archive:
+                        found.update(chunk)
+                        target.write(chunk)
+                _compare(file, found.hexdigest())
+
+        await watched(work, progress, f"reading {place.uri}", limiter=self._archives.limiter)
+
+    # Removing
+
+    async def remove(self, place: model.Place, files: Sequence[CheckpointFile]) -> None:
+        """Remove a checkpoint, complete or half made. Safe to repeat. Raises `provider_unavailable`, with `engine`."""
+        here = _directory(self.here(place))
+        await self._in_thread(partial(remove_directory, here + MAKING))
+        await self._in_thread(partial(remove_directory, here))
+        if self.here(place) != place:
+            await self._remove_files(place, files or [_unknown(name) for name in KNOWN])
+
+    async def _remove_files(self, place: model.Place, files: Sequence[CheckpointFile]) -> None:
+        await self._archives.remove([place_of(root_of(place), f"{place.path}/{file.name}") for file in files])
+
+    def abandoned(self) -> list[str]:
+        """What daemons had copied that died since, if this one has copied nothing yet. Blocks."""
+        folder = f"{STORAGE.local_root().base}/{FOLDER}"
+        try:
+            return [f"{folder}/{name}" for name in os.listdir(folder) if HAD in name]
+        except FileNotFoundError:
+            return []
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await trio.to_thread.run_sync(work, limiter=self._archives.limiter)
+
+
+FIRST: Final = ("shared.tar", "processes.json")
+"""What is verified before anybody begins with it, however large: it says where files go."""
+
+KNOWN: Final = ("checkpoint.img", *FIRST)
+"""The names of a checkpoint's files, of which there may be some where nothing is on record of it."""
+
+
+class Had:
+    """A checkpoint at hand. Each who needs it longer than whoever had it says so by `hold`, and then `let_go`.
+
+    Whoever had it says `check`; nobody may rely on it before `checked` has returned.
+    """
+
+    def __init__(self, copy: str | None, directory: str, large: Sequence[CheckpointFile]) -> None:
+        self._copy = copy
+        self.directory = directory
+        self._holds = 1
+        self._large = large
+        self._looked = trio.Event()
+        self._wrong: SandkeepError | None = None
+
+    async def check(self, progress: Progress) -> None:
+        """Verify what was not yet. Raises `snapshot_missing`, `snapshot_corrupt`."""
+        try:
+            if self._large:
+                await watched(partial(_verify, self.directory, self._large), progress, "verifying the checkpoint")
+        except SandkeepError as error:
+            self._wrong = error
+        except BaseException:
+            self._wrong = DaemonError("internal", "the checkpoint was not verified")
+            raise
+        finally:
+            self._looked.set()
+        await self.checked()
+
+    async def checked(self) -> None:
+        """Wait until all of it is verified. Raises as `check` does."""
+        await self._looked.wait()
+        if self._wrong is not None:
+            raise error_from(self._wrong.code, self._wrong.message, self._wrong.data)
+
+    def hold(self) -> None:
+        """Need it."""
+        self._holds += 1
+
+    def let_go(self) -> None:
+        """Need it no more. Blocks, the last one."""
+        self._holds -= 1
+        if not self._holds and self._copy is not None:
+            remove_directory(self._copy)
+
+
+def _unknown(name: str) -> CheckpointFile:
+    return CheckpointFile(name=name, digest="", size_bytes=0)
+
+
+def _directory(place: model.Place) -> str:
+    return f"{place.base}/{place.path}"
+
+
+def _make_directory(path: str) -> None:
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+        os.makedirs(path, mode=0o700)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> DaemonError:
+    return DaemonError("storage_unavailable", f"{path} cannot be written: {error.strerror}: make room there")
+
+
+def _private(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _finish(directory: str, known: Mapping[str, tuple[str, int]], moved: Meter) -> list[CheckpointFile]:
+    """Have all files of a directory on the disk; answer what they are."""
+    done = 0
+    found = []
+    try:
+        for name in sorted(os.listdir(directory)):
+            file = _digest(f"{directory}/{name}", name, known.get(name), lambda size: moved(done + size))  # noqa: B023
+            done += file.size_bytes
+            found.append(file)
+        sync_directory(directory)
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+    return found
+
+
+def _digest(path: str, name: str, known: tuple[str, int] | None, moved: Callable[[int], None]) -> CheckpointFile:
+    digest, size = hashlib.sha256(), 0
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o600)
+        if known is not None and os.fstat(fd).st_size == known[1]:
+            os.fsync(fd)
+            return CheckpointFile(name=name, digest=f"sha256:{known[0]}", size_bytes=known[1])
+        while chunk := os.read(fd, _CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+            moved(size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return CheckpointFile(name=name, digest=f"sha256:{digest.hexdigest()}", size_bytes=size)
+
+
+def _publish(making: str, directory: str) -> None:
+    try:
+        os.rename(making, directory)
+        sync_directory(os.path.dirname(directory))
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+
+
+def _verify(directory: str, files: Sequence[CheckpointFile], moved: Meter) -> None:
+    """See that all files are what is on record. Raises `snapshot_missing`, `snapshot_corrupt`."""
+    done = 0
+    for file in files:
+        digest = hashlib.sha256()
+        try:
+            fd = os.open(f"{directory}/{file.name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise DataError("snapshot_missing", f"the checkpoint is not in {directory} any more") from None
+        try:
+            while chunk := os.read(fd, _CHUNK):
+                digest.update(chunk)
+                done += len(chunk)
+                moved(done)
+        finally:
+            os.close(fd)
+        _compare(file, digest.hexdigest())
+
+
+def _compare(file: CheckpointFile, sha256: str) -> None:
+    if file.digest != f"sha256:{sha256}":
+        words = f"the checkpoint's {file.name} is damaged: its digest is not the one on record: restore another"
+        raise DataError("snapshot_corrupt", words)
+
+
+def remove_directory(path: str) -> None:
+    """Remove a directory and what is in it, if it is there. Blocks."""
+    shutil.rmtree(path, ignore_errors=True)

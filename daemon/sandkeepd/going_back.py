@@ -1,0 +1,132 @@
+"""Going back: a new sandbox that is like another was at a moment, from the newest of what was kept of it by then."""
+
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from sandkeep import ids
+from sandkeep.clock import now_us, parse_rfc3339
+from sandkeep.errors import CallerError
+from sandkeep.methods import CheckpointRestore, SandboxRestoreAt, SnapshotRestore
+from sandkeep.model import RestoredAt, Sandbox
+from sandkeep_store.log import Recorded
+from sandkeep_store.views.moments import Moment, moments
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd import decide
+from sandkeepd.access import Request
+from sandkeepd.checkpoints import Checkpoints
+from sandkeepd.core import ANEW, Core
+from sandkeepd.restoring import Restores
+from sandkeepd.sandboxes import Sandboxes
+
+
+class Asked(NamedTuple):
+    """The moment that a caller asks for, which was at `time_us`: what is on record up to the position `upto`, and up to
+    `until_us` if he asks by the time.
+    """
+
+    time_us: int
+    upto: int
+    until_us: int | None = None
+
+
+class GoingBack:
+    """The handler of ``sandbox.restore_at``."""
+
+    def __init__(self, core: Core, sandboxes: Sandboxes, restores: Restores, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+        self._core = core
+        self._sandboxes = sandboxes
+        self._restores = restores
+
+    async def restore_at(self, request: Request[SandboxRestoreAt]) -> RestoredAt:
+        """Make a sandbox from the newest of what was kept of one at or before a moment, and start it."""
+        source = decide.sandbox(self._core.state, request.params.sandbox_id)
+        asked = await self._asked(request.params)
+        moment = decide.moment(source, self._moments(request, source), asked.upto, asked.until_us)
+        made = await self._restore(request, source, moment)
+        return await self._answer(source, asked, moment, made)
+
+    async def restored_before(self, request: Request[SandboxRestoreAt], first: Recorded) -> Any:
+        """The answer to a command that was given before; what was used then may have been deleted since."""
+        made: Any
+        if first.stream in self._core.state.forks:
+            made = await self._checkpoints.restored_before(request, first)
+            made = made if made is ANEW else made.sandboxes[0]
+        else:
+            made = await self._sandboxes.created_before(request, first)
+        if made is ANEW:
+            return made
+        asked = await self._asked(request.params)
+        source = decide.sandbox(self._core.state, request.params.sandbox_id)
+        used_id = self._core.state.sandboxes[made.sandbox_id].requested.restored_from
+        used = [replace(m, status="ready") for m in self._moments(request, source) if m.source_id == used_id]
+        return await self._answer(source, asked, decide.moment(source, used, asked.upto, asked.until_us), made)
+
+    def _moments(self, request: Request[SandboxRestoreAt], source: SandboxState) -> list[Moment]:
+        return [moment for moment in moments(self._core.state, source) if request.sees(moment.owner)]
+
+    async def _asked(self, command: SandboxRestoreAt) -> Asked:
+        """Raises `invalid` for a moment that there was not yet, and `compacted` for a position in the archive."""
+        log = self._core.log
+        if (command.position is None) == (command.time is None):
+            raise CallerError("invalid", "position: give either a position or a time", field="position")
+        if command.position is not None:
+            position = log.position_of(command.position, "position")
+            return Asked(await log.time_of(position), position)
+        time_us = time_of(command.time or "")
+        return Asked(time_us, log.head, time_us)
+
+    async def _restore(self, request: Request[SandboxRestoreAt], source: SandboxState, moment: Moment) -> Sandbox:
+        """Make the sandbox."""
+        whole: Request[Any] = request
+        asked = request.params
+        if asked.new_sandbox_id is not None:
+            ids.check_given_id(asked.new_sandbox_id, ids.SANDBOX, "new_sandbox_id")
+        if moment.kind == "checkpoint":
+            return await self._bring_back(whole, asked, moment)
+        command = SnapshotRestore(
+            command_id=asked.command_id,
+            snapshot_id=moment.source_id,
+            sandbox_id=asked.new_sandbox_id,
+            labels=asked.labels,
+            env=asked.env,
+            secrets=asked.secrets,
+        )
+        return await self._restores.restore_like(replace(whole, params=command), source)
+
+    async def _bring_back(self, request: Request[Any], asked: SandboxRestoreAt, moment: Moment) -> Sandbox:
+        """The same of a checkpoint, which holds the variables and secrets of what goes on."""
+        if asked.env or asked.secrets:
+            field = "env" if asked.env else "secrets"
+            words = f"{field}: what goes on from checkpoint {moment.source_id} has its variables: leave it out"
+            raise CallerError("invalid", words, field=field)
+        command = CheckpointRestore(
+            command_id=asked.command_id,
+            checkpoint_id=moment.source_id,
+            sandbox_ids=[asked.new_sandbox_id] if asked.new_sandbox_id else [],
+            labels=asked.labels,
+        )
+        made = await self._checkpoints.restore(replace(request, params=command))
+        return made.sandboxes[0]
+
+    async def _answer(self, source: SandboxState, asked: Asked, moment: Moment, made: Sandbox) -> RestoredAt:
+        log = self._core.log
+        between = await log.count_between(source.sandbox_id, moment.position, asked.upto, asked.until_us)
+        return RestoredAt(
+            sandbox=made,
+            moment=moment.view(),
+            events_between=between if moment.position >= log.first_position else None,
+            distance_s=max(0.0, (asked.time_us - moment.time_us) / 1e6),
+        )
+
+
+def time_of(text: str) -> int:
+    """The time that a caller gives, in microseconds since 1970. Raises `invalid` for none, and for one to come."""
+    try:
+        time_us = parse_rfc3339(text)
+    except ValueError as error:
+        raise CallerError("invalid", f"time: {text!r} {error}", field="time") from None
+    if time_us > now_us():
+        raise CallerError("invalid", f"time: {text!r} is yet to come: give a moment of the past", field="time")
+    return time_us
