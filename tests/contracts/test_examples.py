@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def run_client(daemon: RunningDaemon, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, env={**daemon.env, **env}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, env={**daemon.env, **env}, capture_output=True, text=True, timeout=300)
 
 
 def did_the_work(daemon: RunningDaemon, done: subprocess.CompletedProcess[str]) -> None:
@@ -200,6 +201,26 @@ def test_reacting_misses_nothing(
     expected += fail(3)
     react()
     until(lambda: told.read_text() == expected)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.needs("runsc")
+def test_the_counter_goes_on_from_each_checkpoint(daemon: RunningDaemon) -> None:
+    """What is printed is what its README shows, but for what differs each time."""
+    done = run_client(daemon, sys.executable, str(EXAMPLES / "counter" / "run.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = (EXAMPLES / "counter" / "README.md").read_text().split("```")[1].splitlines()[2:]
+    assert list(map(alike, done.stdout.splitlines())) == list(map(alike, shown))
+    with daemon.connect() as client:
+        assert client.checkpoint.list().checkpoints == []
+        assert [image for image in client.image.list().images if image.provider == "gvisor"] == []
+
+
+def alike(line: str) -> str:
+    """A line without an id, a time, and the numbers that came after the first."""
+    return re.sub(r"sbx_\w+|for \d+ ms|(?<=with )(\d).*", r"\1", line)
 
 
 def test_every_example_is_run() -> None:

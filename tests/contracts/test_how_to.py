@@ -24,6 +24,7 @@ pytestmark = pytest.mark.needs("bwrap", "tmux")
 GUIDES = {
     "copy-files": (),
     "give-secrets": (),
+    "go-back-in-time": (),
     "measure-sandboxes": ("root",),
     "mend-a-damaged-log": (),
     "react-to-events": (),

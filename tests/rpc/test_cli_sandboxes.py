@@ -125,7 +125,7 @@ def test_the_history_of_a_sandbox(shared_daemon: Any, box: str) -> None:
     shared_daemon.cli("exec", box, "--", "sh", "-c", "exit 3")
     header, *rows = lines(shared_daemon.cli("history", box))
     assert header.startswith(box)
-    assert [row.split()[1] for row in rows] == [
+    assert [row.split()[2] for row in rows] == [
         "sandbox.create_requested",
         "sandbox.created",
         "process.launch_requested",
@@ -134,7 +134,7 @@ def test_the_history_of_a_sandbox(shared_daemon: Any, box: str) -> None:
     ]
     assert "exit 3" in rows[-1]
     assert [e["type"] for e in document(shared_daemon.cli("history", box, "--json"))] == [
-        row.split()[1] for row in rows
+        row.split()[2] for row in rows
     ]
 
 

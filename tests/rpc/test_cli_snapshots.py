@@ -93,6 +93,50 @@ def test_over_a_sandboxs_own_files(cli: Any, box: str) -> None:
     assert "snapshot.stored" in history
 
 
+def test_back_in_time(cli: Any, box: str) -> None:
+    """By a position or a time of the history, where what was kept has a sign; and what was the case then."""
+    kept = said(cli("snapshot", "create", box, "--name", "before"))
+    gone = said(cli("snapshot", "create", box))
+    said(cli("snapshot", "rm", gone))
+    said(cli("exec", box, "--", "rm", "file"))
+    rows = said(cli("history", box)).splitlines()
+    [filled] = [row.split() for row in rows if "◆" in row]
+    [empty] = [row.split() for row in rows if "◇" in row]
+    assert filled[3:6] == ["snapshot.stored", kept, "before"]
+    assert empty[3:6] == ["snapshot.stored", gone, "deleted"]
+    recorded = json.loads(said(cli("history", box, "--json")))
+    moments = [event["moment"] for event in recorded if "moment" in event]
+    assert [(m["source_id"], m["name"], m["status"]) for m in moments] == [
+        (kept, "before", "ready"), (gone, None, "deleted"),
+    ]  # fmt: skip
+    for at in (filled[0], empty[0], recorded[-1]["time"], recorded[-1]["time"].replace("T", " ")):
+        ran = cli("restore", box, "--at", at, "--label", "x=y")
+        made = said(ran)
+        assert f"from snapshot {kept} (before), of position {filled[0]}\n" in ran.stderr.decode()
+        assert said(cli("exec", made, "--", "cat", "file")) == "from the image"
+        said(cli("rm", made))
+    exact = cli("restore", box, "--at", filled[0], "--id", "mine")
+    assert (said(exact), "nothing happened" in exact.stderr.decode()) == ("mine", True)
+    document = json.loads(said(cli("restore", box, "--at", empty[0], "--json")))
+    assert document["moment"]["source_id"] == kept
+    assert document["events_between"] == 2
+    said(cli("rm", "mine", document["sandbox"]["sandbox_id"]))
+    shown = said(cli("get", box, "--at", filled[0]))
+    assert ["kept", kept, "ready", "before"] in [line.split() for line in shown.splitlines()]
+    assert gone not in shown
+    assert json.loads(said(cli("get", box, "--at", filled[0], "--json")))["sandbox"]["sandbox_id"] == box
+
+
+def test_no_moment(cli: Any, box: str) -> None:
+    told(cli("restore", box, "--at", "1000000"), "invalid")
+    told(cli("restore", box, "--at", "log_other:1"), "wrong_log")
+    told(cli("restore", box, "--at", "2226-01-01T00:00:00Z"), "invalid")
+    told(cli("restore", box, "--at", "2001-01-01 00:00:00+01:00"), "snapshot_missing")
+    told(cli("get", box, "--at", "1"), "not_found")
+    for words in (("restore", box), ("restore", box, "--at", "noon"), ("get", box, "--at", "2001-01-01T00:00:00Z")):
+        assert cli(*words).returncode == 2, words
+
+
 def test_forks(cli: Any, box: str) -> None:
     made = said(cli("fork", box, "--count", "2")).split()
     assert len(made) == 2

@@ -1,15 +1,18 @@
 """Events as lines, tables and facts: what a reader sees, and that a sandbox cannot drive the reader's terminal."""
 
+from typing import Any
+
 import pytest
 
 from sandkeep.cli import output, timeline
 from sandkeep.events import EVENTS
-from sandkeep.model import Event
+from sandkeep.model import Event, Moment
 
 PROCESS = "prc_01kaaaaaaaaaaaaaaaaax7k2m9"
+SNAPSHOT = "snp_01kaaaaaaaaaaaaaaaaax7k2m9"
 
 
-def event(type_: str, data: dict[str, object], stream: str = PROCESS, position: int = 7) -> Event:
+def event(type_: str, data: dict[str, object], stream: str = PROCESS, position: int = 7, **more: Any) -> Event:
     return Event(
         position=position,
         time="2026-11-21T12:03:04.123456Z",
@@ -19,6 +22,34 @@ def event(type_: str, data: dict[str, object], stream: str = PROCESS, position: 
         revision=1,
         data=data,
         meta={},
+        **more,
+    )
+
+
+def kept(status: str = "ready", name: str | None = "mine\x1b") -> Moment:
+    time = "2026-11-21T12:03:04.123456Z"
+    return Moment(kind="snapshot", source_id=SNAPSHOT, position=7, time=time, status=status, name=name)
+
+
+def test_a_moment_that_was_kept_has_a_sign_and_its_whole_id() -> None:
+    stored = event("snapshot.stored", {"member_count": 3, "size_bytes": 7}, moment=kept())
+    assert timeline.history_line(stored, 1.5, timeline.Names()) == (
+        f"    7 ◆     1.500  snapshot.stored           {SNAPSHOT}  mine�  3 files, 7 B"
+    )
+    deleted = event("snapshot.stored", {"member_count": 3, "size_bytes": 7}, moment=kept("deleted", None))
+    assert timeline.history_line(deleted, 1.5, timeline.Names()) == (
+        f"    7 ◇     1.500  snapshot.stored           {SNAPSHOT}  deleted  3 files, 7 B"
+    )
+    restored = event("sandbox.restored", {"snapshot_id": SNAPSHOT}, moment=kept())
+    assert timeline.history_line(restored, 1.5, timeline.Names()) == (
+        f"    7 ◆     1.500  sandbox.restored          {SNAPSHOT}  mine�"
+    )
+
+
+def test_a_moment_that_was_not_kept_has_none() -> None:
+    started = event("process.started", {"pid": 4})
+    assert timeline.history_line(started, 1.5, timeline.Names()) == (
+        "    7       1.500  process.started           prc…x7k2m9  pid 4"
     )
 
 

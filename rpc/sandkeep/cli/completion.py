@@ -139,6 +139,16 @@ def _snapshots(ctx: click.Context, incomplete: str) -> list[Item]:
     return _beginning(incomplete, _ask(ctx, question))
 
 
+def _checkpoints(ctx: click.Context, incomplete: str) -> list[Item]:
+    from sandkeep.cli.output import age
+
+    def question(client: Client) -> list[Item]:
+        found = client.checkpoint.list().checkpoints
+        return [CompletionItem(c.checkpoint_id, help=f"{c.name or c.sandbox_id}, {age(c.created_at)}") for c in found]
+
+    return _beginning(incomplete, _ask(ctx, question))
+
+
 def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) -> list[Item]:
     """The processes of the sandbox that was given before, by their names."""
     sandbox = ctx.params.get("sandbox")
@@ -268,6 +278,7 @@ LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Item]]]] = {
     "sandbox": _sandboxes,
     "image": _images,
     "snapshot": _snapshots,
+    "checkpoint": _checkpoints,
     "image source": _sources,
     "reference": _references,
     "lock": _locks,

@@ -75,7 +75,11 @@ class _Lines:
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @common()
 def history(front: Frontend, sandbox: str) -> None:
-    """The life of one sandbox and of its processes, event by event."""
+    """The life of one sandbox and of its processes, event by event.
+
+    A filled lozenge is a moment that `restore --at` goes back to, by the position before it: a snapshot, or files of
+    one that it was given. An empty one is of a snapshot that was deleted.
+    """
     with front.client() as client:
         found = list(_history(client, sandbox))
     if front.as_json:

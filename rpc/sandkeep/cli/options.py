@@ -11,6 +11,7 @@ import click
 from sandkeep.blocking import Client, dial
 from sandkeep.cli import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import (
+    CHECKPOINT,
     DIRECTORY,
     EVENT_TYPE,
     FILE,
@@ -35,13 +36,15 @@ from sandkeep.model import Volume
 from sandkeep.settings import parse_size
 
 __all__ = [
-    "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "LOCK", "METHOD", "PLACE", "PROCESS", "PROVIDER", "REFERENCE",
-    "RUNNING", "SANDBOX", "SIGNAL", "SNAPSHOT", "SOURCE", "VARIABLE", "Command", "Frontend", "Mount", "Pair", "Refusal",
-    "Size", "command", "common", "cwd_option", "env_option", "given", "label_option", "secret_option", "timeout_option",
+    "CHECKPOINT", "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "LOCK", "METHOD", "PLACE", "PROCESS",
+    "PROVIDER", "REFERENCE", "RUNNING", "SANDBOX", "SIGNAL", "SNAPSHOT", "SOURCE", "VARIABLE", "At", "Command",
+    "Frontend", "Mount", "Pair", "Refusal", "Size", "command", "common", "cwd_option", "env_option", "given",
+    "label_option", "secret_option", "timeout_option",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 CLIENT_NAME: Final = "cli"
+_POSITION_DIGITS: Final = 19
 
 
 class Command(click.Command):
@@ -181,6 +184,33 @@ class Mount(click.ParamType[Volume]):
         if not source or not target.startswith("/") or mode not in ("", "ro", "rw"):
             self.fail(f"{value!r} is not SOURCE:/PLACE or SOURCE:/PLACE:ro", param, ctx)
         return Volume(source=source, target=target, read_only=mode == "ro")
+
+
+class At(click.ParamType[dict[str, Any]]):
+    """A moment, as the daemon takes it: a position, a token, or with `times` also a time."""
+
+    name = "moment"
+
+    def __init__(self, *, times: bool) -> None:
+        self._times = times
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Tell which of them it is."""
+        if isinstance(value, dict):
+            return value
+        if value.isascii() and value.isdigit() and len(value) < _POSITION_DIGITS:
+            return {"position": int(value)}
+        if value.startswith("log_") and ":" in value:
+            return {"position": value}
+        if not self._times:
+            self.fail(f"{value!r} is no position: give a number, as `sandkeep history` shows it", param, ctx)
+        from sandkeep.clock import parse_rfc3339
+
+        try:
+            parse_rfc3339(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}, or a position, as `sandkeep history` shows it", param, ctx)
+        return {"time": value}
 
 
 class Size(click.ParamType[int]):

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "resume": ("sandboxes:resume", "Have sandboxes go on, or start lost ones anew on their files."),
     "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
     "fork": ("snapshots:fork", "Make sandboxes that begin with the files of one."),
+    "restore": ("moments:restore", "Make a sandbox as another was at a moment."),
     "stats": ("stats:stats", "What running sandboxes use, as it changes."),
     "sandbox": ("root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
     "exec": ("exec:exec_", "Run a command in a sandbox to its end."),
@@ -36,6 +37,7 @@ COMMANDS: Final = {
     "wait": ("processes:wait", "Wait until a process has ended."),
     "cp": ("cp:cp", "Copy files and trees into sandboxes and out of them."),
     "snapshot": ("root:snapshot", "Keep the files of sandboxes, restore them and move them."),
+    "checkpoint": ("root:checkpoint", "Keep sandboxes with all that runs in them, and bring them back."),
     "lock": ("root:lock", "Take, keep and release the locks of sandboxes that daemons share."),
     "events": ("events:events", "What happened, in the order it was committed."),
     "history": ("events:history", "The life of one sandbox."),
@@ -48,9 +50,9 @@ COMMANDS: Final = {
 
 SUBJECTS: Final = {
     "Images": ("image",),
-    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "fork", "stats", "sandbox"),
+    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "fork", "restore", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
-    "Files": ("cp", "snapshot"),
+    "Files": ("cp", "snapshot", "checkpoint"),
     "Shared with other daemons": ("lock",),
     "What happened": ("events", "history"),
     "The daemon": ("daemon", "status", "capabilities", "store", "rpc"),
@@ -66,7 +68,7 @@ IMAGE_COMMANDS: Final = {
 
 SANDBOX_COMMANDS: Final = {
     name: COMMANDS[name]
-    for name in ("create", "ls", "get", "suspend", "resume", "rm", "fork", "stats", "exec", "run", "history")
+    for name in ("create", "ls", "get", "suspend", "resume", "rm", "fork", "restore", "stats", "exec", "run", "history")
 }
 
 SNAPSHOT_COMMANDS: Final = {
@@ -79,6 +81,14 @@ SNAPSHOT_COMMANDS: Final = {
     "import": ("snapshots:import_", "Keep an archive from elsewhere as a snapshot."),
     "promote": ("snapshots:promote", "Make an image of a snapshot."),
     "gc": ("snapshots:gc", "Delete what retention lets go, and archives that nobody owns."),
+}
+
+CHECKPOINT_COMMANDS: Final = {
+    "create": ("checkpoints:create", "Keep a sandbox with all that runs in it."),
+    "ls": ("checkpoints:ls", "List checkpoints."),
+    "get": ("checkpoints:get", "Show a checkpoint."),
+    "rm": ("checkpoints:rm", "Delete checkpoints."),
+    "restore": ("checkpoints:restore", "Make sandboxes of a checkpoint, in which all goes on that ran."),
 }
 
 LOCK_COMMANDS: Final = {
@@ -216,6 +226,12 @@ sandbox = LazyGroup(
 )
 snapshot = LazyGroup(
     name="snapshot", table=SNAPSHOT_COMMANDS, help="The files of sandboxes, kept as archives.", context_settings=HELP
+)
+checkpoint = LazyGroup(
+    name="checkpoint",
+    table=CHECKPOINT_COMMANDS,
+    help="Sandboxes, kept with all that runs in them.",
+    context_settings=HELP,
 )
 lock = LazyGroup(
     name="lock", table=LOCK_COMMANDS, help="Locks of sandboxes that several daemons share.", context_settings=HELP

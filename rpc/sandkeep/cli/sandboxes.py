@@ -9,6 +9,7 @@ from sandkeep.cli.options import (
     INSIDE,
     PROVIDER,
     SANDBOX,
+    At,
     Frontend,
     Mount,
     Size,
@@ -21,7 +22,7 @@ from sandkeep.cli.options import (
 )
 from sandkeep.cli.output import Column, age, facts, identifier, json_line, size, status, table, when
 from sandkeep.cli.progress import progress
-from sandkeep.model import Sandbox, SandboxSpec
+from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
 
 @command(
@@ -101,14 +102,38 @@ def _remark(sandbox: Sandbox) -> str:
     return ", waits" if sandbox.status == "stopping" else ", not adopted"
 
 
-@command(examples=["sandkeep get $BOX", "sandkeep get $BOX --json | jq .spec"])
+@command(examples=["sandkeep get $BOX", "sandkeep get $BOX --json | jq .spec", "sandkeep get $BOX --at 17"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.option(
+    "--at", type=At(times=False), metavar="POSITION", help="As it was after this event, by `sandkeep history`."
+)
 @common()
-def get(front: Frontend, sandbox: str) -> None:
-    """Show a sandbox."""
+def get(front: Frontend, sandbox: str, at: dict[str, Any] | None) -> None:
+    """Show a sandbox. With --at, as the record had it at a position, with what ran in it and the snapshots of it."""
     with front.client() as client:
+        if at is not None:
+            return _show_at(front, client.event.state_at(sandbox, **at))
         found = client.sandbox.get(sandbox)
     return json_line(found) if front.as_json else facts(_describe(found))
+
+
+def _show_at(front: Frontend, found: SandboxAt) -> None:
+    if front.as_json:
+        return json_line(found)
+    import shlex
+
+    left_out = f"{found.left_out} processes or snapshots are left out" if found.left_out else None
+    return facts(
+        [
+            ("at", f"position {found.position}, {when(found.time)}"),
+            *_describe(found.sandbox),
+            *(("runs", f"{p.name}: {shlex.join(p.command)}") for p in found.processes if p.ended_at is None),
+            *(("kept", " ".join(filter(None, [s.snapshot_id, s.status, s.name]))) for s in found.snapshots),
+            *(("kept", " ".join(filter(None, [c.checkpoint_id, c.status, c.name]))) for c in found.checkpoints),
+            ("note", found.note),
+            ("note", left_out),
+        ]
+    )
 
 
 def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:

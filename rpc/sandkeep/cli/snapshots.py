@@ -253,7 +253,7 @@ def restore(
     with progress("restoring") as told, front.client() as client:
         if over:
             sandbox = client.sandbox.restore(
-                over, snapshot, end_processes=end_processes, secrets=dict(secret), progress=told
+                over, snapshot_id=snapshot, end_processes=end_processes, secrets=dict(secret), progress=told
             )
         else:
             options = given(sandbox_id=sandbox_id, env=dict(env), secrets=dict(secret), labels=dict(label))

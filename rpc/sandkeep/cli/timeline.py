@@ -5,10 +5,12 @@ from typing import Any, Final
 
 from sandkeep.cli.layout import cut, pad, plain
 from sandkeep.cli.output import paint, size
-from sandkeep.model import Event
+from sandkeep.model import Event, Moment
 
 TYPE_COLUMNS: Final = 24
 WHO_COLUMNS: Final = 10
+IS_KEPT: Final = "◆"
+WAS_KEPT: Final = "◇"
 ROOMY: Final = 100
 """From this width on there is room for milliseconds."""
 
@@ -46,6 +48,16 @@ def _stored(data: dict[str, Any]) -> str:
     what = f"{data['member_count']} files, {size(data['size_bytes'])}"
     unsent = f"here alone: {data['unsent']}" if data.get("unsent") else ""
     return "  ".join(filter(None, [what, _paused(data), unsent]))
+
+
+def _checkpoint(data: dict[str, Any]) -> str:
+    goes_on = "" if data["leave_running"] else "it is suspended with that"
+    return "  ".join(filter(None, [data.get("name"), goes_on, f"to {data['place']['uri']}"]))
+
+
+def _checkpoint_stored(data: dict[str, Any]) -> str:
+    total = size(sum(file["size_bytes"] for file in data["files"]))
+    return "  ".join(filter(None, [f"{data['processes']} processes, {total}", _paused(data)]))
 
 
 def _orphans(data: dict[str, Any]) -> str:
@@ -112,8 +124,8 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.resume_requested": lambda data: "anew, on its files" if data.get("anew") else "",
     "sandbox.resumed": lambda data: _by_whom(data) or (_isolation(data) if data.get("isolation") else ""),
     "sandbox.resume_failed": _failure,
-    "sandbox.restore_requested": lambda data: f"from {shorten(data['snapshot_id'])}",
-    "sandbox.restored": lambda data: f"from {shorten(data['snapshot_id'])}",
+    "sandbox.restore_requested": lambda data: f"from {shorten(data.get('checkpoint_id') or data['snapshot_id'])}",
+    "sandbox.restored": lambda data: f"from {shorten(data.get('checkpoint_id') or data['snapshot_id'])}",
     "sandbox.restore_failed": _failure,
     "sandbox.fork_requested": lambda data: f"into {', '.join(map(shorten, data['sandbox_ids']))}",
     "sandbox.forked": _paused,
@@ -140,6 +152,16 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "snapshot.failed": _failure,
     "snapshot.delete_requested": lambda data: str(data["reason"]),
     "snapshot.deleted": lambda data: "its archive is kept for others" if data.get("kept") else "",
+    "checkpoint.create_requested": _checkpoint,
+    "checkpoint.stored": _checkpoint_stored,
+    "checkpoint.failed": _failure,
+    "checkpoint.delete_requested": lambda _: "",
+    "checkpoint.deleted": lambda _: "",
+    "checkpoint.restore_requested": lambda data: (
+        f"{shorten(data['checkpoint_id'])} into {', '.join(map(shorten, data['sandbox_ids']))}"
+    ),
+    "checkpoint.restored": lambda _: "",
+    "checkpoint.restore_failed": _failure,
     "archive.remove_requested": _orphans,
     "archive.removed": lambda _: "",
     "archive.remove_failed": _failure,
@@ -150,6 +172,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "process.timed_out": lambda data: f"after {data['timeout_s']:g} s",
     "process.exited": _exit,
     "process.lost": lambda data: str(data["message"]),
+    "process.restored": lambda data: f"pid {data['pid']}, from {shorten(data['checkpoint_id'])}",
 }
 
 COLOURS: Final = {
@@ -184,8 +207,9 @@ class Names:
 
     def of(self, event: Event) -> str:
         """The name of what the event tells about."""
-        if event.type == "process.launch_requested" and event.data.get("name"):
-            self._known[event.stream] = plain(event.data["name"])
+        told = event.data.get("requested") if event.type == "process.restored" else event.data
+        if event.type in ("process.launch_requested", "process.restored") and told and told.get("name"):
+            self._known[event.stream] = plain(told["name"])
         return self._known.get(event.stream) or shorten(event.stream)
 
 
@@ -227,13 +251,31 @@ def line(event: Event, names: Names, room: int | None = None) -> str:
 
 
 def history_line(event: Event, seconds: float, names: Names, room: int | None = None) -> str:
-    """One event of a sandbox's life, with the time since its first. What is about the sandbox itself has no name."""
+    """One event of a sandbox's life: its position, a sign where that moment was kept, and the time since the first.
+    What is about the sandbox itself has no name.
+    """
     about = "" if event.type.startswith("sandbox.") else pad(names.of(event), WHO_COLUMNS) + "  "
-    return _fit(f"{elapsed(seconds):>9}  ", event, about + detail(event), room)
+    after = kept(event.moment, event) if event.moment is not None else about + detail(event)
+    return _fit(f"{event.position:>5} {sign(event)} {elapsed(seconds):>9}  ", event, after, room)
+
+
+def sign(event: Event) -> str:
+    """A sign where a moment was kept: a filled one as long as it is possible to go back there."""
+    if event.moment is None:
+        return " "
+    return IS_KEPT if event.moment.status == "ready" else WAS_KEPT
+
+
+def kept(moment: Moment, event: Event) -> str:
+    """What a moment was kept in, by its whole id, as that is typed next."""
+    gone = "" if moment.status == "ready" else moment.status
+    more = detail(event) if event.type.startswith(f"{moment.kind}.") else ""
+    return plain("  ".join(filter(None, [moment.source_id, moment.name, gone, more])))
 
 
 def _fit(before: str, event: Event, after: str, room: int | None) -> str:
-    """The line in so much room, its type in a colour."""
+    """The line in so much room, its type in a colour, and bold where a moment was kept."""
     kind = plain(event.type).ljust(TYPE_COLUMNS)
     rest = cut(after, room and max(1, room - len(before) - len(kind) - 2))
-    return f"{before}{paint(kind, COLOURS.get(event.type.partition('.')[2]))}  {rest}".rstrip()
+    colour = COLOURS.get(event.type.partition(".")[2])
+    return f"{paint(before, 'bold' if sign(event) == IS_KEPT else None)}{paint(kind, colour)}  {rest}".rstrip()

@@ -21,6 +21,7 @@ class Word(click.ParamType[str]):
 SANDBOX: Final = Word("sandbox")
 IMAGE: Final = Word("image")
 SNAPSHOT: Final = Word("snapshot")
+CHECKPOINT: Final = Word("checkpoint")
 SOURCE: Final = Word("image source")
 REFERENCE: Final = Word("reference")
 LOCK: Final = Word("lock")

@@ -1,0 +1,141 @@
+"""Checkpoints: keep sandboxes with all that runs in them, and bring them back."""
+
+from typing import Any
+
+import click
+
+from sandkeep.cli.options import CHECKPOINT, SANDBOX, Frontend, command, common, given, label_option
+from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
+from sandkeep.cli.progress import progress
+from sandkeep.methods import MAX_FORKS
+from sandkeep.model import Checkpoint
+
+bucket_option = click.option(
+    "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
+)
+name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
+
+
+@command(
+    examples=[
+        "CKP=$(sandkeep checkpoint create $BOX --name ten --leave-running)",
+        "sandkeep checkpoint create $BOX; sandkeep resume $BOX",
+    ]
+)
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@name_option
+@click.option("--leave-running", is_flag=True, help="SANDBOX goes on; else it is suspended.")
+@bucket_option
+@label_option
+@common()
+def create(front: Frontend, sandbox: str, name: str | None, leave_running: bool, bucket: bool, label: Any) -> None:
+    """Keep SANDBOX as it is now, with its memory and all that runs in it, and print the checkpoint's id."""
+    asked = given(
+        name=name, labels=dict(label), leave_running=leave_running or None, archive="bucket" if bucket else None
+    )
+    with progress("keeping the sandbox") as told, front.client() as client:
+        made = client.checkpoint.create(sandbox, progress=told, **asked)
+    if made.pause_ms is not None and not front.as_json:
+        note(f"sandkeep: {sandbox} stood still for {made.pause_ms:.0f} ms")
+    return json_line(made) if front.as_json else print(made.checkpoint_id)
+
+
+@command(examples=["sandkeep checkpoint ls", "sandkeep checkpoint ls $BOX --json | jq -r '.[-1].checkpoint_id'"])
+@click.argument("sandbox", type=SANDBOX, metavar="[SANDBOX]", required=False)
+@name_option
+@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were deleted.")
+@label_option
+@common()
+def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
+    """List checkpoints, of SANDBOX or of all."""
+    from sandkeep.cli.pages import every
+
+    asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
+    with front.client() as client:
+        found: list[Checkpoint] = every(client.checkpoint.list, "checkpoints", all=everything, **asked)
+    if front.as_json:
+        return json_line(found)
+    rows = [
+        (c.checkpoint_id, c.status, age(c.created_at), size(c.size_bytes), c.processes, c.name or "", c.sandbox_id)
+        for c in found
+    ]
+    name_column = Column("NAME", least=6, spare=True)
+    return table(("CHECKPOINT", status(), "AGE", "SIZE", "PROCESSES", name_column, identifier("SANDBOX")), rows)
+
+
+@command(examples=["sandkeep checkpoint get $CKP"])
+@click.argument("checkpoint", type=CHECKPOINT, metavar="CHECKPOINT")
+@common()
+def get(front: Frontend, checkpoint: str) -> None:
+    """Show a checkpoint."""
+    with front.client() as client:
+        found = client.checkpoint.get(checkpoint)
+    return json_line(found) if front.as_json else facts(_describe(found))
+
+
+def _describe(checkpoint: Checkpoint) -> list[tuple[str, object]]:
+    return [
+        ("checkpoint", checkpoint.checkpoint_id),
+        ("name", checkpoint.name),
+        ("status", checkpoint.status),
+        ("error", checkpoint.error),
+        ("sandbox", checkpoint.sandbox_id),
+        ("image", checkpoint.image_id),
+        ("owner", checkpoint.owner),
+        ("created", when(checkpoint.created_at)),
+        ("place", checkpoint.place.uri),
+        ("size", size(checkpoint.size_bytes)),
+        ("processes", checkpoint.processes),
+        ("stood still", f"{checkpoint.pause_ms:.0f} ms" if checkpoint.pause_ms is not None else None),
+        *((file.name, file.digest) for file in checkpoint.files),
+        ("needs", ", ".join(f"{key} {value}" for key, value in checkpoint.facts.items())),
+        ("labels", ", ".join(f"{key}={value}" for key, value in checkpoint.labels.items())),
+    ]
+
+
+@command(examples=["sandkeep checkpoint rm $CKP"])
+@click.argument("checkpoints", nargs=-1, required=True, type=CHECKPOINT, metavar="CHECKPOINT...")
+@common()
+def rm(front: Frontend, checkpoints: tuple[str, ...]) -> None:
+    """Delete checkpoints, and print their ids."""
+    with front.client() as client:
+        for checkpoint in checkpoints:
+            with progress(f"deleting {checkpoint}") as told:
+                deleted = client.checkpoint.delete(checkpoint, progress=told)
+            json_line(deleted) if front.as_json else print(deleted.checkpoint_id, flush=True)
+
+
+@command(
+    examples=[
+        "BOX=$(sandkeep checkpoint restore $CKP)",
+        "sandkeep checkpoint restore $CKP --count 8",
+        "sandkeep checkpoint restore $CKP --over $BOX",
+    ]
+)
+@click.argument("checkpoint", type=CHECKPOINT, metavar="CHECKPOINT")
+@click.option("--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="How many sandboxes.")
+@click.option("--id", "sandbox_id", metavar="ID", help="An id of your own for the new sandbox.")
+@click.option("--over", type=SANDBOX, metavar="SANDBOX", help="Have this sandbox, whose checkpoint it is, be so again.")
+@label_option
+@common()
+def restore(front: Frontend, checkpoint: str, count: int, sandbox_id: str | None, over: str | None, label: Any) -> None:
+    """Make sandboxes of CHECKPOINT, in which all goes on that ran, and print their ids.
+
+    With --over the sandbox that it is of goes back to that moment. What its processes wrote since stays in their
+    output.
+    """
+    if over and (sandbox_id or label or count > 1):
+        raise click.UsageError("--over takes a sandbox as it is: leave out --id, --count and --label")
+    if sandbox_id and count > 1:
+        raise click.UsageError("--id is for one sandbox: leave out --count")
+    with progress("restoring") as told, front.client() as client:
+        if over:
+            sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=told)
+            return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
+        asked = given(labels=dict(label), sandbox_ids=[sandbox_id] if sandbox_id else None)
+        made = client.checkpoint.restore(checkpoint, count=count, progress=told, **asked)
+    if front.as_json:
+        return json_line(made)
+    for each in made.sandboxes:
+        print(each.sandbox_id)
+    return None

@@ -1,0 +1,67 @@
+"""Going back: a sandbox as it was at a moment of its history."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from sandkeep.cli.options import SANDBOX, At, Frontend, command, common, env_option, given, label_option, secret_option
+from sandkeep.cli.output import json_line, note, plain
+from sandkeep.cli.progress import progress
+from sandkeep.cli.timeline import elapsed
+from sandkeep.model import RestoredAt
+
+
+@command(
+    examples=[
+        "OLD=$(sandkeep restore $BOX --at 17)",
+        "sandkeep restore $BOX --at 2026-11-22T09:00:00Z --label why=it-worked-then",
+    ]
+)
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.option(
+    "--at",
+    type=At(times=True),
+    required=True,
+    metavar="POSITION|TIME",
+    help="A position, as `sandkeep history` shows it, or a time such as 2026-11-22T09:00:00Z.",
+)
+@click.option("--id", "new_sandbox_id", metavar="ID", help="An id of your own for the new sandbox.")
+@env_option
+@secret_option
+@label_option
+@common()
+def restore(front: Frontend, sandbox: str, at: dict[str, Any], env: Any, secret: Any, label: Any, **more: Any) -> None:
+    """Make a new sandbox that is as SANDBOX was at a moment, and print its id.
+
+    The newest snapshot at or before that moment is used; which one, and how far it is from there, goes to stderr.
+    SANDBOX itself stays as it is, and may have ended.
+    """
+    options = given(env=dict(env), secrets=dict(secret), labels=dict(label), **at, **more)
+    with progress("restoring") as told, front.client() as client:
+        made = client.sandbox.restore_at(sandbox, progress=told, **options)
+    if front.as_json:
+        return json_line(made)
+    for line in used(made):
+        note(f"sandkeep: {line}")
+    return print(made.sandbox.sandbox_id)
+
+
+def used(made: RestoredAt) -> Iterator[str]:
+    """What a sandbox was made from, and how far that is from what was asked for."""
+    moment = made.moment
+    name = f" ({plain(moment.name)})" if moment.name else ""
+    yield f"from {moment.kind} {moment.source_id}{name}, of position {moment.position}"
+    yield f"of {moment.time}, {_distance(made)}"
+    if moment.partial:
+        yield f"that {moment.kind} leaves out files, as it was made with --include or --exclude"
+
+
+def _distance(made: RestoredAt) -> str:
+    passed = elapsed(made.distance_s) + (" s" if made.distance_s < 3600 else "")
+    if made.events_between is None:
+        return f"{passed} before the moment asked for; some of the events between may be in the archive"
+    if made.events_between == 0:
+        return "and nothing happened in the sandbox from there to the moment asked for"
+    events = "1 event" if made.events_between == 1 else f"{made.events_between} events"
+    return f"{events} and {passed} before the moment asked for"
