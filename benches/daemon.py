@@ -21,11 +21,13 @@ from typing import Any
 from benches.table import Row, show
 
 from sandkeep.blocking import connect
+from sandkeep.errors import SandkeepError
 
 EXECS = 300
 CREATES = 25
 WRITES = 5
 GIB = 1 << 30
+START_S = 60.0
 
 BARE_BWRAP = [
     *(
@@ -81,9 +83,7 @@ def daemon(directory: str | None = None) -> Iterator[tuple[Any, str]]:
     }
     process = subprocess.Popen([sys.executable, "-m", "sandkeepd.main"], env=env)
     try:
-        while not os.path.exists(f"{root}/sock"):
-            time.sleep(0.01)
-        with connect(f"{root}/sock") as client:
+        with when_up(f"{root}/sock") as client:
             try:
                 yield client, root
             finally:
@@ -93,6 +93,22 @@ def daemon(directory: str | None = None) -> Iterator[tuple[Any, str]]:
         process.terminate()
         process.wait(30)
         subprocess.run(["rm", "-rf", root], check=True)
+
+
+def when_up(path: str) -> Any:
+    """A client, as soon as the daemon answers one: its socket is there a moment before it listens."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            client = connect(path, patience_s=0)
+            client.daemon.ping()
+        except SandkeepError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            client.close()
+            return connect(path)
 
 
 def tree(root: str, name: str, files: int, size: int) -> str:

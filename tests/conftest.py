@@ -54,6 +54,12 @@ def _root_alone(what: str) -> str | None:
     return None if os.geteuid() == 0 else f"only root can {what}"
 
 
+def _freezer() -> str | None:
+    from sandkeepd.cgroups import Hierarchies
+
+    return None if Hierarchies().can_freeze() else "there is no writable freezer control group"
+
+
 ENGINES: dict[str, Callable[[], str | None]] = {
     "bwrap": _program("bwrap"),
     "tmux": _program("tmux"),
@@ -62,6 +68,7 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "bsdtar": _program("bsdtar"),
     "busybox": _program("busybox"),
     "systemd": _program("systemd-analyze"),
+    "freezer": _freezer,
     "node": _program("node"),
     "socat": _program("socat", "nc", "curl"),
     "root": lambda: _root_alone("become other users"),

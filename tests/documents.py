@@ -39,6 +39,8 @@ _ITEM = re.compile(
 _VARYING = (
     (r"\b(img|sbx|prc|log|cpy|snp|lck)_[0-9a-z]{26}\b", r"\1_ID"),
     (r"\b\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
+    (r"^ *\d+ ([◆◇ ]) +(?=\d+\.\d{3} )", r"POSITION \1 "),
+    (r"\bposition \d+", "position N"),
     (r"\b(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(\.\d+)?\b", "TIME"),
     (r"\b\d+\.\d{3}\b", "TIME"),
     (r"\b(img|sbx|prc)…\w{6}\b", r"\1…"),
