@@ -57,7 +57,7 @@ def far(line: tuple[str, Any, BreakingLine], request: pytest.FixtureRequest) -> 
     bucket = request.getfixturevalue(f"{where}_bucket")
     proxy.mend()
     far_off, near = (
-        open_store(Root(where, bucket), settings(where, bucket, url), patience_s=2) for url in (proxy.url, service.url)
+        open_store(Root(where, bucket), settings(where, bucket, url), patience_s=30) for url in (proxy.url, service.url)
     )
     return Far(far_off, proxy, near, lambda: service.unfinished(bucket), re.compile(LAST_REQUEST[where]))
 
@@ -66,6 +66,12 @@ def settings(where: str, bucket: str, url: str) -> Storage:
     if where == "gcs":
         return Storage({"STORAGE_EMULATOR_HOST": url})
     return Storage({"SANDBOX_S3_BUCKET": bucket, "SANDBOX_S3_ENDPOINT_URL": url})
+
+
+def hasty(far: Far) -> ArchiveStore:
+    """The store behind the line, for one who soon gives up."""
+    root = far.store.root
+    return open_store(root, settings(root.where, root.base, far.line.url), patience_s=0.2)
 
 
 def content(store: ArchiveStore) -> bytes:
@@ -110,12 +116,11 @@ def test_an_upload_goes_on_with_the_byte_that_the_service_has_not(far: Far) -> N
 def test_a_service_that_heeds_no_ranges_is_not_believed(
     far: Far, gcs: GcsEmulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hasty = open_store(far.store.root, settings("gcs", far.store.root.base, far.line.url), patience_s=0.2)
     far.near.write(PATH, [DATA])
     monkeypatch.setattr(gcs, "heeds_ranges", False)
     far.line.cut_down = [3_000_000]
     with suppress(ProviderError):  # unless the line was cut before anything of it was taken: then it may begin anew
-        assert content(hasty) == DATA
+        assert content(hasty(far)) == DATA
 
 
 def test_a_lost_answer_is_no_failure(far: Far) -> None:
@@ -158,14 +163,12 @@ def test_a_service_that_is_gone_is_said_to_be(far: Far) -> None:
         far.line.down = True
         far.line.break_all()
 
-    hasty = open_store(
-        far.store.root, settings(far.store.root.where, far.store.root.base, far.line.url), patience_s=0.2
-    )
+    store = hasty(far)
     with pytest.raises(ProviderError, match="try again"):
-        hasty.write(PATH, source())
+        store.write(PATH, source())
     for name, call in CALLS.items():
         with pytest.raises(ProviderError) as caught:
-            call(hasty)
+            call(store)
         assert (name, caught.value.code) == (name, "provider_unavailable")
     assert list(far.near.objects()) == []
     far.line.down = False
@@ -196,7 +199,7 @@ def test_a_service_that_goes_during_a_download(far: Far) -> None:
     far.near.write(PATH, [DATA])
 
     def read() -> None:
-        with far.store.read(PATH) as archive:
+        with hasty(far).read(PATH) as archive:
             for _ in archive:
                 far.line.down = True
                 far.line.break_all()
