@@ -78,6 +78,12 @@ ENGINES: dict[str, Callable[[], str | None]] = {
 """Why an engine cannot be had here, or None when it can."""
 
 
+def pytest_configure() -> None:
+    """Who runs the tests in the background may have them ignore SIGINT; what they start is not to inherit that."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     required = os.environ.get("SANDKEEP_REQUIRE", "").replace(",", " ").split()
     for engine in (name for marker in item.iter_markers("needs") for name in marker.args):
