@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,6 +40,8 @@ class PrivateEngine:
         self.host = f"unix://{self.socket}"
         self.process: subprocess.Popen[bytes] | None = None
         self._images: set[str] = set()
+        self._making = threading.RLock()
+        """Held while an image is made: of two of one name the first would lose it, and go with what is built on it."""
         self._left: tuple[str, str, dict[str, Any]] | None = None
 
     def start(self) -> None:
@@ -122,7 +125,9 @@ class PrivateEngine:
         """An image of that name, imported once; `changes` are lines of a Dockerfile."""
         from urllib.parse import urlencode
 
-        if name not in self._images:
+        with self._making:
+            if name in self._images:
+                return name
             repository, _, tag = name.partition(":")
             query = urlencode(
                 [("fromSrc", "-"), ("repo", repository), ("tag", tag)] + [("changes", c) for c in changes]
@@ -162,7 +167,9 @@ class PrivateEngine:
         import io
         import tarfile
 
-        if name not in self._images:
+        with self._making:
+            if name in self._images:
+                return name
             packed = io.BytesIO()
             with tarfile.open(fileobj=packed, mode="w") as archive:
                 entry = tarfile.TarInfo("Dockerfile")
