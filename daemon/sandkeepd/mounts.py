@@ -13,6 +13,8 @@ import errno
 import os
 import re
 import struct
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
@@ -42,6 +44,15 @@ _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 """How the kernel writes blanks and backslashes in its table of mounts."""
+
+Mapped = tuple[int, int]
+"""The uid and gid outside, and the one that they are seen as."""
+
+MOST_KEPT: Final = 16
+"""So many user namespaces are kept for the next mount that needs one."""
+
+_kept: Final = OrderedDict[Mapped, int]()
+_keeping: Final = threading.Lock()
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -105,18 +116,51 @@ def bind(source: str, target: str, flags: int) -> None:
 
 
 def bind_mapped(binds: Sequence[tuple[str, str, int]], seen_as: int) -> None:
-    """Make each source appear at its target with the files of a uid and gid as `seen_as`'s. Raises OSError.
+    """Make each source appear at its target with the files of a uid and gid as `seen_as`'s. Raises OSError."""
+    with ExitStack() as opened:
+        namespaces = _namespaces([(owner, seen_as) for _, _, owner in binds], opened)
+        for source, target, owner in binds:
+            _bind_in(namespaces[owner, seen_as], source, target)
 
-    Each needs a user namespace, and these come about at the same time.
+
+def _namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
+    """A user namespace for each mapping, as a descriptor that `opened` closes. Raises OSError.
+
+    To make one takes a program, and some milliseconds. So those that were used last are kept: nothing runs in them.
     """
+    found = dict[Mapped, int]()
+    with _keeping:
+        for mapping in filter(_kept.__contains__, mappings):
+            _kept.move_to_end(mapping)
+            found[mapping] = _dup(_kept[mapping], opened)
+    missing = [mapping for mapping in dict.fromkeys(mappings) if mapping not in found]
+    if missing:
+        made = _made(missing, opened)
+        found |= made
+        with _keeping:
+            for mapping, namespace in made.items():
+                if mapping not in _kept:
+                    _kept[mapping] = os.dup(namespace)
+            while len(_kept) > MOST_KEPT:
+                os.close(_kept.popitem(last=False)[1])
+    return found
+
+
+def _dup(fd: int, opened: ExitStack) -> int:
+    found = os.dup(fd)
+    opened.callback(os.close, found)
+    return found
+
+
+def _made(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
+    """New ones, which come about at the same time."""
+    made = dict[Mapped, int]()
     with ExitStack() as ended, ExitStack() as begun:
-        helpers = [_in_user_namespace(ended, begun) for _ in binds]
-        for (source, target, owner), helper in zip(binds, helpers, strict=True):
-            namespace = helper.mapped(owner, seen_as)
-            try:
-                _bind_in(namespace, source, target)
-            finally:
-                os.close(namespace)
+        helpers = [_in_user_namespace(ended, begun) for _ in mappings]
+        for mapping, helper in zip(mappings, helpers, strict=True):
+            made[mapping] = helper.mapped(*mapping)
+            opened.callback(os.close, made[mapping])
+    return made
 
 
 def _bind_in(namespace: int, source: str, target: str) -> None:

@@ -1,0 +1,66 @@
+"""Files that appear as another user's, by the real kernel."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sandkeepd import mounts
+from sandkeepd.hostprocess import in_fresh_thread
+
+pytestmark = pytest.mark.needs("root")
+
+OWNER = 70_000
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A directory of `OWNER`'s, and places to show it at."""
+    (tmp_path / "files").mkdir()
+    os.chown(tmp_path / "files", OWNER, OWNER)
+    for number in range(2):
+        (tmp_path / f"shown-{number}").mkdir()
+    return tmp_path
+
+
+def seen_as(files: Path, *users: int) -> list[int]:
+    """Whose the directory is for who mounts it for these users, one after the other."""
+
+    def work() -> list[int]:
+        mounts.enter_private_namespace()
+        found = []
+        for user in users:
+            places = [str(files / f"shown-{number}") for number in range(2)]
+            mounts.bind_mapped([(str(files / "files"), place, OWNER) for place in places], user)
+            found += [os.stat(place).st_uid for place in places]
+            for place in places:
+                mounts.unmount(place)
+        return found
+
+    return in_fresh_thread(work)
+
+
+def test_each_sees_files_as_its_own(files: Path) -> None:
+    users = [1000, 2000, 1000, *range(3000, 3000 + 2 * mounts.MOST_KEPT), 1000]
+    assert seen_as(files, *users) == [user for user in users for _ in range(2)]
+
+
+def test_what_is_kept_for_the_next_is_bounded(files: Path) -> None:
+    seen_as(files, *range(3000, 3000 + mounts.MOST_KEPT))
+    before = len(os.listdir("/proc/self/fd"))
+    seen_as(files, *range(4000, 4000 + 2 * mounts.MOST_KEPT))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_files_of_several_users_are_shown_at_once(files: Path) -> None:
+    (files / "others").mkdir()
+    os.chown(files / "others", OWNER + 1, OWNER + 1)
+
+    def work() -> list[int]:
+        mounts.enter_private_namespace()
+        sources = [(files / "files", OWNER), (files / "others", OWNER + 1)]
+        binds = [(str(path), str(files / f"shown-{number}"), owner) for number, (path, owner) in enumerate(sources)]
+        mounts.bind_mapped(binds, 1000)
+        return [os.stat(place).st_uid for _, place, _ in binds]
+
+    assert in_fresh_thread(work) == [1000, 1000]
