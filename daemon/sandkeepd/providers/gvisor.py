@@ -18,16 +18,15 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep import gvisor_settings as settings
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
+from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeep.ids import is_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeepd import cgroups, freezer
 from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.hostpath import import_tree
 from sandkeepd.hostprocess import Identity, in_fresh_thread, kill_all, kill_and_wait, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, gvisor_bundle, gvisor_plan, gvisor_probe, gvisor_runsc, gvisor_start
-from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.gvisor_bundle import Lower
 from sandkeepd.providers.gvisor_instance import GvisorInstance
@@ -39,8 +38,7 @@ from sandkeepd.providers.gvisor_viewers import Runsc
 from sandkeepd.providers.kept import KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, environment
 from sandkeepd.providers.local_layers import Layers
-from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, log_of, write_mark
-from sandkeepd.providers.local_start import translate
+from sandkeepd.providers.local_layout import Layout, log_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -108,36 +106,6 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         """See `Provider.capabilities`."""
         return await gvisor_probe.capabilities(self.name, self._hierarchies, root=self.root)
 
-    # Images
-
-    async def import_image(
-        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
-    ) -> ImportedImage:
-        """See `Provider.import_image`."""
-        self.layout.prepare()
-        directory = self.layout.image(image_id)
-        try:
-            self._make_image(directory)
-            return await import_tree(
-                request.source, caller, f"{directory}/root", owner=self._uid_base, hide=self.layout.state_dir,
-                progress=progress,
-            )  # fmt: skip
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.remove_image(image_id)
-            raise
-
-    def _make_image(self, directory: str) -> None:
-        try:
-            os.mkdir(directory, 0o755)
-            write_mark(f"{directory}/{IMAGE_MARK}", self.log_id)
-        except OSError as error:
-            raise translate(error, "the image") from None
-
-    async def remove_image(self, image_id: str) -> None:
-        """See `Provider.remove_image`."""
-        await self._in_thread(self.layout.discard, [self.layout.image(image_id)])
-
     # Sandboxes
 
     def plan(
@@ -189,11 +157,8 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         """What a sandbox of that plan begins with. Raises `not_found`, `not_supported`."""
         lowers = [Lower(root=self.layers.root(layer.name), uid=layer.uid) for layer in plan.layers]
         if plan.over_image:
-            lowers.append(Lower(root=f"{self.layout.image(image_id)}/root", uid=self._uid_base))
-        for lower in lowers:
-            if not await trio.Path(lower.root).is_dir():
-                what = os.path.basename(os.path.dirname(lower.root))
-                raise CallerError("not_found", f"there is no image {what}", image_id=what)
+            lowers.append(Lower(root=self._image_root(image_id), uid=self._uid_base))
+        await self._require_there(lower.root for lower in lowers)
         if len(lowers) > 1 and plan.rootless:
             words = "files in layers need mounts, which a rootless runsc cannot make: make a full snapshot"
             raise SetupError("not_supported", words)

@@ -5,37 +5,29 @@ They are kept as those of local sandboxes are, and nothing ever writes to them.
 
 import functools
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, TypeVar, TypeVarTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, DaemonError, SetupError, StateError
+from sandkeep.errors import DaemonError, SetupError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeep_store.archives.inspect import Examined
 from sandkeep_store.archives.pack import NO_LIMITS, write
 from sandkeep_store.archives.reading import Remarks
 from sandkeepd.freezing import Pause
-from sandkeepd.hostpath import digest_tree
 from sandkeepd.keeper.copies import copying
-from sandkeepd.providers import gvisor_plan, gvisor_probe
-from sandkeepd.providers.base import Frozen, ImportedImage, KeptArchive, PackedFiles, PackRequest, Progress, Source
+from sandkeepd.providers import gvisor_probe
+from sandkeepd.providers.base import Frozen, PackedFiles, PackRequest, Progress, Source
 from sandkeepd.providers.gvisor_instance import GvisorInstance
-from sandkeepd.providers.gvisor_plan import Layer
+from sandkeepd.providers.layered_files import LayeredFiles, document
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
-from sandkeepd.providers.local_layers import Layers
-from sandkeepd.providers.local_layout import Layout
+from sandkeepd.providers.local_plan import Layer
 from sandkeepd.providers.packing import CODECS, told
-from sandkeepd.providers.shown import open_shown
 from sandkeepd.watched import Meter, watched
 
 _PIECE_BYTES: Final = 1 << 20
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 
 def nameless(directory: str) -> int:
@@ -65,27 +57,13 @@ def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
     return told(packed, Pause())
 
 
-class Keeping(ABC):
+class Keeping(LayeredFiles):
     """The part of the gVisor provider that does this."""
 
     _instances: dict[str, GvisorInstance]
-    layout: Layout
-    layers: Layers
     root: bool
 
-    @abstractmethod
-    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Run what blocks."""
-
-    @abstractmethod
-    def _make_image(self, directory: str) -> None:
-        """Make the directory of an image, without its files."""
-
     # Archives
-
-    def files_root(self, plan: Mapping[str, Any]) -> str:  # it is the same for all
-        """See `Snapshotting.files_root`."""
-        return WORKSPACE
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
         """See `Snapshotting.owner_in_archives`."""
@@ -127,71 +105,7 @@ class Keeping(ABC):
 
     async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         """See `Layering.filled`."""
-        layers = [Layer(name=name, uid=self.layers.uid) for name in names]
         if len(names) + (image_id is not None) > 1 and not self.root:
             raise SetupError("not_supported", "without root gVisor sandboxes need full snapshots")
-        return {"layers": msgspec.to_builtins(layers), "over_image": image_id is not None}
-
-    async def is_filled(self, name: str) -> bool:
-        """See `Layering.is_filled`."""
-        return await self._in_thread(self.layers.is_there, name)
-
-    async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
-        """See `Layering.fill`."""
-        try:
-            await watched(functools.partial(self.layers.fill, name, archive), progress, "unpacking the files")
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.discard_layers([name])
-            raise
-
-    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Layering.layered`."""
-        return {**plan, **files}
-
-    def needs_image(self, files: Mapping[str, Any]) -> bool:
-        """See `Layering.needs_image`."""
-        return bool(files["over_image"])
-
-    def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
-        """See `Layering.layers_of`."""
-        return gvisor_plan.layers_of(plan)
-
-    async def open_image(self, image_id: str) -> int:
-        """See `Layering.open_image`."""
-        root = f"{self.layout.image(image_id)}/root"
-        try:
-            return await self._in_thread(os.open, root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id) from None
-
-    async def promote(
-        self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
-    ) -> ImportedImage:
-        """See `Layering.promote`."""
-        roots = [self.layers.root(layer["name"]) for layer in files["layers"]]
-        if files["over_image"]:
-            roots.append(f"{self.layout.image(beneath or '')}/root")
-        root = f"{self.layout.image(image_id)}/root"
-        try:
-            await self._in_thread(self._make_image, self.layout.image(image_id))
-            await progress("copying the files")
-            await self._in_thread(self._copy_shown, roots, root)
-            await progress("computing the digest")
-            digest, size, count = await self._in_thread(digest_tree, root)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self._in_thread(self.layout.discard, [self.layout.image(image_id)])
-            raise
-        return ImportedImage(digest=digest, size_bytes=size, file_count=count)
-
-    def _copy_shown(self, roots: Sequence[str], target: str) -> None:
-        shown = open_shown(roots, self.layout.state_dir)
-        try:
-            self.layers.copy(shown, target)
-        finally:
-            os.close(shown)
-
-    async def discard_layers(self, names: Collection[str]) -> None:
-        """See `Layering.discard_layers`."""
-        await self._in_thread(self.layers.discard, names)
+        layers = [Layer(name=name, uid=self.layers.uid) for name in names]
+        return document(layers, over_image=image_id is not None)

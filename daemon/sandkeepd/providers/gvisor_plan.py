@@ -1,7 +1,6 @@
 """What a gVisor sandbox will be: decided from the request and from what this machine can hold, with no effect."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -9,19 +8,13 @@ from sandkeep import gvisor_settings as settings
 from sandkeep.errors import CallerError, SetupError
 from sandkeep.model import SandboxSpec
 from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.providers.local_plan import Layer
 
 PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
     "pids, and limit memory"
 )
 HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
-
-
-class Layer(Struct, frozen=True, kw_only=True):
-    """Files that a sandbox begins with, by the name under which they are kept, and whose they are on the host."""
-
-    name: str
-    uid: int | None
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -115,8 +108,3 @@ def notes(plan: Plan) -> list[str]:
     if "memory" in plan.held_by:
         told.append("when its memory is used up, all of it is killed, and not the process that took most")
     return told
-
-
-def layers_of(plan: Mapping[str, Any]) -> list[str]:
-    """The names of the kept files that a plan needs."""
-    return [layer["name"] for layer in plan.get("layers", ())]

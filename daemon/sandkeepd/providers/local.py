@@ -15,12 +15,11 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
 from sandkeepd import cgroups
 from sandkeepd.cgroups import Hierarchies
-from sandkeepd.hostpath import import_tree
 from sandkeepd.hostprocess import (
     identify,
     in_fresh_thread,
@@ -28,18 +27,18 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, local_plan
-from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local_end import Clearing
 from sandkeepd.providers.local_keeping import Keeping, files_features
 from sandkeepd.providers.local_layers import Layers
-from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, write_mark
+from sandkeepd.providers.local_layout import Layout
 from sandkeepd.providers.local_pausing import Freezable, keep_looking, suspension
 from sandkeepd.providers.local_plan import Plan, Planner
 from sandkeepd.providers.local_probe import Abilities, probe
-from sandkeepd.providers.local_start import Handle, Job, Lower, Started, start, translate
+from sandkeepd.providers.local_start import Handle, Job, Lower, Started, start
 from sandkeepd.providers.local_strays import Strays
 
 T = TypeVar("T")
@@ -135,36 +134,6 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             provider=self.name, works=found.bubblewrap.works, why=found.bubblewrap.why, features=features
         )
 
-    # Images
-
-    async def import_image(
-        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
-    ) -> ImportedImage:
-        """See `Provider.import_image`."""
-        self.layout.prepare()
-        directory = self.layout.image(image_id)
-        try:
-            self._make_image(directory)
-            return await import_tree(
-                request.source, caller, f"{directory}/root", owner=self._uid_base if self.root else None,
-                hide=self.layout.state_dir, progress=progress,
-            )  # fmt: skip
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.remove_image(image_id)
-            raise
-
-    def _make_image(self, directory: str) -> None:
-        try:
-            os.mkdir(directory, 0o755)
-            write_mark(f"{directory}/{IMAGE_MARK}", self.log_id)
-        except OSError as error:
-            raise translate(error, "the image") from None
-
-    async def remove_image(self, image_id: str) -> None:
-        """See `Provider.remove_image`."""
-        await self._in_thread(self.layout.discard, [self.layout.image(image_id)])
-
     # Sandboxes
 
     def plan(
@@ -219,11 +188,8 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             for layer in plan.layers
         ]
         if plan.over_image:
-            lowers.append(Lower(f"{self.layout.image(image_id)}/root", self._uid_base))
-        for lower in lowers:
-            if not await trio.Path(lower.root).is_dir():
-                what = os.path.basename(os.path.dirname(lower.root))
-                raise CallerError("not_found", f"there is no image {what}", image_id=what)
+            lowers.append(Lower(self._image_root(image_id), self._uid_base))
+        await self._require_there(lower.root for lower in lowers)
         return lowers
 
     def _job(
