@@ -7,7 +7,7 @@ together by mounts that only the sandbox's own `runsc` sees; a user's daemon has
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -246,8 +246,3 @@ def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
         os.close(source)
     _make_shared(making)
     os.rename(making, root)
-
-
-def without(env: Mapping[str, str], secrets: Sequence[str]) -> dict[str, str]:
-    """Variables but for those that are secrets."""
-    return {name: value for name, value in env.items() if name not in secrets}

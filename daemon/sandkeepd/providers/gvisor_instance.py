@@ -107,10 +107,6 @@ class GvisorInstance(KeptInstance):
             release(self)
             self.pidfd = -1
 
-    def ended_unseen(self) -> bool:
-        """Whether its first process has ended while nobody waited for that."""
-        return self.pidfd < 0
-
     async def aclose(self) -> None:
         """See `Instance.aclose`."""
         if self._held_control is not None:

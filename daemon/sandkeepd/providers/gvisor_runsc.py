@@ -124,10 +124,10 @@ def most_saved(bundle: str) -> int:
     return total
 
 
-def forget_ended(bundle: str, but: str = "") -> None:
-    """Remove what tells of containers that have ended, all but the one that runs."""
+def forget_ended(bundle: str) -> None:
+    """Remove what tells of containers, all of which have ended."""
     for name in _listed(bundle):
-        if name.endswith(_RAN) or (_PID_FILE.fullmatch(name) and name != f"{but}.pid"):
+        if name.endswith(_RAN) or _PID_FILE.fullmatch(name):
             with suppress(FileNotFoundError):
                 os.unlink(f"{bundle}/{name}")
 
