@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives import changes
 from sandkeep_store.archives.changes import ChangedTree
-from sandkeep_store.archives.layers import compose
+from sandkeep_store.archives.layers import flatten
 from sandkeep_store.archives.members import TOP
 from sandkeep_store.archives.pack import pack, write
 from sandkeep_store.archives.reading import reading_only
+from sandkeep_store.archives.unpack import unpack
 
 NAMES = ("a", "b", "c", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f")
 
@@ -91,7 +92,11 @@ def test_an_archive_of_what_changed_makes_the_earlier_tree_the_later(seed: int, 
         for _ in range(before):
             change(top, chance)
         earlier = looked_at(top)
-        with open(f"{place}/full", "w+b") as full, open(f"{place}/layer", "w+b") as layer:
+        with (
+            open(f"{place}/full", "w+b") as full,
+            open(f"{place}/layer", "w+b") as layer,
+            open(f"{place}/whole", "w+b") as whole,
+        ):
             tree = opened(top)
             pack(tree, full.fileno())
             for _ in range(after):
@@ -100,7 +105,8 @@ def test_an_archive_of_what_changed_makes_the_earlier_tree_the_later(seed: int, 
                 source = ChangedTree(changes.compare(earlier, changes.look(tree)), read)
                 write(source, layer.fileno(), "gzip", source.remarks)
             os.close(tree)
-            compose([full.fileno(), layer.fileno()], f"{place}/made", durable=False)
+            flatten([full.fileno(), layer.fileno()], whole.fileno())
+            unpack(whole.fileno(), f"{place}/made", durable=False)
         assert shown(Path(place, "made")) == shown(top)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from sandkeep_store.archives import hardlinks
 from sandkeep_store.archives.compression import Codec
-from sandkeep_store.archives.difference import Difference
-from sandkeep_store.archives.extraction import extracting
 from sandkeep_store.archives.hardlinks import HardLinks
 from sandkeep_store.archives.inspect import Examined, Moved
 from sandkeep_store.archives.limits import Limits
@@ -18,7 +16,6 @@ from sandkeep_store.archives.merging import Layer, Merged
 from sandkeep_store.archives.pack import Packed, write
 from sandkeep_store.archives.reading import Remarks
 from sandkeep_store.archives.tree import Overlay, Tree
-from sandkeep_store.archives.unpack import staged, take_place
 
 
 def pack_layer(
@@ -43,20 +40,6 @@ def pack_layer(
     return write(source, output, codec, source.remarks, owner=owner, moved=moved)
 
 
-def pack_difference(
-    base: int,
-    tree: int,
-    output: int,
-    *,
-    codec: Codec = "gzip",
-    owner: tuple[int, int] | None = None,
-    moved: Moved | None = None,
-) -> Packed:
-    """Write a layer of what the open directory `tree` has otherwise than `base`: see `difference`, and `pack_layer`."""
-    source = Difference(base, tree)
-    return write(source, output, codec, source.remarks, owner=owner, moved=moved)
-
-
 def flatten(
     chain: Sequence[int],
     output: int,
@@ -73,38 +56,6 @@ def flatten(
     what `inspect` and `pack` do. Blocks.
     """
     return write(_merged(chain, base, limits), output, codec, Remarks(), owner=owner, moved=moved)
-
-
-def squash(
-    chain: Sequence[int],
-    output: int,
-    *,
-    limits: Limits | None = None,
-    codec: Codec = "gzip",
-    owner: tuple[int, int] | None = None,
-    moved: Moved | None = None,
-) -> Packed:
-    """Write one layer that does what several do one after another: these are not needed any more. See `flatten`."""
-    merged = Merged(_examined(chain, limits, whole=False), marks=True)
-    return write(merged, output, codec, Remarks(), owner=owner, moved=moved)
-
-
-def compose(
-    chain: Sequence[int],
-    target: str,
-    *,
-    base: int | None = None,
-    limits: Limits | None = None,
-    owner: tuple[int, int] | None = None,
-    durable: bool = True,
-) -> None:
-    """Put at `target` what a chain of archives makes of the open directory `base`. See `flatten` and `unpack`."""
-    merged = _merged(chain, base, limits)
-    with staged(target, 0, 0) as stage:
-        with extracting(stage, owner) as extraction:
-            for member in merged:
-                extraction.put(member, merged.data())
-        take_place(stage, durable=durable)
 
 
 def _merged(chain: Sequence[int], base: int | None, limits: Limits | None) -> Merged:

@@ -14,8 +14,8 @@ from sandkeep_store.archives.hardlinks import HardLinks
 from sandkeep_store.archives.members import TOP, Member
 from sandkeep_store.archives.tree import Source
 
-_NAMED, _DIRECTORY, _CLOSED, _PART = 1, 2, 4, 8
-"""What is known of a name above: it is there; as a directory; nothing below counts in it; it is part of other names."""
+_NAMED, _CLOSED, _PART = 1, 2, 4
+"""What is known of a name above: it is there; nothing below counts in it; it is part of other names."""
 
 _MOST_FOUND: Final = 50_000
 """Of so many directories it is remembered whether they are closed."""
@@ -36,10 +36,6 @@ class Cover:
         self._above: dict[bytes, int] = {}
         self._here: dict[bytes, int] = {}
         self._found: dict[bytes, bool] = {}
-
-    def above(self, name: bytes) -> int:
-        """What is known of a name."""
-        return self._above.get(name, 0)
 
     def shows(self, name: bytes, *, directory: bool) -> bool:
         """Whether something of that name counts."""
@@ -81,11 +77,10 @@ class Cover:
 
 
 class Merged:
-    """The layers, given uppermost first, as one source. With `marks` what is gone below all of them stays marked."""
+    """The layers, given uppermost first, as one source. What is gone below all of them is not told of."""
 
-    def __init__(self, layers: Sequence[Layer], *, marks: bool = False) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
-        self._marks = marks
         self._cover = Cover()
         self._with_data: Source | None = None
 
@@ -94,50 +89,34 @@ class Merged:
             is_last = layer is self._layers[-1]
             chosen: dict[int, bytes] = {}
             for member in layer.source:
-                for made in self._of(member, layer, chosen, is_last=is_last):
-                    self._with_data = layer.source if made is member else None  # a mark has none
-                    yield made
+                if self._shows(member, layer, chosen, is_last=is_last):
+                    self._with_data = layer.source
+                    yield member
             self._cover.go_down()
 
     def data(self) -> Iterator[memoryview]:
         """See `Source`."""
         return iter(()) if self._with_data is None else self._with_data.data()
 
-    def _of(self, member: Member, layer: Layer, chosen: dict[int, bytes], *, is_last: bool) -> Iterator[Member]:
+    def _shows(self, member: Member, layer: Layer, chosen: dict[int, bytes], *, is_last: bool) -> bool:
+        """Whether a member counts; take note of what it hides of the layers below."""
         name, is_directory = member.name, member.kind == "directory"
         gone = whiteouts.gone(name) if layer.marks else None
         if gone is not None:
-            yield from self._gone(gone, member)
-            return
+            self._take_gone(gone)
+            return False
         shows = self._cover.shows(name, directory=is_directory)
         if not is_last:
-            self._cover.take(name, _NAMED | (_DIRECTORY if is_directory else _CLOSED))
-        if not shows and not is_directory:
-            yield from self._mark(name, member)
+            self._cover.take(name, _NAMED if is_directory else _NAMED | _CLOSED)
         if group := layer.links.of(name):
             shows = self._goes_by_another(member, group, chosen)
-        if shows:
-            yield member
+        return shows
 
-    def _gone(self, gone: bytes, member: Member) -> Iterator[Member]:
-        """What is left of a mark, which counts for the layers below."""
+    def _take_gone(self, gone: bytes) -> None:
         if gone.endswith(b"/"):
-            directory = gone[:-1]
-            if not self._cover.above(directory) & (_CLOSED | _NAMED) or self._cover.above(directory) & _DIRECTORY:
-                yield from self._mark(directory, member, opaque=True)
-            self._cover.take(directory, _CLOSED)
+            self._cover.take(gone[:-1], _CLOSED)
         else:
-            yield from self._mark(gone, member)
             self._cover.take(gone, _NAMED | _CLOSED)
-
-    def _mark(self, name: bytes, member: Member, *, opaque: bool = False) -> Iterator[Member]:
-        """Say that what lies below all layers is gone: a name, or what is in a directory that a layer above has."""
-        known = self._cover.above(name)
-        if not self._marks or known & _CLOSED or self._cover.is_closed(name):
-            return
-        opaque = opaque or bool(known)
-        mark = whiteouts.opaque(name) if opaque else whiteouts.whiteout(name)
-        yield Member(name=mark, kind="file", mtime_ns=member.mtime_ns)
 
     def _goes_by_another(self, member: Member, group: list[bytes], chosen: dict[int, bytes]) -> bool:
         """Give a file with several names one that shows, and have links lead there. Whether it is there at all then."""
