@@ -349,11 +349,11 @@ def test_names_that_come_twice_and_links_do_not_go_together_in_a_chain(chain: Ch
 
 
 def test_an_archive_of_a_chain_that_changes_is_refused(chain: Chain) -> None:
-    data = tars.archive(member(b"a", data=bytes(4 << 20)))
+    data = tars.archive(member(b"a", data=bytes(32 << 20)))
     layer = chain.new(data)
 
     def moved(passed: int) -> None:
-        os.pwrite(layer, b"x", 7 << 19)
+        os.pwrite(layer, b"x", 31 << 20)  # beyond what is read ahead
 
     with pytest.raises(SandkeepError, match="changed while it was read"):
         layers.flatten([layer], chain.new(), moved=moved)
