@@ -245,15 +245,11 @@ class Checkpoints:
             restore_id = ids.new_id(ids.FORK)
             intent = await core.intend(NewEvent(restore_id, event, checkpoint.sandbox_id, 0), request.meta)
         except BaseException:
-            self._unreserve(sandbox_ids)
+            self._sandboxes.unreserve(*sandbox_ids)
             raise
         failpoints.reach("checkpoint.restore_planned")
         core.carry(partial(self._carry_restore, request, checkpoint, intent), f"restore of {checkpoint.checkpoint_id}")
         return await self.answer_restore(restore_id)
-
-    def _unreserve(self, sandbox_ids: Sequence[str]) -> None:
-        for sandbox_id in sandbox_ids:
-            self._sandboxes.unreserve(sandbox_id)
 
     async def _require_here(self, checkpoint: CheckpointState) -> Checkpointing:
         """Raise `not_supported` for a checkpoint that cannot be brought back on this machine."""
@@ -285,7 +281,7 @@ class Checkpoints:
                     with suppress(SandkeepError):  # each of them tells
                         await had.check(request.progress)
             finally:
-                self._unreserve(ordered.sandbox_ids)
+                self._sandboxes.unreserve(*ordered.sandbox_ids)
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             failed = events.CheckpointRestoreFailed(code=error.code, message=error.message)
@@ -327,17 +323,12 @@ class Checkpoints:
         """The answer to a command that was given before. Sandboxes that only a daemon's end kept from being made are
         made now.
         """
-        core, ordered = self._core, self._core.state.forks[first.stream]
-        await core.settled(first.stream, lambda: ordered.done or ordered.error is not None)
-        if ordered.interrupted:
-            return ANEW
-        for one in ordered.sandbox_ids if ordered.done else ():
-            await self._sandboxes.settled(one)
-        undone = [one for one in ordered.sandbox_ids if decide.interrupted_sandbox(core.state, one, ordered.owner)]
-        if ordered.done and undone == ordered.sandbox_ids:
+        ordered = self._core.state.forks[first.stream]
+        undone = await self._sandboxes.undone(ordered)
+        if undone is None:
             return ANEW
         if undone:
-            checkpoint = decide.ready_checkpoint(core.state, ordered.checkpoint_id or "")
+            checkpoint = decide.ready_checkpoint(self._core.state, ordered.checkpoint_id or "")
             await self._make_again(request, checkpoint, undone)
         return await self.answer_restore(first.stream)
 
@@ -347,13 +338,7 @@ class Checkpoints:
         async with self.files.had(checkpoint.requested.place, checkpoint.stored.files, request.progress) as had:
             kept = await trio.to_thread.run_sync(_read_manifest, had.directory)
             for sandbox_id in undone:
-                sandbox = self._core.state.sandboxes[sandbox_id]
-                self._sandboxes.reserve(sandbox_id, sandbox.requested.provider, sandbox.requested.plan)
-                try:
-                    new = NewEvent(sandbox_id, sandbox.requested, sandbox_id, sandbox.revision)
-                    [intent] = await self._core.record([new], None)
-                finally:
-                    self._sandboxes.unreserve(sandbox_id)
+                intent = await self._sandboxes.intend_again(sandbox_id)
                 maker = _FromCheckpoint(self._processes, self._core, checkpoint, had, kept)
                 self._sandboxes.begin(intent, {}, maker=maker)
             with suppress(SandkeepError):  # each of them tells

@@ -50,15 +50,11 @@ class Forks:
             fork_id = ids.new_id(ids.FORK)
             intent = await core.intend(NewEvent(fork_id, event, source.sandbox_id, 0), request.meta)
         except BaseException:
-            self._unreserve(sandbox_ids)
+            self._sandboxes.unreserve(*sandbox_ids)
             raise
         failpoints.reach("fork.planned")
         core.carry(partial(self._carry, request, source, intent), f"fork of {source.sandbox_id}")
         return await self.answer(fork_id)
-
-    def _unreserve(self, sandbox_ids: list[str]) -> None:
-        for sandbox_id in sandbox_ids:
-            self._sandboxes.unreserve(sandbox_id)
 
     async def _carry(self, request: Request[SandboxFork], source: SandboxState, intent: Recorded) -> None:
         core, fork_id = self._core, intent.stream
@@ -67,7 +63,7 @@ class Forks:
             try:
                 recorded = await self._freeze(request, source, intent)
             finally:
-                self._unreserve(fork.sandbox_ids)
+                self._sandboxes.unreserve(*fork.sandbox_ids)
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             error = as_sandkeep_error(unforeseen)
             failed = events.SandboxForkFailed(code=error.code, message=error.message)
@@ -135,29 +131,12 @@ class Forks:
         """The answer to a command that was given before. Forks that only a daemon's end kept from being made are made
         now; if that is all of them, of what the source has by now.
         """
-        core, fork = self._core, self._core.state.forks[first.stream]
-        await core.settled(first.stream, lambda: fork.done or fork.error is not None)
-        if fork.interrupted:
+        undone = await self._sandboxes.undone(self._core.state.forks[first.stream])
+        if undone is None:
             return ANEW
-        for one in fork.sandbox_ids if fork.done else ():
-            await self._sandboxes.settled(one)
-        undone = [one for one in fork.sandbox_ids if decide.interrupted_sandbox(core.state, one, fork.owner)]
-        if fork.done and undone == fork.sandbox_ids:
-            return ANEW
-        for sandbox_id in undone:
-            await self._make_again(request, core.state.sandboxes[sandbox_id])
+        for sandbox_id in undone:  # the files are there that the others have
+            self._sandboxes.begin(await self._sandboxes.intend_again(sandbox_id), request.params.secrets)
         return await self.answer(first.stream)
-
-    async def _make_again(self, request: Request[SandboxFork], sandbox: SandboxState) -> None:
-        """Make a fork after all, by the plan that it had, from the files that the others still have."""
-        provider_name = sandbox.requested.provider
-        self._sandboxes.reserve(sandbox.sandbox_id, provider_name, sandbox.requested.plan)
-        try:
-            new = NewEvent(sandbox.sandbox_id, sandbox.requested, sandbox.sandbox_id, sandbox.revision)
-            [intent] = await self._core.record([new], None)
-        finally:
-            self._sandboxes.unreserve(sandbox.sandbox_id)
-        self._sandboxes.begin(intent, request.params.secrets)
 
 
 def layering(provider: Provider) -> Layering:

@@ -22,6 +22,7 @@ from sandkeep.settings import DISK_LIMIT
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import ForkState
 from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
@@ -183,9 +184,34 @@ class Sandboxes:
         """
         self._planned[sandbox_id] = (provider, plan)
 
-    def unreserve(self, sandbox_id: str) -> None:
-        """It is on record, or will not be."""
-        self._planned.pop(sandbox_id, None)
+    def unreserve(self, *sandbox_ids: str) -> None:
+        """They are on record, or will not be."""
+        for sandbox_id in sandbox_ids:
+            self._planned.pop(sandbox_id, None)
+
+    async def undone(self, order: ForkState) -> list[str] | None:
+        """Those of the sandboxes that an order was to make which only a daemon's end kept from being made; None when
+        that is so of all of it. Waits until the others are made, or are not.
+        """
+        core = self._core
+        await core.settled(order.fork_id, lambda: order.done or order.error is not None)
+        if order.interrupted:
+            return None
+        for sandbox_id in order.sandbox_ids if order.done else ():
+            await self.settled(sandbox_id)
+        undone = [one for one in order.sandbox_ids if decide.interrupted_sandbox(core.state, one, order.owner)]
+        return None if order.done and undone == order.sandbox_ids else undone
+
+    async def intend_again(self, sandbox_id: str) -> Recorded:
+        """Put it on record that one of these is about to be made after all, by the plan that it had."""
+        sandbox = self._core.state.sandboxes[sandbox_id]
+        self.reserve(sandbox_id, sandbox.requested.provider, sandbox.requested.plan)
+        try:
+            new = NewEvent(sandbox_id, sandbox.requested, sandbox_id, sandbox.revision)
+            [intent] = await self._core.record([new], None)
+        finally:
+            self.unreserve(sandbox_id)
+        return intent
 
     def choose_ids(self, given: Sequence[str], count: int, owner: str) -> list[str]:
         """What new sandboxes of an owner will be called. Raises `invalid` and `conflict`."""
