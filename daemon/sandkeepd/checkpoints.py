@@ -535,8 +535,7 @@ def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: 
     """Start the carriers of processes that were brought back, once there is a nursery for them."""
 
     async def begin() -> None:
-        while not runtime.open and not runtime.finished.is_set():
-            await trio.lowlevel.checkpoint()
+        await runtime.opened()
         for process_id in process_ids:
             process = core.state.processes.get(process_id)
             if process is not None:

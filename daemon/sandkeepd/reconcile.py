@@ -303,8 +303,7 @@ class Reconciler:
         """Start the carriers of its processes, and wait until the instance knows each: signals need that."""
         active = {process: trio.Event() for process in sandbox.active}
         runtime = self._sandboxes.keep(instance)
-        while not runtime.open and not runtime.finished.is_set():
-            await trio.lowlevel.checkpoint()
+        await runtime.opened()
         for process_id, found in active.items():
             process = self._core.state.processes[process_id]
             carrier = partial(self._processes.carriers.adopt, runtime, process, found)

@@ -61,6 +61,11 @@ class Runtime:
         """Whether carriers can be started in it."""
         return self.nursery is not None and not self.scope.cancel_called
 
+    async def opened(self) -> None:
+        """Wait until carriers can be started in it, or never can. That takes no longer than until its task has run."""
+        while not self.open and not self.finished.is_set():
+            await trio.lowlevel.checkpoint()
+
     async def stop(self) -> None:
         """Stop the carriers and wait until they have stopped. The sandbox goes on."""
         self.scope.cancel()
