@@ -8,7 +8,7 @@ from sandkeep import events, model
 from sandkeep.clock import rfc3339
 from sandkeep_store.views.base import Fact, folds
 from sandkeep_store.views.sandboxes import KeptCheckpoint, note_in_history
-from sandkeep_store.views.snapshots import ForkState
+from sandkeep_store.views.snapshots import ForkState, end_fork
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State
@@ -142,24 +142,16 @@ def _restore_requested(state: "State", event: events.CheckpointRestoreRequested,
 
 @folds(events.CheckpointRestored)
 def _restored(state: "State", event: events.CheckpointRestored, fact: Fact) -> None:
-    fork = _end_restore(state, fact)
+    fork = end_fork(state, fact)
     if fork is not None:
         fork.done = True
 
 
 @folds(events.CheckpointRestoreFailed)
 def _restore_failed(state: "State", event: events.CheckpointRestoreFailed, fact: Fact) -> None:
-    fork = _end_restore(state, fact)
+    fork = end_fork(state, fact)
     if fork is not None:
         fork.error, fork.interrupted = (event.code, event.message), event.interrupted
-
-
-def _end_restore(state: "State", fact: Fact) -> ForkState | None:
-    fork = state.forks.get(fact.stream)
-    if fork is not None:
-        fork.revision, fork.ended_us = fact.revision, fact.time_us
-    note_in_history(state, fact)
-    return fork
 
 
 def _advance(state: "State", fact: Fact, status: model.CheckpointStatus) -> CheckpointState | None:

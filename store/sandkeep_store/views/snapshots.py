@@ -267,19 +267,22 @@ def _fork_requested(state: "State", event: events.SandboxForkRequested, fact: Fa
 
 @folds(events.SandboxForked)
 def _forked(state: "State", event: events.SandboxForked, fact: Fact) -> None:
-    fork = _end_fork(state, fact)
+    fork = end_fork(state, fact)
     if fork is not None:
         fork.done, fork.pause_ms = True, event.pause_ms
 
 
 @folds(events.SandboxForkFailed)
 def _fork_failed(state: "State", event: events.SandboxForkFailed, fact: Fact) -> None:
-    fork = _end_fork(state, fact)
+    fork = end_fork(state, fact)
     if fork is not None:
         fork.error, fork.interrupted = (event.code, event.message), event.interrupted
 
 
-def _end_fork(state: "State", fact: Fact) -> ForkState | None:
+def end_fork(state: "State", fact: Fact) -> ForkState | None:
+    """Take note of when a fork, or a restore of a checkpoint, ended; None for one whose first events are in the archive
+    already.
+    """
     fork = state.forks.get(fact.stream)
     if fork is not None:
         fork.revision, fork.ended_us = fact.revision, fact.time_us
