@@ -73,7 +73,7 @@ class CheckpointFiles:
             yield directory
         finally:
             with trio.CancelScope(shield=True):
-                await self._in_thread(partial(shutil.rmtree, directory, ignore_errors=True))
+                await self._in_thread(partial(remove_directory, directory))
 
     async def keep(
         self,
@@ -253,7 +253,7 @@ def _directory(place: model.Place) -> str:
 
 def _make_directory(path: str) -> None:
     try:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_directory(path)
         os.makedirs(path, mode=0o700)
     except OSError as error:
         raise _unwritable(path, error) from None
