@@ -236,17 +236,12 @@ class Checkpoints:
         await self._require_here(checkpoint)
         decide.like(checkpoint.requested.spec, command.labels)
         sandbox_ids = self._sandboxes.choose_ids(command.sandbox_ids, command.count, checkpoint.owner)
-        for sandbox_id in sandbox_ids:
-            self._sandboxes.reserve(sandbox_id, "", {})
-        try:
-            event = events.CheckpointRestoreRequested(
-                owner=checkpoint.owner, checkpoint_id=checkpoint.checkpoint_id, sandbox_ids=sandbox_ids
-            )
-            restore_id = ids.new_id(ids.FORK)
-            intent = await core.intend(NewEvent(restore_id, event, checkpoint.sandbox_id, 0), request.meta)
-        except BaseException:
-            self._sandboxes.unreserve(*sandbox_ids)
-            raise
+        event = events.CheckpointRestoreRequested(
+            owner=checkpoint.owner, checkpoint_id=checkpoint.checkpoint_id, sandbox_ids=sandbox_ids
+        )
+        restore_id = ids.new_id(ids.FORK)
+        new = NewEvent(restore_id, event, checkpoint.sandbox_id, 0)
+        intent = await self._sandboxes.order(sandbox_ids, new, request.meta)
         failpoints.reach("checkpoint.restore_planned")
         core.carry(partial(self._carry_restore, request, checkpoint, intent), f"restore of {checkpoint.checkpoint_id}")
         return await self.answer_restore(restore_id)

@@ -43,15 +43,9 @@ class Forks:
             raise SetupError("not_supported", able.no_forks)
         decide.like(source.spec, command.labels)
         sandbox_ids = self._sandboxes.choose_ids(command.sandbox_ids, command.count, source.owner)
-        for sandbox_id in sandbox_ids:
-            self._sandboxes.reserve(sandbox_id, "", {})
-        try:
-            event = events.SandboxForkRequested(sandbox_ids=sandbox_ids)
-            fork_id = ids.new_id(ids.FORK)
-            intent = await core.intend(NewEvent(fork_id, event, source.sandbox_id, 0), request.meta)
-        except BaseException:
-            self._sandboxes.unreserve(*sandbox_ids)
-            raise
+        event, fork_id = events.SandboxForkRequested(sandbox_ids=sandbox_ids), ids.new_id(ids.FORK)
+        new = NewEvent(fork_id, event, source.sandbox_id, 0)
+        intent = await self._sandboxes.order(sandbox_ids, new, request.meta)
         failpoints.reach("fork.planned")
         core.carry(partial(self._carry, request, source, intent), f"fork of {source.sandbox_id}")
         return await self.answer(fork_id)

@@ -194,6 +194,18 @@ class Sandboxes:
         for sandbox_id in sandbox_ids:
             self._planned.pop(sandbox_id, None)
 
+    async def order(self, sandbox_ids: Sequence[str], new: NewEvent, meta: events.Meta) -> Recorded:
+        """Put an order on record that is to make several sandboxes, whose ids are taken from now on. Undo that by
+        `unreserve`.
+        """
+        for sandbox_id in sandbox_ids:
+            self.reserve(sandbox_id, "", {})
+        try:
+            return await self._core.intend(new, meta)
+        except BaseException:
+            self.unreserve(*sandbox_ids)
+            raise
+
     async def undone(self, order: ForkState) -> list[str] | None:
         """Those of the sandboxes that an order was to make which only a daemon's end kept from being made; None when
         that is so of all of it. Waits until the others are made, or are not.
