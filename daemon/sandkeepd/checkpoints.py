@@ -362,24 +362,19 @@ class Checkpoints:
         self._sandboxes.changing[sandbox.sandbox_id] = Pending()
         carrier = partial(self._carry_return, sandbox, checkpoint, intent, request.progress)
         core.carry(carrier, f"restore of {sandbox.sandbox_id}")
-        return await self._answer_return(sandbox)
+        return await self._sandboxes.answer_restore(sandbox)
 
     async def _carry_return(
         self, sandbox: SandboxState, checkpoint: CheckpointState, intent: Recorded, progress: Progress
     ) -> None:
         core, sandbox_id = self._core, sandbox.sandbox_id
-        pending = self._sandboxes.changing[sandbox_id]
         old = sandbox.plans
         outcome: list[NewEvent] = []
         back: list[str] = []
         instance: Instance | None = None
-        try:
-            with pending.scope:
-                if sandbox.status == "restoring":  # its end was not ordered at that instant
-                    instance, outcome, back = await self._returned(sandbox, checkpoint, progress)
-        finally:
-            del self._sandboxes.changing[sandbox_id]
-            pending.finished.set()
+        with self._sandboxes.carrying(sandbox_id):
+            if sandbox.status == "restoring":  # its end was not ordered at that instant
+                instance, outcome, back = await self._returned(sandbox, checkpoint, progress)
         if not outcome or sandbox.status != "restoring":
             return  # it is being terminated, and that carrier ends what was made
         try:
@@ -450,15 +445,6 @@ class Checkpoints:
 
     def _look_after(self, runtime: Runtime, process_ids: Sequence[str]) -> None:
         look_after(self._core, self._processes, runtime, process_ids)
-
-    async def _answer_return(self, sandbox: SandboxState) -> Sandbox:
-        change = sandbox.change
-        await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "restoring")
-        if change is not None and change.error is not None:
-            raise error_from(*change.error, {"sandbox_id": sandbox.sandbox_id})
-        if change is not None and not change.done:
-            raise decide.not_ready(sandbox)
-        return sandbox.view()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

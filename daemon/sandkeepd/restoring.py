@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, SetupError, StateError, error_from
+from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.methods import SandboxRestore, SnapshotRestore
 from sandkeep.model import Sandbox, SandboxSpec
 from sandkeep.settings import DISK_LIMIT
@@ -124,7 +124,7 @@ class Restores:
         self._sandboxes.changing[sandbox.sandbox_id] = Pending()
         what = f"restore of {sandbox.sandbox_id}"
         core.carry(partial(self._carry, sandbox, snapshot, dict(command.secrets), intent, request.progress), what)
-        return await self._answer(sandbox)
+        return await self._sandboxes.answer_restore(sandbox)
 
     async def _carry(
         self,
@@ -135,18 +135,15 @@ class Restores:
         progress: Progress,
     ) -> None:
         core, sandbox_id = self._core, sandbox.sandbox_id
-        pending = self._sandboxes.changing[sandbox_id]
         old = sandbox.plans
         outcome: list[NewEvent] = []
         instance: Instance | None = None
         try:
-            with pending.scope:
+            with self._sandboxes.carrying(sandbox_id):
                 if sandbox.status == "restoring":  # its end was not ordered at that instant
                     instance, outcome = await self._replaced(sandbox, snapshot, secrets, progress)
         finally:
             secrets.clear()
-            del self._sandboxes.changing[sandbox_id]
-            pending.finished.set()
         if not outcome or sandbox.status != "restoring":
             return  # it is being terminated, and that carrier ends what was made
         try:
@@ -184,15 +181,6 @@ class Restores:
         last_words = await self._sandboxes.words_of_killed(sandbox, runtime) if ended else []
         return instance, [*last_words, NewEvent(sandbox_id, outcome, sandbox_id)]
 
-    async def _answer(self, sandbox: SandboxState) -> Sandbox:
-        change = sandbox.change
-        await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "restoring")
-        if change is not None and change.error is not None:
-            raise error_from(*change.error, {"sandbox_id": sandbox.sandbox_id})
-        if change is not None and not change.done:
-            raise decide.not_ready(sandbox)
-        return sandbox.view()
-
     async def restored_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
         """The answer to a command that was given before."""
         sandbox = self._core.state.sandboxes[first.stream]
@@ -200,7 +188,7 @@ class Restores:
         if change is None or change.position != first.position:
             return sandbox.view()
         await self._core.settled(first.stream, lambda: sandbox.status != "restoring")
-        return ANEW if change.interrupted else await self._answer(sandbox)
+        return ANEW if change.interrupted else await self._sandboxes.answer_restore(sandbox)
 
     # -- unpacking ----------------------------------------------------------------------------------------------------
 

@@ -469,6 +469,31 @@ class Sandboxes:
             if not self._reading[sandbox_id]:
                 del self._reading[sandbox_id]
 
+    @contextmanager
+    def carrying(self, sandbox_id: str) -> Iterator[None]:
+        """For the length of a block a change is carried out that is on record; the sandbox's end interrupts the block,
+        which then just ends.
+        """
+        pending = self.changing[sandbox_id]
+        try:
+            with pending.scope:
+                yield
+        finally:
+            del self.changing[sandbox_id]
+            pending.finished.set()
+
+    async def answer_restore(self, sandbox: SandboxState) -> Sandbox:
+        """Wait until a restore over the sandbox's own files is carried out, and answer the sandbox. Raises what the
+        restore failed with.
+        """
+        change = sandbox.change
+        await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "restoring")
+        if change is not None and change.error is not None:
+            raise error_from(*change.error, {"sandbox_id": sandbox.sandbox_id})
+        if change is not None and not change.done:
+            raise decide.not_ready(sandbox)
+        return sandbox.view()
+
     # -- ending -------------------------------------------------------------------------------------------------------
 
     async def terminate(self, request: Request[SandboxTerminate]) -> Sandbox:

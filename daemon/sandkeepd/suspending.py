@@ -122,18 +122,14 @@ class Suspensions:
 
     async def _carry(self, sandbox: SandboxState, work: Callable[[], Awaitable[Outcome]], intent: Recorded) -> None:
         sandbox_id, core = sandbox.sandbox_id, self._core
-        pending = self._sandboxes.changing[sandbox_id]
         outcome: events.Event | None = None
         instance: Instance | None = None
         try:
-            with pending.scope:
+            with self._sandboxes.carrying(sandbox_id):
                 if _is_under_way(sandbox, intent.position):  # its end was not ordered at that instant
                     outcome, instance = await work()
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             outcome = failure_of(sandbox, as_sandkeep_error(unforeseen))
-        finally:
-            del self._sandboxes.changing[sandbox_id]
-            pending.finished.set()
         if outcome is None or not decide.may(sandbox, outcome.type):
             return  # it is being terminated, and that carrier ends what was made, or it ended by itself
         try:
