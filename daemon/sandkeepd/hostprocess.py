@@ -122,6 +122,16 @@ def kill_and_wait(pidfd: int) -> None:
         )
 
 
+def kill_known(process: Identity) -> None:
+    """Kill that very process, if it still runs, and wait until it is gone. See `open_process` and `kill_and_wait`."""
+    pidfd = open_process(process)
+    if pidfd is not None:
+        try:
+            kill_and_wait(pidfd)
+        finally:
+            os.close(pidfd)
+
+
 def has_ended(pidfd: int, timeout_s: float = 0) -> bool:
     """Whether a process ends within `timeout_s`. Blocks."""
     poll = select.poll()

@@ -24,10 +24,9 @@ from sandkeepd.hostprocess import (
     Identity,
     identify,
     kill_all,
-    kill_and_wait,
+    kill_known,
     listen,
     marked,
-    open_process,
     reap,
     spawn,
 )
@@ -341,12 +340,8 @@ def _start_keeper(sandbox_id: str, directory: str) -> Identity:
 
 
 def _kill(sandbox_id: str, handle: dict[str, Any]) -> None:
-    pidfd = open_process(msgspec.convert(handle["first"], Identity)) if handle else None
-    if pidfd is not None:
-        try:
-            kill_and_wait(pidfd)
-        finally:
-            os.close(pidfd)
+    if handle:
+        kill_known(msgspec.convert(handle["first"], Identity))
     kill_all(lambda: _processes(sandbox_id))
 
 

@@ -23,7 +23,7 @@ from sandkeep.ids import is_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeepd import cgroups, freezer
 from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.hostprocess import Identity, in_fresh_thread, kill_all, kill_and_wait, open_process, reap
+from sandkeepd.hostprocess import Identity, in_fresh_thread, kill_all, kill_and_wait, kill_known, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, gvisor_bundle, gvisor_plan, gvisor_probe, gvisor_runsc, gvisor_start
 from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
@@ -267,12 +267,8 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         """Kill what there is. Blocks."""
         if self._whose(sandbox_id) in (None, self.log_id):
             found = gvisor_runsc.running(self.bundle(sandbox_id))
-            pidfd = open_process(found[1]) if found is not None else None
-            if pidfd is not None:
-                try:
-                    kill_and_wait(pidfd)
-                finally:
-                    os.close(pidfd)
+            if found is not None:
+                kill_known(found[1])
             gvisor_runsc.end(self.runsc_root(sandbox_id))
         everything = Limits(memory_bytes=1, cpus=1)
         groups = plan["cgroups"] if plan else self._hierarchies.plan(sandbox_id, everything)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sandkeepd import cgroups, freezer
-from sandkeepd.hostprocess import kill_all, kill_and_wait, marked, open_process, owned_by, pids_where
+from sandkeepd.hostprocess import kill_all, kill_known, marked, owned_by, pids_where
 from sandkeepd.providers.local_bubblewrap import marks
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
 from sandkeepd.providers.local_plan import Plan, Planner
@@ -30,12 +30,7 @@ class Clearing:
         _doom(plan.cgroups)
         known = plan.mechanism == "bubblewrap" and bool(handle)
         if handle:
-            pidfd = open_process(msgspec.convert(handle, Handle).first)
-            if pidfd is not None:
-                try:
-                    kill_and_wait(pidfd)
-                finally:
-                    os.close(pidfd)
+            kill_known(msgspec.convert(handle, Handle).first)
         if not known:
             kill_all(lambda: marked(marks(sandbox_id, self._log_id), {os.geteuid(), plan.uid or 0}))
             if plan.mechanism == "bubblewrap" and plan.uid is not None:
