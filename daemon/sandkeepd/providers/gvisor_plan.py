@@ -5,10 +5,10 @@ from typing import Final
 from msgspec import Struct, field
 
 from sandkeep import gvisor_settings as settings
-from sandkeep.errors import CallerError, SetupError
+from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
 from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.providers.local_plan import Layer
+from sandkeepd.providers.local_plan import Layer, inner_user
 
 PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
@@ -76,16 +76,7 @@ def _inner_user(user: str | None, *, rootless: bool) -> tuple[int, int]:
         if user not in (None, "0", "0:0"):
             raise SetupError("not_supported", "without root, gVisor has one user inside, 0: leave out user")
         return 0, 0
-    if user is None:
-        return 1000, 1000
-    uid, colon, gid = user.partition(":")
-    if not _is_id(uid) or (colon and not _is_id(gid)):
-        raise CallerError("invalid", f"user: {user[:80]!r} is not a uid such as 1000, or uid:gid", field="user")
-    return int(uid), int(gid) if colon else int(uid)
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10
+    return inner_user(user)
 
 
 def _held_by(limits: Limits, hierarchies: Hierarchies) -> dict[str, str]:

@@ -66,7 +66,7 @@ class Planner:
             raise SetupError(
                 "not_supported", "the local provider has no volumes: make an image for docker", field="volumes"
             )
-        inner_uid, inner_gid = _inner_user(spec.user)
+        inner_uid, inner_gid = inner_user(spec.user)
         limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit
         host_uid = self._host_uid(sandbox_id, taken)
@@ -168,16 +168,15 @@ def _scratch(memory_bytes: int | None, disk_bytes: int) -> int:
     return min(DEFAULT_SCRATCH_BYTES, disk_bytes, (memory_bytes or disk_bytes) // 4)
 
 
-def _inner_user(user: str | None) -> tuple[int, int]:
+def inner_user(user: str | None) -> tuple[int, int]:
     """The uid and gid inside. Raises `invalid`."""
     if user is None:
         return 1000, 1000
     uid, colon, gid = user.partition(":")
-    if (
-        not uid.isascii()
-        or not uid.isdigit()
-        or len(uid) > 9
-        or (colon and not (gid.isascii() and gid.isdigit() and len(gid) < 10))
-    ):
+    if not _is_id(uid) or (colon and not _is_id(gid)):
         raise CallerError("invalid", f"user: {user[:80]!r} is not a uid such as 1000, or uid:gid", field="user")
     return int(uid), int(gid) if colon else int(uid)
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
