@@ -200,11 +200,12 @@ def insist(done: Callable[[], bool], otherwise: str = STUCK) -> None:
 
 def _is_frozen(switch: Switch) -> bool:
     if switch.file.endswith("freezer.state"):
-        return _read(switch.file).strip() == "FROZEN"
-    return "frozen 1" in _read(f"{os.path.dirname(switch.file)}/cgroup.events").splitlines()
+        return read(switch.file).strip() == "FROZEN"
+    return "frozen 1" in read(f"{os.path.dirname(switch.file)}/cgroup.events").splitlines()
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """What a file of the kernel's tells; nothing where it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

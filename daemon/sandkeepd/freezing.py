@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from sandkeep.errors import StateError
 from sandkeepd import cgroups
-from sandkeepd.freezer import Freezer, Switch, insist, switch_of, turn
+from sandkeepd.freezer import Freezer, Switch, insist, read, switch_of, turn
 from sandkeepd.hostprocess import pids_where, reap, spawn
 
 # What the guard of a control group does: $1 thaws it when it is written to $2, if its mark $3 is there.
@@ -117,7 +117,7 @@ def _inside(namespace: str) -> list[int]:
 
 
 def _is_still(pid: int) -> bool:
-    return _read(f"/proc/{pid}/stat").rpartition(") ")[2][:1] in ("", "T", "t", "Z", "X")
+    return read(f"/proc/{pid}/stat").rpartition(") ")[2][:1] in ("", "T", "t", "Z", "X")
 
 
 def _signal(pids: Iterable[int], number: int) -> None:
@@ -145,11 +145,3 @@ def _guard(script: str, *words: str) -> Iterator[None]:
     finally:
         os.close(ours)
         reap(child)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
