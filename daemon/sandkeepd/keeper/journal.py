@@ -177,6 +177,12 @@ class ExitsReader:
         """The open file, for a watch to be put on."""
         return self._fd
 
+    def open_anew(self, out_dir: str) -> None:
+        """Go on in the file that lies there now, which begins with what was read. Raises OSError, `NotAFileError`."""
+        fd = open_regular(f"{out_dir}/exits")
+        os.close(self._fd)
+        self._fd = fd
+
     def read(self) -> tuple[list[Answer], bool]:
         """The next answers, and whether there may be more already. Reads `MAX_WAKE_BYTES` at most."""
         size = os.fstat(self._fd).st_size

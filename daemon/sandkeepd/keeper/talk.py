@@ -51,6 +51,7 @@ class Talk:
         self._watcher = watcher
         self._heard = heard
         self._control = place.control
+        self._out_dir = place.out_dir
         self._channel = Channel(sandbox_id, place.control)
         self._earlier = Earlier()
         self._adopted = False
@@ -167,6 +168,15 @@ class Talk:
         if self._watch is not None:
             self._watcher.remove(self._watch, self._hear)
             self._watch = None
+
+    def listen_anew(self) -> None:
+        """The keeper answers in another file, which begins as the one before. Raises OSError, `NotAFileError`."""
+        if self.closed:
+            return
+        self._rest()
+        self._exits.open_anew(self._out_dir)
+        self._watcher.never(self._hear_again)
+        self._hear_again()
 
     def _hear_again(self) -> None:
         if self.closed:

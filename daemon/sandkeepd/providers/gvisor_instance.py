@@ -99,6 +99,10 @@ class GvisorInstance(KeptInstance):
             self._held_control = None
         self.pause.set(False)
 
+    def put_back(self) -> None:
+        """What it shares with the daemon was another's, and is its own again. Raises OSError, `NotAFileError`."""
+        self._talk.listen_anew()
+
     # Being held
 
     def let_go_of_process(self) -> None:

@@ -21,6 +21,7 @@ from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.model import Isolation, SandboxSpec
 from sandkeepd.hostprocess import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
+from sandkeepd.keeper.journal import NotAFileError
 from sandkeepd.providers import gvisor_plan, gvisor_runsc, gvisor_start
 from sandkeepd.providers.base import Checkpointed, Ending
 from sandkeepd.providers.gvisor_instance import GvisorInstance
@@ -261,11 +262,22 @@ class Saving(ABC):
                 failpoints.reach("gvisor.aside")
                 yield
             except BaseException:
-                with trio.CancelScope(shield=True), suppress(SandkeepError, OSError):
-                    await self._in_thread(gvisor_start.put_back, earlier)
-                    if not was_suspended:
-                        await self._bring_back(before, earlier)
+                with trio.CancelScope(shield=True):
+                    await self._undo_aside(before, earlier, go_on=not was_suspended)
                 raise
+
+    async def _undo_aside(self, before: GvisorInstance, job: Job, *, go_on: bool) -> None:
+        """Have a sandbox be what it was. When that fails, it has ended, and what it was stays aside."""
+        try:
+            await self._in_thread(gvisor_start.put_back, job)
+            before.put_back()
+        except (SandkeepError, OSError, NotAFileError) as error:
+            words = f"it could not be put back: {error}"
+            await before.went(before.ending or Ending(kind="failed", message=words))
+            return
+        if go_on:
+            with suppress(SandkeepError):  # else it stands still, which is seen
+                await self._bring_back(before, job)
 
     def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         """See `Replacing.replaced`."""
@@ -281,6 +293,7 @@ class Saving(ABC):
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
         """See `Replacing.put_back`. What is put back is brought back by `adopt`."""
+        self._instances.pop(sandbox_id, None)  # whoever had it has closed it
         decided = msgspec.convert(plan, Plan)
         job = await self._job(sandbox_id, handle["image_id"], SandboxSpec(), handle.get("secrets", []), decided)
         return await self._in_thread(gvisor_start.put_back, job)
