@@ -123,6 +123,7 @@ class Saving(ABC):
                 self._hold(instance, started.container, started.first)
             except BaseException as error:
                 if await self._in_thread(gvisor_start.recover_saved, job.bundle):
+                    await self._in_thread(gvisor_start.stay, job)
                     instance.set_suspended(True)
                 else:
                     words = f"it could not be brought back: {error}"

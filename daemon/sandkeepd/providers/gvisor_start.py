@@ -444,6 +444,12 @@ def recover_saved(bundle: str) -> bool:
     return os.path.exists(f"{saved}/{IMAGE}")
 
 
+def stay(job: Job) -> None:
+    """Whoever comes later is not to bring back by himself what could not be brought back."""
+    with suppress(OSError):
+        os.unlink(f"{job.saved}/{GO_ON}")
+
+
 def drop_leftovers(bundle: str) -> None:
     """Remove what was saved of a sandbox that runs."""
     for name in os.listdir(bundle):
