@@ -305,6 +305,7 @@ def _publish(making: str, directory: str) -> None:
         os.rename(making, directory)
         sync_directory(os.path.dirname(directory))
     except OSError as error:
+        remove_directory(directory)  # nobody else would
         raise _unwritable(directory, error) from None
 
 
