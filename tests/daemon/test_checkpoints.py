@@ -69,7 +69,7 @@ class House:
 
     def ours(self) -> list[str]:
         """What runsc runs for this daemon."""
-        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True).stdout
         return [line for line in listed.splitlines() if line.startswith("runsc") and self.daemon.state_dir in line]
 
     def close(self) -> None:
