@@ -207,6 +207,9 @@ def test_what_can_go_neither_back_nor_on_stands_still(house: Faulty, gone_on: tu
             house.stands_still(box)
         house.again()
         house.stands_still(box)
+    with house.fault("restore", ONCE + REFUSES):
+        refused("snapshot_corrupt", house.client.sandbox.restore, box, checkpoint_id=checkpoint_id)
+    house.stands_still(box)
     house.client.sandbox.resume(box)
     house.goes_on_whole(box)
     assert house.sh(box, "cat new") == "new\n"
