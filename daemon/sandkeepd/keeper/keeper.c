@@ -3,7 +3,11 @@
  *
  *   keeper IN OUT [FILE_BLOCKS [PROCESSES [ADDRESS_KIB]]]   requests come from standard input, a FIFO; says "ready"
  *   keeper -c IN OUT [...]                                  requests come from IN/.control; what fails is said in OUT/p/.start
+ *   keeper -v IN OUT [...]                                  what it starts has its memory until it is a program, and it waits for
+ *                                                           that: where a copy of memory is dear, as in gVisor
  *   keeper - [NAME=VALUE...] PROGRAM [ARGUMENT...]          becomes PROGRAM, with signals that do what they do by default
+ *   keeper -m MASK FROM TO PROGRAM [ARGUMENT...]            on the host: runs PROGRAM, with that umask (decimal); when it ends
+ *                                                           well, FROM is called TO, and nobody else is needed for that
  *
  * Requests. In TEXT a newline is \n and a backslash \\; a RECORD is a text of fields, each with a NUL after it: the
  * directory to start in, NAME=VALUE for the environment, an empty one, and the words of the command.
@@ -40,6 +44,7 @@ enum { NOENT = -2, INTR = -4, AGAIN = -11, ISDIR = -21, NOTSUP = -95, NOEXEC = -
 enum { RDONLY = 0, WRONLY = 1, RDWR = 2, CREAT = 0100, TRUNC = 01000, APPEND = 02000, NONBLOCK = 04000, CLOEXEC = 02000000, HERE = -100 };
 enum { SIGINT = 2, SIGKILL = 9, SIGPIPE = 13, SIGCHLD = 17, SIGCONT = 18, SIGXFSZ = 25, SIGNALS = 64 };
 enum { FSIZE = 1, CORE = 4, NPROC = 6, NOFILE = 7, AS = 9, LIMITS = 10 };
+enum { SHARED_UNTIL_EXEC = 0x4100 }; /* flags of clone: CLONE_VM and CLONE_VFORK */
 enum { BLOCK = 0, SETMASK = 2, NOHANG = 1, MONOTONIC = 1, DUP_CLOEXEC = 1030, READABLE = 1, WRITABLE = 4, SEEK_TO_END = 2, FOLLOW = 0x400 };
 enum { PATH_BYTES = 4096, LINE_BYTES = 256, REQUEST_BYTES = 65536, ID_BYTES = 65, REMEMBERED = 512, FIRST_ROOM = 65536 };
 enum { FIFO = 010000 }; /* a kind of file */
@@ -47,7 +52,7 @@ enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125 };
 enum { FEEDS = 16, AT_ONCE = 32 }; /* the first descriptor that none of those is which a program begins with */
 
 #if defined(__x86_64__)
-enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, CLONE = 56,
+enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, MUNMAP = 11, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, CLONE = 56,
        EXECVE = 59, EXIT = 60, WAIT4 = 61, KILL = 62, FCNTL = 72, CHDIR = 80, UMASK = 95, SETSID = 112, CLOCK_GETTIME = 228,
        OPENAT = 257, LINKAT = 265, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302,
        PIPE2 = 293, MKNODAT = 259, UNLINKAT = 263, RENAMEAT = 264, NOFOLLOW = 0400000, NAMELESS = 020200000 };
@@ -64,11 +69,26 @@ static long call(long number, long first, long second, long third, long fourth, 
 	return answer;
 }
 
+/* Clone, with all memory shared; the new process calls `enter`, which does not come back, on the stack below `stack`. */
+static long clone_onto(word stack, void (*enter)(void *), void *with) {
+	register long r10 __asm__("r10") = 0;
+	register long r8 __asm__("r8") = 0;
+	register void (*to)(void *) __asm__("r12") = enter;
+	register void *argument __asm__("r13") = with;
+	long answer;
+	__asm__ volatile("syscall\n\ttest %%rax, %%rax\n\tjnz 1f\n\tmov %%r13, %%rdi\n\tcall *%%r12\n1:"
+	                 : "=a"(answer)
+	                 : "a"((long)CLONE), "D"((long)SHARED_UNTIL_EXEC | SIGCHLD), "S"(stack), "d"(0L), "r"(r10), "r"(r8), "r"(to),
+	                   "r"(argument)
+	                 : "rcx", "r11", "memory");
+	return answer;
+}
+
 __asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall begin\n");
 #elif defined(__aarch64__)
 enum { DUP3 = 24, FCNTL = 25, MKNODAT = 33, UNLINKAT = 35, LINKAT = 37, RENAMEAT = 38, PIPE2 = 59, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
        SIGNALFD = 74, EXIT = 93, CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SETSID = 157,
-       UMASK = 166, MREMAP = 216, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
+       UMASK = 166, MREMAP = 216, MUNMAP = 215, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
        NAMELESS = 020040000 };
 
 static long call(long number, long first, long second, long third, long fourth, long fifth) {
@@ -80,6 +100,22 @@ static long call(long number, long first, long second, long third, long fourth, 
 	register long x4 __asm__("x4") = fifth;
 	register long x5 __asm__("x5") = 0;
 	__asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(x5) : "memory");
+	return x0;
+}
+
+static long clone_onto(word stack, void (*enter)(void *), void *with) {
+	register long x8 __asm__("x8") = CLONE;
+	register long x0 __asm__("x0") = SHARED_UNTIL_EXEC | SIGCHLD;
+	register long x1 __asm__("x1") = (long)stack;
+	register long x2 __asm__("x2") = 0;
+	register long x3 __asm__("x3") = 0;
+	register long x4 __asm__("x4") = 0;
+	register void *argument __asm__("x19") = with;
+	register void (*to)(void *) __asm__("x20") = enter;
+	__asm__ volatile("svc 0\n\tcbnz x0, 1f\n\tmov x0, x19\n\tblr x20\n1:"
+	                 : "+r"(x0)
+	                 : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4), "r"(argument), "r"(to)
+	                 : "x30", "memory");
 	return x0;
 }
 
@@ -363,6 +399,25 @@ static void be(char **words, char **there) {
 	run(program, room, room);
 }
 
+/* `keeper -m`. What may be descriptor 3 is a lock, which is held until all is done, and not by what goes on then. */
+static void move_after(char **words, char **there) {
+	int status = 0;
+	long ended;
+	call(FCNTL, 3, 2, 1, 0, 0);
+	call(UMASK, number_of(words[0]), 0, 0, 0, 0);
+	long pid = call(CLONE, SIGCHLD, 0, 0, 0, 0);
+	if (pid == 0)
+		run(words + 3, there, there);
+	do
+		ended = pid < 0 ? pid : call(WAIT4, pid, (long)&status, 0, 0, 0);
+	while (ended == INTR);
+	if (ended < 0)
+		leave(CANNOT);
+	if (status)
+		leave(status & 127 ? 128 + (status & 127) : status >> 8 & 255);
+	leave(call(RENAMEAT, HERE, (long)words[1], HERE, (long)words[2], 0) < 0 ? CANNOT : 0);
+}
+
 /* What is known of the processes that run, and of the last that ended */
 
 struct process {
@@ -386,6 +441,8 @@ static long ends;
 static struct store feeds; /* of what processes are fed */
 static long fed;
 static struct store shared, mine; /* secrets */
+static int shares;                /* what is started has this memory until it is a program */
+static struct store lent;         /* what it has taken of it, and is to be given back */
 static char whose[ID_BYTES];
 static char *in, *out, **inherited;
 static struct { word soft, hard; } limits[LIMITS];
@@ -579,19 +636,20 @@ static char *read_record(char *path, const char *id, char **record) {
 		done += bytes;
 	}
 	shut(file);
+	lent = store;
 	*record = store.bytes;
 	return store.bytes + size;
 }
 
-/* In the new process: become what the record says. */
-static void follow(char *record, char *end) {
+/* In the new process, which may have the memory of this one: become what the record says. */
+static void follow(char *record, char *end, const struct store *secrets) {
 	if (record == end || end[-1])
 		leave(CALLED_WRONGLY);
 	long variables = 0;
 	while (inherited[variables])
 		variables++;
 	long count = pieces(record, end), all = count + pieces(shared.bytes, shared.bytes + shared.used) + variables;
-	char *room[all + pieces(mine.bytes, mine.bytes + mine.used) + 1], *words[count + 2], **next = words + 1;
+	char *room[all + pieces(secrets->bytes, secrets->bytes + secrets->used) + 1], *words[count + 2], **next = words + 1;
 	struct environment environment = {room, 0};
 	char *directory = record, *at = record + length(record) + 1;
 	for (; at < end && *at; at += length(at) + 1)
@@ -599,7 +657,7 @@ static void follow(char *record, char *end) {
 	for (at++; at < end; at += length(at) + 1)
 		*next++ = at;
 	*next = 0;
-	set_all(&environment, &mine);
+	set_all(&environment, secrets);
 	set_all(&environment, &shared);
 	for (char **variable = inherited; *variable; variable++)
 		set(&environment, *variable);
@@ -616,14 +674,14 @@ static void follow(char *record, char *end) {
 }
 
 /* In the new process: a terminal's script, which finds its shell whatever its secrets are called. */
-static void follow_script(char *path) {
-	long variables = 0, count = pieces(mine.bytes, mine.bytes + mine.used);
+static void follow_script(char *path, const struct store *secrets) {
+	long variables = 0, count = pieces(secrets->bytes, secrets->bytes + secrets->used);
 	while (inherited[variables])
 		variables++;
 	char *room[count + pieces(shared.bytes, shared.bytes + shared.used) + variables + 1];
 	char *words[] = {0, "sh", path, 0};
 	struct environment environment = {room, 0};
-	set_all(&environment, &mine);
+	set_all(&environment, secrets);
 	set_all(&environment, &shared);
 	for (char **variable = inherited; *variable; variable++)
 		set(&environment, *variable);
@@ -646,36 +704,56 @@ static void put_both(long third, long fourth) {
 	put(fourth, 4);
 }
 
-static void become_process(const char *id, const char *mode, char *record, char *end, long input, long stdout, long stderr,
-                           long data, long control) {
-	char path[2 * PATH_BYTES];
+/* What a new process is to be. */
+struct birth {
+	const char *id, *mode;
+	char *record, *end;
+	const struct store *secrets;
+	long input, stdout, stderr, data, control;
+};
+
+/* In the new process, which may have the memory of this one: it writes nothing there but `lent`. */
+static void become_process(void *given) {
+	const struct birth *birth = given;
+	const char *id = birth->id, *mode = birth->mode;
+	char path[2 * PATH_BYTES], *record = birth->record, *end = birth->end;
 	word none = 0;
 	call(SETSID, 0, 0, 0, 0, 0);
 	handle(SIGINT, 0);
 	handle(SIGXFSZ, 0);
 	call(SIGPROCMASK, SETMASK, (long)&none, 0, 8, 0);
-	put(input, 0);
-	put(stdout, 1);
-	put(stderr, 2);
+	put(birth->input, 0);
+	put(birth->stdout, 1);
+	put(birth->stderr, 2);
 	call(PRLIMIT, 0, NOFILE, (long)&limits[NOFILE], 0, 0);
 	if (limits[FSIZE].soft)
 		limit(FSIZE, limits[FSIZE].soft);
 	if (same(mode, "tty")) {
 		call(FCNTL, requests, 2, 0, 0, 0); /* descriptors 3 and 4, which its script speaks on */
 		call(FCNTL, answers, 2, 0, 0, 0);
-		follow_script(path_of(path, in, id, ""));
+		follow_script(path_of(path, in, id, ""), birth->secrets);
 	}
 	if (record == end)
 		end = read_record(path, id, &record);
 	if (same(mode, "in") || same(mode, "out")) {
-		for (long descriptor = 3; descriptor <= stderr; descriptor++)
+		for (long descriptor = 3; descriptor <= birth->stderr; descriptor++)
 			shut(descriptor);
 		open_end(path, id, ".data", mode[0] == 'i' ? RDONLY : WRONLY, 3);
 		open_end(path, id, ".control", RDONLY, 4);
 	}
-	if (control >= 0)
-		put_both(data, control);
-	follow(record, end);
+	if (birth->control >= 0)
+		put_both(birth->data, birth->control);
+	follow(record, end, birth->secrets);
+}
+
+/* Another process that shares this one's memory, and stops it, until it has become a program or ended. Its stack is below this
+ * one's, of which nothing is in use there. */
+static long bear_sharing(struct birth *birth) {
+	long pid = clone_onto(((word)__builtin_frame_address(0) - PATH_BYTES) & ~15UL, become_process, birth);
+	if (lent.room)
+		call(MUNMAP, (long)lent.bytes, lent.room, 0, 0, 0);
+	lent.room = 0;
+	return pid;
 }
 
 static long now(void) {
@@ -799,12 +877,13 @@ static void start(const char *id, const char *mode, long quick, char *record, ch
 	if (starts(mode, "fed-") && (data < 0 || control < 0))
 		ready = 0;
 	table.used = running * sizeof(struct process);
-	long pid = ready && make_room(&table, sizeof(struct process)) ? call(CLONE, SIGCHLD, 0, 0, 0, 0) : -1;
-	if (pid == 0) {
-		if (!own)
-			mine.used = 0;
-		become_process(id, mode, record, end, input, stdout, stderr, data, control);
-	}
+	static const struct store no_secrets;
+	struct birth birth = {id, mode, record, end, own ? &mine : &no_secrets, input, stdout, stderr, data, control};
+	long pid = -1;
+	if (ready && make_room(&table, sizeof(struct process)))
+		pid = shares ? bear_sharing(&birth) : call(CLONE, SIGCHLD, 0, 0, 0, 0);
+	if (pid == 0)
+		become_process(&birth);
 	if (own)
 		forget_secrets();
 	shut(input == nothing ? -1 : input);
@@ -1205,8 +1284,12 @@ __attribute__((used)) void begin(char **stack) {
 	inherited = words + count + 1;
 	if (count >= 2 && same(words[1], "-"))
 		be(words + 2, inherited);
+	if (count >= 6 && same(words[1], "-m"))
+		move_after(words + 2, inherited);
 	int by_name = count >= 2 && same(words[1], "-c");
-	if (count < 3 + by_name || words[1 + by_name][0] == '-')
+	shares = count >= 2 && same(words[1], "-v");
+	int options = by_name | shares;
+	if (count < 3 + options || words[1 + options][0] == '-')
 		leave(CALLED_WRONGLY);
-	keep_sandbox(words + 1 + by_name, by_name);
+	keep_sandbox(words + 1 + options, by_name);
 }

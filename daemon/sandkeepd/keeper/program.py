@@ -38,6 +38,15 @@ def install(in_dir: str) -> None:
         put_program(f"{in_dir}/{NAME}", program.read())
 
 
+def is_installed(in_dir: str) -> bool:
+    """Whether it is there, all of it, and of this version. Raises OSError."""
+    try:
+        with open(f"{in_dir}/{NAME}", "rb") as found, open(_PROGRAM, "rb") as program:
+            return found.read() == program.read()
+    except FileNotFoundError:
+        return False
+
+
 def install_statx(in_dir: str) -> None:
     """Put into `in` what programs in gVisor sandboxes are started with, if there is one. Raises OSError."""
     if os.path.exists(_STATX):
@@ -54,12 +63,16 @@ def put_program(path: str, program: bytes) -> None:
         file.write(program)
 
 
-def command(in_dir: str, out_dir: str, limits: Sequence[str] = (), *, by_name: bool = False) -> list[str]:
+def command(
+    in_dir: str, out_dir: str, limits: Sequence[str] = (), *, by_name: bool = False, shares: bool = False
+) -> list[str]:
     """The words that start the keeper; the directories are as it will see them. `limits` are those of ``keeper.c``.
 
-    `by_name` where nobody opens its descriptors: it finds its requests in `in` then.
+    `by_name` where nobody opens its descriptors: it finds its requests in `in` then. `shares` where a copy of its
+    memory for each process that it starts would be dear.
     """
-    return [f"{in_dir}/{NAME}", *(["-c"] if by_name else []), in_dir, out_dir, *limits]
+    option = ["-c"] if by_name else ["-v"] if shares else []
+    return [f"{in_dir}/{NAME}", *option, in_dir, out_dir, *limits]
 
 
 def resetting(in_dir: str) -> list[str]:
@@ -67,3 +80,10 @@ def resetting(in_dir: str) -> list[str]:
     what it does by default.
     """
     return [f"{in_dir}/{NAME}", "-"]
+
+
+def moving_after(program: str, umask: int, source: str, target: str) -> list[str]:
+    """The words before a command of the host, whose `source` is called `target` as soon as it has ended well, whatever
+    becomes of the daemon. `program` is where the keeper is. What is descriptor 3 stays open until then.
+    """
+    return [program, "-m", str(umask), source, target]

@@ -14,6 +14,9 @@ import shutil
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+from msgspec import Struct
+
 from sandkeep import gvisor_settings as settings
 from sandkeep.errors import ProviderError
 from sandkeepd.hostprocess import TOOL_PATH, Identity, identify, kill_all, pids_where, run_tool
@@ -27,6 +30,20 @@ _MOST_SAID: Final = 400
 
 _BESIDES_BYTES: Final = 16 * 1024 * 1024
 """More than what `runsc` saves besides memory."""
+
+
+class _Kernel(Struct, frozen=True):
+    pid: int
+
+
+class _State(Struct, frozen=True, rename="camel"):
+    """What `runsc` keeps of a container, of which it tells more."""
+
+    gofer_pid: int
+    sandbox: _Kernel
+
+
+_state = msgspec.json.Decoder(_State)
 
 
 def program() -> str | None:
@@ -127,7 +144,7 @@ def most_saved(bundle: str) -> int:
 def forget_ended(bundle: str) -> None:
     """Remove what tells of containers, all of which have ended."""
     for name in _listed(bundle):
-        if name.endswith(_RAN) or _PID_FILE.fullmatch(name):
+        if name.endswith((_RAN, f"{_RAN}.not")) or _PID_FILE.fullmatch(name):
             with suppress(FileNotFoundError):
                 os.unlink(f"{bundle}/{name}")
 
@@ -151,6 +168,19 @@ def processes(root: str) -> list[int]:
         return word in words and "runsc" in words[0]
 
     return pids_where(ours)
+
+
+def holders(root: str, container: str) -> list[int]:
+    """The processes that hold the files of a container which runs: its kernel, and who opens files for it. They are on
+    record; to look through all processes of the machine takes long where there are many.
+    """
+    try:
+        with open(f"{root}/{container}_sandbox:{container}.state", "rb") as file:
+            known = _state.decode(file.read())
+    except (OSError, msgspec.MsgspecError):
+        return processes(root)
+    word = f"--root={root}"
+    return [pid for pid in (known.sandbox.pid, known.gofer_pid) if word in _words_of(pid)]
 
 
 def end(root: str) -> None:

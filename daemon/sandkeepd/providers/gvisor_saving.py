@@ -177,14 +177,15 @@ class Saving(ABC):
         async with instance.turn:
             job = await self._job_of(instance)
             if instance.is_suspended:
-                await self._in_thread(_keep, job, directory, _all_journals(job.directory))
+                journals = _all_journals(job.directory)
+                await self._in_thread(functools.partial(_keep, job, directory, journals, stays=False))
                 return Checkpointed(pause_ms=None)
-            opened = await self._in_thread(_open_journals, job, process_ids)
+            opened = await self._in_thread(_open_journals, job, instance.container, process_ids)
             began = trio.current_time()
             digests = await self._save(instance, job, go_on=leave_running, digest=True)
             failpoints.reach("checkpoint.saved")
             try:
-                await self._in_thread(_keep, job, directory, opened)
+                await self._in_thread(functools.partial(_keep, job, directory, opened, stays=not leave_running))
             except BaseException:
                 with suppress(OSError):
                     os.unlink(f"{directory}/{SHARED}")  # it may be what left no room
@@ -345,13 +346,17 @@ async def _see_gone(pidfd: int) -> None:
 # What is kept
 
 
-def _keep(job: Job, directory: str, journals: Collection[str]) -> None:
-    """Put what was saved, and what goes with it, into an empty directory. Raises `storage_unavailable`."""
+def _keep(job: Job, directory: str, journals: Collection[str], *, stays: bool) -> None:
+    """Put what was saved, and what goes with it, into an empty directory. Where what was saved `stays`, as it is what
+    there is of the sandbox from now on, it is on the disk then. Raises `storage_unavailable`.
+    """
     try:
         for name in gvisor_start.saved_files(job.saved):
             os.chmod(f"{job.saved}/{name}", 0o600)
             _link(f"{job.saved}/{name}", f"{directory}/{name}")
         _pack_shared(job.directory, f"{directory}/{SHARED}", journals)
+        if stays:
+            gvisor_start.have_written(job)  # last, as the disk is writing meanwhile
     except OSError as error:
         words = f"the checkpoint cannot be written: {error.strerror}: make room there"
         raise DaemonError("storage_unavailable", words) from None
@@ -398,13 +403,13 @@ def _all_journals(directory: str) -> list[str]:
     return [name for name in os.listdir(f"{directory}/out/p") if _is_file(f"{directory}/out/p/{name}")]
 
 
-def _open_journals(job: Job, process_ids: Collection[str]) -> set[str]:
+def _open_journals(job: Job, container: str, process_ids: Collection[str]) -> set[str]:
     """The names of the files among the journals that anything in the sandbox has open, or may have.
 
     What runs there beside the processes on record may hold the journal of what started it; and `runsc` can bring back
     nothing that has a file open which is not there.
     """
-    opened = _open_inodes(job.root)
+    opened = _open_inodes(gvisor_runsc.holders(job.root, container))
     found = {name for name, inode in _inodes(f"{job.directory}/out/p") if inode in opened}
     found.update(f"{process_id}.{end}" for process_id in process_ids for end in ("stdout", "stderr"))
     return found
@@ -416,10 +421,10 @@ def _inodes(directory: str) -> list[tuple[str, tuple[int, int]]]:
     return [(name, (status.st_dev, status.st_ino)) for name, status in statuses]
 
 
-def _open_inodes(root: str) -> set[tuple[int, int]]:
-    """What `runsc` and its helpers have open."""
+def _open_inodes(pids: Collection[int]) -> set[tuple[int, int]]:
+    """What these processes have open."""
     found = set[tuple[int, int]]()
-    for pid in gvisor_runsc.processes(root):
+    for pid in pids:
         with suppress(OSError):
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):

@@ -12,8 +12,8 @@ The directory of a bundle holds, besides `config.json` and what tells of contain
                        answers of that time
     from-CONTAINER/    what that container was brought back from, until that surely runs
 
-`saving` becomes `saved` by the shell that waits for `runsc`, so that this happens also when the daemon has died; and
-whoever wants to know what came of it waits for the lock that this shell holds.
+`saving` becomes `saved` by the program that waits for `runsc`, ``keeper -m``, so that this happens also when the daemon
+has died; and whoever wants to know what came of it waits for the lock that this program holds.
 """
 
 import errno
@@ -59,10 +59,6 @@ SHARED: Final = "shared.tar"
 _OTHERS: Final = (SHARED, "processes.json")
 _MOST_SAID: Final = 65536
 _GIVE_WAY_S: Final = 0.01
-
-# $1 where it is saved, $2 what that is called when it is complete; the rest is the command.
-_RESTORE: Final = 'ran=$1; shift; "$@" 3>&- && : >"$ran"'
-_SAVE: Final = 'umask 077; saving=$1 saved=$2; shift 2; "$@" && exec mv -T -- "$saving" "$saved"'
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -211,17 +207,19 @@ def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple
 
 
 def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
-    """A shell does it, which says so once it runs: the file with the pid is there before its memory is. Its lock tells
-    a daemon that comes later to wait.
+    """By a program that says so once it runs: the file with the pid is there before its memory is. Its lock tells a
+    daemon that comes later to wait.
     """
     source = f"{job.bundle}/from-{container}"
     os.rename(job.saved, source)
     failpoints.reach("gvisor.renamed")
     pid_file = f"{job.bundle}/{container}.pid"
     words = ["restore", "--detach", "--bundle", job.bundle, f"--image-path={source}", "--pid-file", pid_file, container]
-    by_shell = ["sh", "-c", _RESTORE, "sh", gvisor_runsc.ran_mark(job.bundle, container), *job.words(), *words]
+    mark = gvisor_runsc.ran_mark(job.bundle, container)
+    os.close(os.open(f"{mark}.not", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    argv = [*wrapper, *_then_move(job, 0o022, f"{mark}.not", mark), *job.words(), *words]
     with _locked(job) as lock:
-        code, said = _run([*wrapper, *by_shell], stdin=control, log=f"{job.bundle}/said", lock=lock)
+        code, said = _run(argv, stdin=control, log=f"{job.bundle}/said", lock=lock)
     failpoints.reach("gvisor.restored")
     found = gvisor_runsc.running(job.bundle)
     if code == 0 and found is not None and found[0] == container:
@@ -232,6 +230,15 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
     os.rename(source, job.saved)
     words_ = f"runsc cannot bring it back: {gvisor_runsc.sentence(said)}"
     raise DataError("snapshot_corrupt", words_)
+
+
+def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
+    """The words before a command, see `program.moving_after`. What runs here is our own copy: that of the sandbox may
+    have come with a checkpoint.
+    """
+    if not program.is_installed(job.bundle):
+        program.install(job.bundle)
+    return program.moving_after(f"{job.bundle}/{program.NAME}", umask, source, target)
 
 
 def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
@@ -250,7 +257,9 @@ def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, 
 
 def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tuple[str, int] | None:
     """Have `runsc` save a container, which ends with that; answer the digest and size of `IMAGE`, if they are asked
-    for and known. Raises `provider_unavailable` with what it said; then the sandbox may run still.
+    for and known. What is digested is not waited for to be on the disk: see `have_written`.
+
+    Raises `provider_unavailable` with what `runsc` said; then the sandbox may run still.
     """
     saving = f"{job.bundle}/saving"
     follower = Follower(f"{saving}/{IMAGE}")
@@ -261,7 +270,7 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
             with open(f"{saving}/{GO_ON}", "wb"):
                 pass
         words = [*job.words(), "checkpoint", f"--image-path={saving}", container]
-        argv = ["sh", "-c", _SAVE, "sh", saving, job.saved, *words]
+        argv = [*_then_move(job, 0o077, saving, job.saved), *words]
         with _locked(job) as lock, gvisor_room.reserved(saving, gvisor_runsc.most_saved(job.bundle)) as room:
             follower.syncs = not go_on and not room.is_taken
 
@@ -270,9 +279,9 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
                 return digest and follower.take()
 
             code, said = _run_watched(argv, f"{job.bundle}/said", lock, meanwhile)
-        if code == 0 and not go_on:
-            _have_written(job)
         found = follower.found() if digest and code == 0 else None
+        if code == 0 and not go_on and not digest:
+            have_written(job)
     except OSError as error:
         drop(saving)
         raise translate(error, "the checkpoint") from None
@@ -305,7 +314,7 @@ def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[
         return code, file.read(_MOST_SAID)
 
 
-def _have_written(job: Job) -> None:
+def have_written(job: Job) -> None:
     """Have what was saved on the disk, where it is what there is of the sandbox. Raises OSError."""
     for path in (*(f"{job.saved}/{name}" for name in saved_files(job.saved)), job.saved, job.bundle):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
