@@ -5,7 +5,6 @@ stays there if it goes nowhere else. One for a mount or a bucket is copied from 
 each copy is complete and has the digest that it has to have. All of it is for its owner's eyes only: it holds memory.
 """
 
-import hashlib
 import os
 import secrets
 import shutil
@@ -26,6 +25,7 @@ from sandkeep_store.config import STORAGE
 from sandkeep_store.durable import sync_directory
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.sdks import require_sdk
+from sandkeepd import digests
 from sandkeepd.providers.base import Progress
 from sandkeepd.snapshot_archives import LOCAL, LOG_KEY, SnapshotArchives, place_of, root_of
 from sandkeepd.watched import Meter, watched
@@ -86,8 +86,9 @@ class CheckpointFiles:
         """Have what is in a directory be where it is to be, complete and durable; answer what it is. Of some files the
         digest and size are `known`.
         """
-        files = await watched(partial(_finish, directory, known), progress, "writing the checkpoint")
         here = self.here(place)
+        kind = digests.BLAKE3 if here == place else digests.SHA256
+        files = await watched(partial(_finish, directory, known, kind), progress, "writing the checkpoint")
         if (held := fence()) is not None:
             held.check()
         await self._in_thread(partial(_publish, directory, _directory(here)))
@@ -154,7 +155,7 @@ class CheckpointFiles:
         def work(moved: Meter) -> None:
             store = open_store(root_of(place))
             for file in files:
-                found = hashlib.sha256()
+                found = digests.Digest(digests.kind_of(file.digest))
                 with (
                     open(_private(f"{directory}/{file.name}"), "wb") as target,
                     store.read(f"{place.path}/{file.name}", size_bytes=file.size_bytes, progress=moved) as archive,
@@ -162,7 +163,7 @@ class CheckpointFiles:
                     for chunk in archive:
                         found.update(chunk)
                         target.write(chunk)
-                _compare(file, found.hexdigest())
+                _compare(file, found)
 
         await watched(work, progress, f"reading {place.uri}", limiter=self._archives.limiter)
 
@@ -267,13 +268,14 @@ def _private(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def _finish(directory: str, known: Mapping[str, tuple[str, int]], moved: Meter) -> list[CheckpointFile]:
-    """Have all files of a directory on the disk; answer what they are."""
+def _finish(directory: str, known: Mapping[str, tuple[str, int]], kind: str, moved: Meter) -> list[CheckpointFile]:
+    """Have all files of a directory on the disk; answer what they are, with digests of that kind."""
     done = 0
     found = []
     try:
         for name in sorted(os.listdir(directory)):
-            file = _digest(f"{directory}/{name}", name, known.get(name), lambda size: moved(done + size))  # noqa: B023
+            so_far = partial(_moved_on, moved, done)
+            file = _digested(f"{directory}/{name}", name, known.get(name), kind, so_far)
             done += file.size_bytes
             found.append(file)
         sync_directory(directory)
@@ -282,14 +284,20 @@ def _finish(directory: str, known: Mapping[str, tuple[str, int]], moved: Meter) 
     return found
 
 
-def _digest(path: str, name: str, known: tuple[str, int] | None, moved: Callable[[int], None]) -> CheckpointFile:
-    digest, size = hashlib.sha256(), 0
+def _moved_on(moved: Meter, before: int, size: int) -> None:
+    moved(before + size)
+
+
+def _digested(
+    path: str, name: str, known: tuple[str, int] | None, kind: str, moved: Callable[[int], None]
+) -> CheckpointFile:
+    digest, size = digests.Digest(kind), 0
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)
-        if known is not None and os.fstat(fd).st_size == known[1]:
+        if known is not None and os.fstat(fd).st_size == known[1] and digests.kind_of(known[0]) == kind:
             os.fsync(fd)
-            return CheckpointFile(name=name, digest=f"sha256:{known[0]}", size_bytes=known[1])
+            return CheckpointFile(name=name, digest=known[0], size_bytes=known[1])
         while chunk := os.read(fd, _CHUNK):
             digest.update(chunk)
             size += len(chunk)
@@ -297,7 +305,7 @@ def _digest(path: str, name: str, known: tuple[str, int] | None, moved: Callable
         os.fsync(fd)
     finally:
         os.close(fd)
-    return CheckpointFile(name=name, digest=f"sha256:{digest.hexdigest()}", size_bytes=size)
+    return CheckpointFile(name=name, digest=digest.text(), size_bytes=size)
 
 
 def _publish(making: str, directory: str) -> None:
@@ -313,7 +321,7 @@ def _verify(directory: str, files: Sequence[CheckpointFile], moved: Meter) -> No
     """See that all files are what is on record. Raises `snapshot_missing`, `snapshot_corrupt`."""
     done = 0
     for file in files:
-        digest = hashlib.sha256()
+        digest = digests.Digest(digests.kind_of(file.digest))
         try:
             fd = os.open(f"{directory}/{file.name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -325,11 +333,11 @@ def _verify(directory: str, files: Sequence[CheckpointFile], moved: Meter) -> No
                 moved(done)
         finally:
             os.close(fd)
-        _compare(file, digest.hexdigest())
+        _compare(file, digest)
 
 
-def _compare(file: CheckpointFile, sha256: str) -> None:
-    if file.digest != f"sha256:{sha256}":
+def _compare(file: CheckpointFile, found: digests.Digest) -> None:
+    if file.digest != found.text():
         words = f"the checkpoint's {file.name} is damaged: its digest is not the one on record: restore another"
         raise DataError("snapshot_corrupt", words)
 

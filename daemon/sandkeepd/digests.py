@@ -53,7 +53,6 @@ def kind_of(digest: str) -> str:
     """How a digest was made. Raises `snapshot_corrupt` for what is not understood."""
     kind = digest.partition(":")[0]
     if kind not in (BLAKE3, SHA256):
-        raise DataError(
-            "snapshot_corrupt", f"its digest is of a kind that is not known here, {kind[:20]!r}: restore another"
-        )
+        words = f"the checkpoint's digest is {kind[:20]!r}, which this version does not know: it may be of a newer one"
+        raise DataError("snapshot_corrupt", words)
     return kind

@@ -251,7 +251,7 @@ class SnapshotExport(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointFile(Struct, frozen=True, kw_only=True):
-    """A file of a checkpoint. `digest` is ``sha256:…`` of its bytes."""
+    """A file of a checkpoint. `digest` is ``blake3:…`` of its bytes, or ``sha256:…`` of one in a bucket."""
 
     name: str
     digest: str

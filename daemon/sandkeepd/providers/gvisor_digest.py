@@ -3,19 +3,25 @@
 Everything here blocks for a moment only.
 """
 
-import hashlib
+import ctypes
 import os
 from typing import Final
 
+from sandkeepd.digests import BLAKE3, Digest
+
 _PIECE_BYTES: Final = 1 << 20
-_SYNC_BYTES: Final = 64 << 20
-"""After so much the disk is told to write, while more comes."""
+_BEGIN_BYTES: Final = 8 << 20
+"""Of so much at a time the disk is told to begin writing, while more comes: it is not waited for."""
+
+_SYNC_FILE_RANGE_WRITE: Final = 2
 
 _CHECKED_BYTES: Final = 1 << 16
 """So much of the beginning is looked at once more at the end: whoever writes a head last has changed it."""
 
 _AT_ONCE_BYTES: Final = 4 * 1024 * 1024
 """So much is read before others have their turn, who make room for what is written meanwhile."""
+
+_libc: Final = ctypes.CDLL(None)
 
 
 class Follower:
@@ -28,10 +34,10 @@ class Follower:
         self.syncs = False
         self._failed = False
         self._fd = -1
-        self._digest = hashlib.sha256()
+        self._digest = Digest(BLAKE3)
         self._head = b""
         self._size = 0
-        self._synced = 0
+        self._begun = 0
 
     def take(self) -> bool:
         """Read some of what there is by now, if there is anything yet; answer whether there is more."""
@@ -53,12 +59,17 @@ class Follower:
                 self._head = (self._head + piece)[:_CHECKED_BYTES]
             self._digest.update(piece)
             self._size += len(piece)
+            if self.syncs and self._size - self._begun >= _BEGIN_BYTES:
+                self._begin_writing()
             if end is not None and self._size >= end:
                 break
-        if self.syncs and self._size - self._synced > _SYNC_BYTES:
-            os.fdatasync(self._fd)
-            self._synced = self._size
         return bool(piece)
+
+    def _begin_writing(self) -> None:
+        """Nothing relies on it: all of it is waited for at the end."""
+        offset, count = ctypes.c_int64(self._begun), ctypes.c_int64(self._size - self._begun)
+        _libc.sync_file_range(self._fd, offset, count, _SYNC_FILE_RANGE_WRITE)
+        self._begun = self._size
 
     def found(self) -> tuple[str, int] | None:
         """The digest and the size of the whole file, when it is complete; None: it was not only added to."""
@@ -71,9 +82,11 @@ class Follower:
 
     def _whole(self) -> tuple[str, int] | None:
         self._take(None)
+        if self.syncs:
+            self._begin_writing()
         if os.pread(self._fd, len(self._head), 0) != self._head or os.fstat(self._fd).st_size != self._size:
             return None
-        return self._digest.hexdigest(), self._size
+        return self._digest.text(), self._size
 
     def close(self) -> None:
         """Let go of the file."""
