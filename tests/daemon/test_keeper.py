@@ -1,10 +1,13 @@
 """The keeper, with each shell that is here for what needs one, and what is said to it and by it."""
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -628,3 +631,74 @@ def test_a_lock_is_held_until_it_is_moved_and_not_by_what_goes_on(tmp_path: Path
     assert code_of(pid) == 0
     os.close(another)
     os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+# -- what has a kernel save itself ------------------------------------------------------------------------------------
+
+
+class Kernel:
+    """Stands for the kernel of a gVisor sandbox: takes one request, and answers as it is told."""
+
+    def __init__(self, tmp_path: Path, answer: bytes) -> None:
+        self.name = f"skt-{uuid.uuid4().hex}"
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(f"\0runsc-sandbox.{self.name}\0")
+        self._listening.listen()
+        self._answer = answer
+        self._place = tmp_path
+        self.asked = b""
+
+    def saves(self) -> "subprocess.CompletedProcess[bytes]":
+        """Have it save itself, after which `saving` is called `saved`."""
+        program.install(str(self._place))
+        (self._place / "saving").mkdir()
+        saving = [str(self._place / name) for name in ("saving/image", "saving", "saved")]
+        words = program.saving(str(self._place / program.NAME), self.name, *saving)
+        with self._listening, subprocess.Popen(words, stderr=subprocess.PIPE) as process:
+            kernel = self._listening.accept()[0]
+            with kernel:
+                self.asked, fds, _, _ = socket.recv_fds(kernel, 4096, 4)
+                with open(fds[0], "wb") as image:
+                    image.write(b"memory")
+                for piece in (self._answer[:9], self._answer[9:]):
+                    kernel.sendall(piece)
+            assert process.stderr is not None
+            said = process.stderr.read()
+        return subprocess.CompletedProcess(words, process.returncode, stderr=said)
+
+    def saved(self) -> bool:
+        return (self._place / "saved").exists()
+
+
+def test_a_kernel_that_saves_itself(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path, b'{"success":true,"err":"","result":{}}')
+    assert kernel.saves().returncode == 0
+    assert json.loads(kernel.asked) == {
+        "method": "containerManager.Checkpoint", "arg": {"key": None, "metadata": None}
+    }  # fmt: skip
+    assert (tmp_path / "saved" / "image").read_bytes() == b"memory"
+    assert (tmp_path / "saved" / "image").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b'{"success":false,"err":"it has a \\"socket\\" open","result":null}', b'it has a \\"socket\\" open\n'),
+        (b'{"success":false,"err":"', b"its kernel has ended\n"),
+        (b"", b"its kernel has ended\n"),
+        (b"x" * 10_000, b"its kernel has ended\n"),
+    ],
+)
+def test_a_kernel_that_does_not(tmp_path: Path, answer: bytes, words: bytes) -> None:
+    kernel = Kernel(tmp_path, answer)
+    done = kernel.saves()
+    assert (done.returncode, done.stderr) == (1, words)
+    assert not kernel.saved()
+
+
+def test_a_kernel_that_is_not_there_is_not_asked(tmp_path: Path) -> None:
+    program.install(str(tmp_path))
+    for name in ("nowhere", "x" * 200):
+        words = program.saving(str(tmp_path / program.NAME), name, f"{tmp_path}/image", "/nowhere/saving", "/saved")
+        assert subprocess.run(words, check=False, capture_output=True).returncode == program.NOT_ASKED
+        assert not (tmp_path / "image").exists()

@@ -3,11 +3,14 @@
  *
  *   keeper IN OUT [FILE_BLOCKS [PROCESSES [ADDRESS_KIB]]]   requests come from standard input, a FIFO; says "ready"
  *   keeper -c IN OUT [...]                                  requests come from IN/.control; what fails is said in OUT/p/.start
- *   keeper -v IN OUT [...]                                  what it starts has its memory until it is a program, and it waits for
- *                                                           that: where a copy of memory is dear, as in gVisor
+ *   keeper -v IN OUT [...]                                  where calls of the kernel and copies of memory are dear, as in gVisor:
+ *                                                           what it starts has its memory until that is a program
  *   keeper - [NAME=VALUE...] PROGRAM [ARGUMENT...]          becomes PROGRAM, with signals that do what they do by default
  *   keeper -m MASK FROM TO PROGRAM [ARGUMENT...]            on the host: runs PROGRAM, with that umask (decimal); when it ends
  *                                                           well, FROM is called TO, and nobody else is needed for that
+ *   keeper -k SOCKET IMAGE FROM TO                          on the host: has the kernel of a gVisor sandbox save itself into the new
+ *                                                           file IMAGE, as `runsc checkpoint` has; then as -m. With 3 nothing was
+ *                                                           asked of it, with 1 it has said why it could not, or has ended
  *
  * Requests. In TEXT a newline is \n and a backslash \\; a RECORD is a text of fields, each with a NUL after it: the
  * directory to start in, NAME=VALUE for the environment, an empty one, and the words of the command.
@@ -48,11 +51,12 @@ enum { SHARED_UNTIL_EXEC = 0x4100 }; /* flags of clone: CLONE_VM and CLONE_VFORK
 enum { BLOCK = 0, SETMASK = 2, NOHANG = 1, MONOTONIC = 1, DUP_CLOEXEC = 1030, READABLE = 1, WRITABLE = 4, SEEK_TO_END = 2, FOLLOW = 0x400 };
 enum { PATH_BYTES = 4096, LINE_BYTES = 256, REQUEST_BYTES = 65536, ID_BYTES = 65, REMEMBERED = 512, FIRST_ROOM = 65536 };
 enum { FIFO = 010000 }; /* a kind of file */
-enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125 };
+enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125, NOT_SAVED = 1, NOT_ASKED = 3 };
+enum { UNIX = 1, STREAM = 1, NO_SIGNAL = 0x4000, RIGHTS = 1, EXCLUSIVE = 0200, SOCKET_BYTES = 108 };
 enum { FEEDS = 16, AT_ONCE = 32 }; /* the first descriptor that none of those is which a program begins with */
 
 #if defined(__x86_64__)
-enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, MUNMAP = 11, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, CLONE = 56,
+enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, MUNMAP = 11, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, SOCKET = 41, CONNECT = 42, SENDMSG = 46, CLONE = 56,
        EXECVE = 59, EXIT = 60, WAIT4 = 61, KILL = 62, FCNTL = 72, CHDIR = 80, UMASK = 95, SETSID = 112, CLOCK_GETTIME = 228,
        OPENAT = 257, LINKAT = 265, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302,
        PIPE2 = 293, MKNODAT = 259, UNLINKAT = 263, RENAMEAT = 264, NOFOLLOW = 0400000, NAMELESS = 020200000 };
@@ -88,7 +92,7 @@ __asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall begi
 #elif defined(__aarch64__)
 enum { DUP3 = 24, FCNTL = 25, MKNODAT = 33, UNLINKAT = 35, LINKAT = 37, RENAMEAT = 38, PIPE2 = 59, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
        SIGNALFD = 74, EXIT = 93, CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SETSID = 157,
-       UMASK = 166, MREMAP = 216, MUNMAP = 215, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
+       UMASK = 166, MREMAP = 216, SOCKET = 198, CONNECT = 203, SENDMSG = 211, MUNMAP = 215, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
        NAMELESS = 020040000 };
 
 static long call(long number, long first, long second, long third, long fourth, long fifth) {
@@ -166,6 +170,11 @@ static void copy(void *into, const void *from, long bytes) {
 void *memset(void *into, int byte, word bytes) {
 	for (word i = 0; i < bytes; i++)
 		((volatile char *)into)[i] = (char)byte;
+	return into;
+}
+
+void *memcpy(void *into, const void *from, word bytes) {
+	copy(into, from, (long)bytes);
 	return into;
 }
 
@@ -399,6 +408,10 @@ static void be(char **words, char **there) {
 	run(program, room, room);
 }
 
+static void move(const char *from, const char *to) {
+	leave(call(RENAMEAT, HERE, (long)from, HERE, (long)to, 0) < 0 ? CANNOT : 0);
+}
+
 /* `keeper -m`. What may be descriptor 3 is a lock, which is held until all is done, and not by what goes on then. */
 static void move_after(char **words, char **there) {
 	int status = 0;
@@ -415,7 +428,88 @@ static void move_after(char **words, char **there) {
 		leave(CANNOT);
 	if (status)
 		leave(status & 127 ? 128 + (status & 127) : status >> 8 & 255);
-	leave(call(RENAMEAT, HERE, (long)words[1], HERE, (long)words[2], 0) < 0 ? CANNOT : 0);
+	move(words[1], words[2]);
+}
+
+/* sockaddr_un, and a message with one descriptor, as the kernel has them. */
+struct address {
+	unsigned short family;
+	char path[SOCKET_BYTES];
+};
+
+struct piece {
+	const void *bytes;
+	word length;
+};
+
+struct passed {
+	word length;
+	int level, kind, descriptor;
+};
+
+struct message {
+	void *name;
+	int name_length;
+	const struct piece *pieces;
+	word count;
+	const struct passed *control;
+	word control_length;
+	int flags;
+};
+
+/* Connect to an abstract socket, whose name ends in a NUL, as Go's unet has it. */
+static long reach(const char *name) {
+	struct address address = {UNIX, {0}};
+	long bytes = length(name);
+	if (bytes + 2 > SOCKET_BYTES)
+		return -1;
+	copy(address.path + 1, name, bytes);
+	long found = call(SOCKET, UNIX, STREAM | CLOEXEC, 0, 0, 0);
+	return found < 0 || call(CONNECT, found, (long)&address, 2 + bytes + 2, 0, 0) < 0 ? -1 : found;
+}
+
+/* What it answers is {"success":true,...}, or has "err":"..." in it. */
+static int is_well(long kernel) {
+	static const char well[] = "{\"success\":true", why[] = "\"err\":\"";
+	static char said[4096];
+	long used = 0, bytes;
+	while (used < (long)sizeof well - 1 &&
+	       (bytes = call(READ, kernel, (long)(said + used), sizeof said - 1 - used, 0, 0)) != 0)
+		if (bytes > 0)
+			used += bytes;
+		else if (bytes != INTR)
+			break;
+	if (starts(said, well))
+		return 1;
+	char *from = said;
+	while (*from && !starts(from, why))
+		from++;
+	from += *from ? sizeof why - 1 : 0;
+	char *to = from;
+	while (*to && (*to != '"' || to[-1] == '\\'))
+		to++;
+	*to = 0;
+	say(*from ? from : "its kernel has ended");
+	say("\n");
+	return 0;
+}
+
+/* `keeper -k`. The request and its answer are those of gVisor's pkg/urpc, and of SaveOpts in pkg/sentry/control/state.go. */
+static void save_kernel(char **words) {
+	static const char request[] = "{\"method\":\"containerManager.Checkpoint\",\"arg\":{\"key\":null,\"metadata\":null}}";
+	call(FCNTL, 3, 2, 1, 0, 0);
+	long kernel = reach(words[0]);
+	long image = kernel < 0 ? -1 : call(OPENAT, HERE, (long)words[1], RDWR | CREAT | EXCLUSIVE | CLOEXEC, 0600, 0);
+	if (image < 0) {
+		say(kernel < 0 ? "its kernel cannot be reached\n" : "the file cannot be made\n");
+		leave(NOT_ASKED);
+	}
+	struct piece piece = {request, sizeof request - 1};
+	struct passed passed = {16 + sizeof(int), 1, RIGHTS, (int)image};
+	struct message message = {0, 0, &piece, 1, &passed, sizeof passed, 0};
+	if (call(SENDMSG, kernel, (long)&message, NO_SIGNAL, 0, 0) != sizeof request - 1 || !is_well(kernel))
+		leave(NOT_SAVED);
+	move(words[2], words[3]);
 }
 
 /* What is known of the processes that run, and of the last that ended */
@@ -1256,11 +1350,13 @@ static void keep_sandbox(char **words, int by_name) {
 	out = words[1];
 	if (length(in) + ID_BYTES + 16 > PATH_BYTES || length(out) + ID_BYTES + 16 > PATH_BYTES)
 		leave(CALLED_WRONGLY);
-	for (long descriptor = 3; descriptor < 64; descriptor++)
+	/* Where calls are dear it is the first program of a kernel of its own: nobody has left it descriptors, or signals. */
+	for (long descriptor = 3; descriptor < 64 && !shares; descriptor++)
 		shut(descriptor);
 	drop(inherited, "SANDKEEP_LOG="); /* it marks the first process, for the host to see */
 	open_all(by_name);
-	default_signals();
+	if (!shares)
+		default_signals();
 	handle(SIGINT, 1); /* what a terminal sends to all that were started there */
 	handle(SIGXFSZ, 1);
 	/* Ignored and not blocked, a signal that comes to a process before it has set itself up would be lost. */
@@ -1286,6 +1382,8 @@ __attribute__((used)) void begin(char **stack) {
 		be(words + 2, inherited);
 	if (count >= 6 && same(words[1], "-m"))
 		move_after(words + 2, inherited);
+	if (count == 6 && same(words[1], "-k"))
+		save_kernel(words + 2);
 	int by_name = count >= 2 && same(words[1], "-c");
 	shares = count >= 2 && same(words[1], "-v");
 	int options = by_name | shares;

@@ -82,6 +82,17 @@ def resetting(in_dir: str) -> list[str]:
     return [f"{in_dir}/{NAME}", "-"]
 
 
+NOT_ASKED: Final = 3
+"""How `saving` ends when nothing was asked of the kernel."""
+
+
+def saving(program: str, container: str, image: str, source: str, target: str) -> list[str]:
+    """The words that have the kernel of a running `runsc` container save itself into the new file `image`, after which
+    it ends; then as `moving_after`. The umask does not count, `image` is for its owner alone.
+    """
+    return [program, "-k", f"runsc-sandbox.{container}", image, source, target]
+
+
 def moving_after(program: str, umask: int, source: str, target: str) -> list[str]:
     """The words before a command of the host, whose `source` is called `target` as soon as it has ended well, whatever
     becomes of the daemon. `program` is where the keeper is. What is descriptor 3 stays open until then.

@@ -12,8 +12,8 @@ The directory of a bundle holds, besides `config.json` and what tells of contain
                        answers of that time
     from-CONTAINER/    what that container was brought back from, until that surely runs
 
-`saving` becomes `saved` by the program that waits for `runsc`, ``keeper -m``, so that this happens also when the daemon
-has died; and whoever wants to know what came of it waits for the lock that this program holds.
+`saving` becomes `saved` by the program that waits for it to be complete, ``keeper -k`` or ``-m``, so that this happens
+also when the daemon has died; and whoever wants to know what came of it waits for the lock that this program holds.
 """
 
 import errno
@@ -233,12 +233,15 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
 
 
 def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
-    """The words before a command, see `program.moving_after`. What runs here is our own copy: that of the sandbox may
-    have come with a checkpoint.
-    """
+    """The words before a command, see `program.moving_after`."""
+    return program.moving_after(_runner(job), umask, source, target)
+
+
+def _runner(job: Job) -> str:
+    """Our own copy of the keeper: that of the sandbox may have come with a checkpoint."""
     if not program.is_installed(job.bundle):
         program.install(job.bundle)
-    return program.moving_after(f"{job.bundle}/{program.NAME}", umask, source, target)
+    return f"{job.bundle}/{program.NAME}"
 
 
 def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
@@ -269,8 +272,6 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
         if go_on:
             with open(f"{saving}/{GO_ON}", "wb"):
                 pass
-        words = [*job.words(), "checkpoint", f"--image-path={saving}", container]
-        argv = [*_then_move(job, 0o077, saving, job.saved), *words]
         with _locked(job) as lock, gvisor_room.reserved(saving, gvisor_runsc.most_saved(job.bundle)) as room:
             follower.syncs = not go_on and not room.is_taken
 
@@ -278,7 +279,7 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
                 room.give_way()
                 return digest and follower.take()
 
-            code, said = _run_watched(argv, f"{job.bundle}/said", lock, meanwhile)
+            code, said = _have_saved(job, container, saving, lock, meanwhile)
         found = follower.found() if digest and code == 0 else None
         if code == 0 and not go_on and not digest:
             have_written(job)
@@ -293,6 +294,20 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
         raise failed_to_save(said)
     gvisor_runsc.forget(job.root, container)
     return found
+
+
+def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
+    """Have a kernel save itself: asked by our own program where its words are known, since `runsc`, which only passes
+    them on, takes 20 ms to begin.
+    """
+    log = f"{job.bundle}/said"
+    if gvisor_runsc.version() in gvisor_runsc.KNOWN_KERNELS:
+        argv = program.saving(_runner(job), container, f"{saving}/{IMAGE}", saving, job.saved)
+        code, said = _run_watched(argv, log, lock, meanwhile)
+        if code != program.NOT_ASKED:
+            return code, said
+    words = [*job.words(), "checkpoint", f"--image-path={saving}", container]
+    return _run_watched([*_then_move(job, 0o077, saving, job.saved), *words], log, lock, meanwhile)
 
 
 def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
