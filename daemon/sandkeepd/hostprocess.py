@@ -38,6 +38,9 @@ _SYS_KEYCTL: Final = {"x86_64": 250, "i686": 288, "armv7l": 311, "ppc64le": 271,
 _SYS_KEYCTL_ELSEWHERE: Final = 219
 _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 
+_LAST: Final = 511
+"""The number of a descriptor that nobody uses: those below it have room in the table."""
+
 _PRECEDENCE: Final = -10
 _OF_SESSION: Final = "/proc/self/autogroup"
 """The same for the session of this process, if the kernel knows of that."""
@@ -148,17 +151,30 @@ def reap(pid: int) -> None:
 
 
 def spawn(
-    argv: Sequence[str], *, stdin: int, output: int, third: int | None = None, env: Mapping[str, str] = TOOL_ENV
+    argv: Sequence[str],
+    *,
+    stdin: int,
+    output: int,
+    third: int | None = None,
+    roomy: bool = False,
+    env: Mapping[str, str] = TOOL_ENV,
 ) -> int:
     """Start a program in a session of its own, with default signals. Answers its pid.
 
-    `output` becomes its stdout and stderr, `third` its descriptor 3; it gets no others.
+    `output` becomes its stdout and stderr, `third` its descriptor 3; it gets no others, unless it is to be `roomy`.
+    Then it has /dev/null as number 511, so that the kernel has a table of so many for it from the start, and for what
+    it starts: to make that of a process with threads larger, it waits until every processor has come by (expand_files
+    in Linux's fs/file.c), which takes 10 to 20 ms.
 
     It inherits the namespaces of the calling *thread*, which is why this is no `subprocess.Popen`, whose object would
     also complain of the sandbox that outlives it.
     """
-    sources = [stdin, output, output] if third is None else [stdin, output, output, third]
-    with ordinary_priority():
+    sources = {0: stdin, 1: output, 2: output}
+    if third is not None:
+        sources[3] = third
+    with contextlib.ExitStack() as closing, ordinary_priority():
+        if roomy:
+            sources[_LAST] = _closed_by(closing, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         return spawning.start(argv, env, sources, _RESET)
 
 
@@ -252,7 +268,7 @@ def run_tool(argv: Sequence[str], *, timeout_s: float = 600) -> "subprocess.Comp
         with contextlib.ExitStack() as ends:
             written = [_closed_by(ends, writing) for _, writing in pipes]
             with ordinary_priority():
-                pid = spawning.start([program, *argv[1:]], TOOL_ENV, [null, *written], _RESET)
+                pid = spawning.start([program, *argv[1:]], TOOL_ENV, dict(enumerate([null, *written])), _RESET)
         output = _listen_to_all(said, time.monotonic() + timeout_s)
         if output is None:
             os.kill(pid, signal.SIGKILL)

@@ -20,9 +20,9 @@ _libc: Final = ctypes.CDLL(None)
 
 
 def start(
-    argv: Sequence[str], env: Mapping[str, str], descriptors: Sequence[int], default_signals: Collection[int]
+    argv: Sequence[str], env: Mapping[str, str], descriptors: Mapping[int, int], default_signals: Collection[int]
 ) -> int:
-    """Start a program, found on our PATH, in a session of its own, with `descriptors` as its 0, 1, 2 and so on.
+    """Start a program, found on our PATH, in a session of its own, with `descriptors`: by its number, the one of ours.
 
     No signal is blocked in it, and `default_signals` have their defaults. It inherits the namespaces of the calling
     thread. Answers its pid. Blocks until it runs. Raises OSError.
@@ -34,7 +34,7 @@ def start(
     _check(_libc.posix_spawn_file_actions_init(actions), argv[0])
     _check(_libc.posix_spawnattr_init(attributes), argv[0])
     try:
-        for target, source in enumerate(descriptors):
+        for target, source in descriptors.items():
             _check(_libc.posix_spawn_file_actions_adddup2(actions, source, target), argv[0])
         _set_signals(attributes, default_signals)
         _check(_libc.posix_spawnp(ctypes.byref(pid), words[0], actions, attributes, words, variables), argv[0])

@@ -189,7 +189,7 @@ def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple
     talk, talk_end = os.pipe()
     try:
         words = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
-        child = spawn([*argv, *words], stdin=control, output=talk_end)
+        child = spawn([*argv, *words], stdin=control, output=talk_end, roomy=True)
         failpoints.reach("gvisor.spawned")
         os.close(talk_end)
         talk_end = -1
@@ -249,7 +249,7 @@ def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, 
     output open.
     """
     with open(log, "w+b") as file:
-        child = spawn(argv, stdin=stdin, output=file.fileno(), third=lock)
+        child = spawn(argv, stdin=stdin, output=file.fileno(), third=lock, roomy=True)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file.seek(0)
         return code, file.read(_MOST_SAID)
