@@ -115,25 +115,29 @@ def bind(source: str, target: str, flags: int) -> None:
     mount("none", target, None, MS_BIND | MS_REMOUNT | flags)
 
 
-def bind_mapped(binds: Sequence[tuple[str, str, int]], seen_as: int) -> None:
-    """Make each source appear at its target with the files of a uid and gid as `seen_as`'s. Raises OSError."""
+def bind_mapped(binds: Sequence[tuple[str, str, int]], seen_as: int, *, again: bool = False) -> None:
+    """Make each source appear at its target with the files of a uid and gid as `seen_as`'s. Raises OSError.
+
+    Each mapping needs a user namespace. To make one takes a program, and some milliseconds: if the same will be wanted
+    `again`, it is kept.
+    """
     with ExitStack() as opened:
-        namespaces = _namespaces([(owner, seen_as) for _, _, owner in binds], opened)
+        mappings = [(owner, seen_as) for _, _, owner in binds]
+        namespaces = _kept_namespaces(mappings, opened) if again else _made(mappings, opened)
         for source, target, owner in binds:
             _bind_in(namespaces[owner, seen_as], source, target)
 
 
-def _namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
-    """A user namespace for each mapping, as a descriptor that `opened` closes. Raises OSError.
-
-    To make one takes a program, and some milliseconds. So those that were used last are kept: nothing runs in them.
+def _kept_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
+    """A user namespace for each mapping, as a descriptor that `opened` closes: those that were wanted last are there
+    still. Raises OSError.
     """
     found = dict[Mapped, int]()
     with _keeping:
         for mapping in filter(_kept.__contains__, mappings):
             _kept.move_to_end(mapping)
             found[mapping] = _dup(_kept[mapping], opened)
-    missing = [mapping for mapping in dict.fromkeys(mappings) if mapping not in found]
+    missing = [mapping for mapping in mappings if mapping not in found]
     if missing:
         made = _made(missing, opened)
         found |= made
@@ -154,10 +158,10 @@ def _dup(fd: int, opened: ExitStack) -> int:
 
 def _made(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
     """New ones, which come about at the same time."""
-    made = dict[Mapped, int]()
+    made, different = dict[Mapped, int](), list(dict.fromkeys(mappings))
     with ExitStack() as ended, ExitStack() as begun:
-        helpers = [_in_user_namespace(ended, begun) for _ in mappings]
-        for mapping, helper in zip(mappings, helpers, strict=True):
+        helpers = [_in_user_namespace(ended, begun) for _ in different]
+        for mapping, helper in zip(different, helpers, strict=True):
             made[mapping] = helper.mapped(*mapping)
             opened.callback(os.close, made[mapping])
     return made

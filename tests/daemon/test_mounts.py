@@ -23,7 +23,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def seen_as(files: Path, *users: int) -> list[int]:
+def seen_as(files: Path, *users: int, again: bool = True) -> list[int]:
     """Whose the directory is for who mounts it for these users, one after the other."""
 
     def work() -> list[int]:
@@ -31,7 +31,7 @@ def seen_as(files: Path, *users: int) -> list[int]:
         found = []
         for user in users:
             places = [str(files / f"shown-{number}") for number in range(2)]
-            mounts.bind_mapped([(str(files / "files"), place, OWNER) for place in places], user)
+            mounts.bind_mapped([(str(files / "files"), place, OWNER) for place in places], user, again=again)
             found += [os.stat(place).st_uid for place in places]
             for place in places:
                 mounts.unmount(place)
@@ -40,15 +40,17 @@ def seen_as(files: Path, *users: int) -> list[int]:
     return in_fresh_thread(work)
 
 
-def test_each_sees_files_as_its_own(files: Path) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_each_sees_files_as_its_own(files: Path, again: bool) -> None:
     users = [1000, 2000, 1000, *range(3000, 3000 + 2 * mounts.MOST_KEPT), 1000]
-    assert seen_as(files, *users) == [user for user in users for _ in range(2)]
+    assert seen_as(files, *users, again=again) == [user for user in users for _ in range(2)]
 
 
 def test_what_is_kept_for_the_next_is_bounded(files: Path) -> None:
     seen_as(files, *range(3000, 3000 + mounts.MOST_KEPT))
     before = len(os.listdir("/proc/self/fd"))
     seen_as(files, *range(4000, 4000 + 2 * mounts.MOST_KEPT))
+    seen_as(files, 5000, 5001, again=False)
     assert len(os.listdir("/proc/self/fd")) == before
 
 

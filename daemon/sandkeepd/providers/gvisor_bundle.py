@@ -171,7 +171,7 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
 def _show(places: Sequence[str], lowers: Sequence[Lower], seen: Sequence[str], uid: int) -> None:
     """Make the files appear as the sandbox's user's."""
     owners = [0 if lower.uid is None else lower.uid for lower in lowers]
-    mounts.bind_mapped(list(zip(places, seen, owners, strict=True)), uid)
+    mounts.bind_mapped(list(zip(places, seen, owners, strict=True)), uid, again=True)
 
 
 def make_skeleton(root: str, bundle: Bundle) -> None:
