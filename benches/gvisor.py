@@ -17,7 +17,7 @@ from benches.table import Row, show
 
 from sandkeepd.providers import gvisor_runsc
 
-CREATES = 9
+CREATES = 15
 EXECS = 40
 ROUNDS = {1: 5, 64: 4, 256: 3}
 """How often a process is saved that holds so many MB."""
@@ -106,10 +106,10 @@ def in_turn(first: bool, mine: Callable[[], float], floor: Callable[[], float]) 
 
 
 def create_row(client: Any, image_id: str, by_hand: Raw) -> Row:
-    """From nothing to the first output."""
+    """From nothing to the first output. The first of each does not count: a daemon loads what it needs for that."""
     place = by_hand.bundle(["sh", "-c", "echo hello"])
     pairs = []
-    for turn in range(CREATES):
+    for turn in range(CREATES + 1):
         boxes: list[str] = []
 
         def mine(boxes: list[str] = boxes) -> float:
@@ -117,7 +117,7 @@ def create_row(client: Any, image_id: str, by_hand: Raw) -> Row:
 
         pairs.append(in_turn(turn % 2 == 0, mine, lambda: by_hand.first_output(place)))
         client.sandbox.terminate(boxes[0])
-    return row("gVisor: a new sandbox, to the first output", "runsc run", pairs, *at_most(1.2))
+    return row("gVisor: a new sandbox, to the first output", "runsc run", pairs[1:], *at_most(1.2))
 
 
 def created(client: Any, image_id: str) -> str:

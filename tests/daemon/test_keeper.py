@@ -702,3 +702,20 @@ def test_a_kernel_that_is_not_there_is_not_asked(tmp_path: Path) -> None:
         words = program.saving(str(tmp_path / program.NAME), name, f"{tmp_path}/image", "/nowhere/saving", "/saved")
         assert subprocess.run(words, check=False, capture_output=True).returncode == program.NOT_ASKED
         assert not (tmp_path / "image").exists()
+
+
+def test_where_it_is_that_runs_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ours cannot be run a copy can, and one that is incomplete, or of another version, is made anew."""
+    ours = Path(program.on_host("/nowhere"))
+    assert os.access(ours, os.X_OK)
+    (tmp_path / "ours").write_bytes(ours.read_bytes())
+    monkeypatch.setattr(program, "_PROGRAM", str(tmp_path / "ours"))
+    for content in (None, b"", ours.read_bytes() + b"more"):
+        if content is not None:
+            (tmp_path / program.NAME).write_bytes(content)
+        assert program.on_host(str(tmp_path)) == str(tmp_path / program.NAME)
+        assert (tmp_path / program.NAME).read_bytes() == ours.read_bytes()
+        assert os.access(tmp_path / program.NAME, os.X_OK)
+    before = (tmp_path / program.NAME).stat()
+    program.on_host(str(tmp_path))
+    assert (tmp_path / program.NAME).stat().st_ino == before.st_ino

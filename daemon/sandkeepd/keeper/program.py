@@ -38,13 +38,23 @@ def install(in_dir: str) -> None:
         put_program(f"{in_dir}/{NAME}", program.read())
 
 
-def is_installed(in_dir: str) -> bool:
-    """Whether it is there, all of it, and of this version. Raises OSError."""
+def on_host(directory: str) -> str:
+    """Where the host can run it: where we have it, unless nobody can run that, and else a copy in a directory of ours.
+
+    A copy is second best: what was just written cannot be run while another thread starts a program, which has the
+    descriptor that it was written by for an instant (ETXTBSY). Raises OSError.
+    """
+    if os.access(_PROGRAM, os.X_OK):
+        return _PROGRAM
+    copy = f"{directory}/{NAME}"
     try:
-        with open(f"{in_dir}/{NAME}", "rb") as found, open(_PROGRAM, "rb") as program:
-            return found.read() == program.read()
+        with open(copy, "rb") as found, open(_PROGRAM, "rb") as program:
+            is_there = found.read() == program.read()
     except FileNotFoundError:
-        return False
+        is_there = False
+    if not is_there:
+        install(directory)
+    return copy
 
 
 def install_statx(in_dir: str) -> None:

@@ -234,14 +234,7 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
 
 def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
     """The words before a command, see `program.moving_after`."""
-    return program.moving_after(_runner(job), umask, source, target)
-
-
-def _runner(job: Job) -> str:
-    """Our own copy of the keeper: that of the sandbox may have come with a checkpoint."""
-    if not program.is_installed(job.bundle):
-        program.install(job.bundle)
-    return f"{job.bundle}/{program.NAME}"
+    return program.moving_after(program.on_host(job.bundle), umask, source, target)
 
 
 def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
@@ -302,7 +295,7 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     """
     log = f"{job.bundle}/said"
     if gvisor_runsc.version() in gvisor_runsc.KNOWN_KERNELS:
-        argv = program.saving(_runner(job), container, f"{saving}/{IMAGE}", saving, job.saved)
+        argv = program.saving(program.on_host(job.bundle), container, f"{saving}/{IMAGE}", saving, job.saved)
         code, said = _run_watched(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
             return code, said
