@@ -19,7 +19,7 @@ from sandkeepd.providers import gvisor_runsc
 
 CREATES = 15
 EXECS = 40
-ROUNDS = {1: 5, 64: 4, 256: 3}
+ROUNDS = {1: 7, 64: 7, 256: 5}
 """How often a process is saved that holds so many MB."""
 
 MANY, MANY_ROUNDS = 8, 4
