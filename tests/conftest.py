@@ -79,9 +79,10 @@ ENGINES: dict[str, Callable[[], str | None]] = {
 
 
 def pytest_configure() -> None:
-    """Who runs the tests in the background may have them ignore SIGINT; what they start is not to inherit that."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Who runs the tests in the background may have them ignore signals of the terminal; what they start is not to."""
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, default)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
