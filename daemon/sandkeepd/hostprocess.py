@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import select
 import shutil
 import signal
@@ -164,7 +165,7 @@ def spawn(
     `output` becomes its stdout and stderr, `third` its descriptor 3; it gets no others, unless it is to be `roomy`.
     Then it has /dev/null as number 511, so that the kernel has a table of so many for it from the start, and for what
     it starts: to make that of a process with threads larger, it waits until every processor has come by (expand_files
-    in Linux's fs/file.c), which takes 10 to 20 ms.
+    in Linux's fs/file.c), which takes 10 to 20 ms. Where not so many are allowed it does without.
 
     It inherits the namespaces of the calling *thread*, which is why this is no `subprocess.Popen`, whose object would
     also complain of the sandbox that outlives it.
@@ -173,7 +174,7 @@ def spawn(
     if third is not None:
         sources[3] = third
     with contextlib.ExitStack() as closing, ordinary_priority():
-        if roomy:
+        if roomy and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
             sources[_LAST] = _closed_by(closing, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         return spawning.start(argv, env, sources, _RESET)
 

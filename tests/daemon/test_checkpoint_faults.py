@@ -62,7 +62,8 @@ ONCE = 'rm "$fault"\n'
 class Faulty(House):
     """One whose `runsc` fails when a test says so."""
 
-    def __init__(self, daemon: RunningDaemon, source: Path) -> None:
+    def __init__(self, daemon: RunningDaemon, source: Path, *, directly: bool = False) -> None:
+        """`directly`: a kernel is asked to save itself as it always is, and not by `runsc` alone."""
         self.faults = f"{daemon.root}/faults"
         os.mkdir(self.faults)
         bin_ = f"{daemon.root}/bin"
@@ -70,7 +71,7 @@ class Faulty(House):
         Path(bin_, "runsc").write_text(WRAPPER.format(runsc=gvisor_runsc.program(), faults=self.faults))
         os.chmod(f"{bin_}/runsc", 0o755)
         words = f"import sandkeepd.providers.gvisor_runsc as r; r.PROGRAM_PATH = '{bin_}:' + r.PROGRAM_PATH"
-        words += "; r.KNOWN_KERNELS = ()"  # nothing is asked of a kernel but by `runsc`
+        words += "" if directly else "; r.KNOWN_KERNELS = ()"
         daemon.program = [daemon.program[0], "-c", f"{words}; from sandkeepd.main import main; main()"]
         daemon.start()
         super().__init__(daemon, source)
@@ -364,6 +365,26 @@ def test_what_runsc_ends_without_saving_it_has_failed(house: Faulty, box: str) -
     house.nothing_came_of_it(box)
     assert "its kernel" in house.client.sandbox.get(box).error
     assert house.client.process.get(box, "counter").status == "lost"
+
+
+def test_a_kernel_that_is_known_is_not_asked_by_runsc(places: str, source_tree: Path) -> None:  # noqa: F811
+    """Neither to be suspended, nor for a checkpoint."""
+    if gvisor_runsc.version() not in gvisor_runsc.KNOWN_KERNELS:
+        pytest.skip("this runsc is another")
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    house = Faulty(daemon, source_tree, directly=True)
+    try:
+        box = house.box()
+        house.counting(box)
+        with house.fault("checkpoint", REFUSES):
+            house.checkpoint(box, leave_running=True)
+            house.client.sandbox.suspend(box)
+            house.client.sandbox.resume(box)
+        house.goes_on_whole(box)
+    finally:
+        house.close()
+        daemon.clear()
 
 
 # -- room -------------------------------------------------------------------------------------------------------------

@@ -653,7 +653,7 @@ class Kernel:
         program.install(str(self._place))
         (self._place / "saving").mkdir()
         saving = [str(self._place / name) for name in ("saving/image", "saving", "saved")]
-        words = program.saving(str(self._place / program.NAME), self.name, *saving)
+        words = program.saving(str(self._place / program.NAME), self.name, os.getpid(), *saving)
         with self._listening, subprocess.Popen(words, stderr=subprocess.PIPE) as process:
             kernel = self._listening.accept()[0]
             with kernel:
@@ -697,11 +697,17 @@ def test_a_kernel_that_does_not(tmp_path: Path, answer: bytes, words: bytes) -> 
 
 
 def test_a_kernel_that_is_not_there_is_not_asked(tmp_path: Path) -> None:
+    """Nor is another process, which may have taken its name."""
     program.install(str(tmp_path))
-    for name in ("nowhere", "x" * 200):
-        words = program.saving(str(tmp_path / program.NAME), name, f"{tmp_path}/image", "/nowhere/saving", "/saved")
-        assert subprocess.run(words, check=False, capture_output=True).returncode == program.NOT_ASKED
-        assert not (tmp_path / "image").exists()
+    with socket.socket(socket.AF_UNIX) as another:
+        another.bind(f"\0runsc-sandbox.{tmp_path.name}\0")
+        another.listen()
+        for name in ("nowhere", "x" * 200, tmp_path.name):
+            words = program.saving(
+                str(tmp_path / program.NAME), name, 1, f"{tmp_path}/image", "/nowhere/saving", "/saved"
+            )
+            assert subprocess.run(words, check=False, capture_output=True).returncode == program.NOT_ASKED
+            assert not (tmp_path / "image").exists()
 
 
 def test_where_it_is_that_runs_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

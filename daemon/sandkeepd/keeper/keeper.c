@@ -8,9 +8,10 @@
  *   keeper - [NAME=VALUE...] PROGRAM [ARGUMENT...]          becomes PROGRAM, with signals that do what they do by default
  *   keeper -m MASK FROM TO PROGRAM [ARGUMENT...]            on the host: runs PROGRAM, with that umask (decimal); when it ends
  *                                                           well, FROM is called TO, and nobody else is needed for that
- *   keeper -k SOCKET IMAGE FROM TO                          on the host: has the kernel of a gVisor sandbox save itself into the new
- *                                                           file IMAGE, as `runsc checkpoint` has; then as -m. With 3 nothing was
- *                                                           asked of it, with 1 it has said why it could not, or has ended
+ *   keeper -k SOCKET PID IMAGE FROM TO                      on the host: has the kernel of a gVisor sandbox, the process PID, save
+ *                                                           itself into the new file IMAGE, as `runsc checkpoint` has; then as -m.
+ *                                                           With 3 nothing was asked of it, with 1 it has said why it could not, or
+ *                                                           has ended
  *
  * Requests. In TEXT a newline is \n and a backslash \\; a RECORD is a text of fields, each with a NUL after it: the
  * directory to start in, NAME=VALUE for the environment, an empty one, and the words of the command.
@@ -52,11 +53,11 @@ enum { BLOCK = 0, SETMASK = 2, NOHANG = 1, MONOTONIC = 1, DUP_CLOEXEC = 1030, RE
 enum { PATH_BYTES = 4096, LINE_BYTES = 256, REQUEST_BYTES = 65536, ID_BYTES = 65, REMEMBERED = 512, FIRST_ROOM = 65536 };
 enum { FIFO = 010000 }; /* a kind of file */
 enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125, NOT_SAVED = 1, NOT_ASKED = 3 };
-enum { UNIX = 1, STREAM = 1, NO_SIGNAL = 0x4000, RIGHTS = 1, EXCLUSIVE = 0200, SOCKET_BYTES = 108 };
+enum { UNIX = 1, STREAM = 1, NO_SIGNAL = 0x4000, RIGHTS = 1, PEER = 17, EXCLUSIVE = 0200, SOCKET_BYTES = 108 };
 enum { FEEDS = 16, AT_ONCE = 32 }; /* the first descriptor that none of those is which a program begins with */
 
 #if defined(__x86_64__)
-enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, MUNMAP = 11, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, SOCKET = 41, CONNECT = 42, SENDMSG = 46, CLONE = 56,
+enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, MUNMAP = 11, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, SOCKET = 41, CONNECT = 42, SENDMSG = 46, GETSOCKOPT = 55, CLONE = 56,
        EXECVE = 59, EXIT = 60, WAIT4 = 61, KILL = 62, FCNTL = 72, CHDIR = 80, UMASK = 95, SETSID = 112, CLOCK_GETTIME = 228,
        OPENAT = 257, LINKAT = 265, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302,
        PIPE2 = 293, MKNODAT = 259, UNLINKAT = 263, RENAMEAT = 264, NOFOLLOW = 0400000, NAMELESS = 020200000 };
@@ -92,7 +93,7 @@ __asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall begi
 #elif defined(__aarch64__)
 enum { DUP3 = 24, FCNTL = 25, MKNODAT = 33, UNLINKAT = 35, LINKAT = 37, RENAMEAT = 38, PIPE2 = 59, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
        SIGNALFD = 74, EXIT = 93, CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SETSID = 157,
-       UMASK = 166, MREMAP = 216, SOCKET = 198, CONNECT = 203, SENDMSG = 211, MUNMAP = 215, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
+       UMASK = 166, MREMAP = 216, SOCKET = 198, CONNECT = 203, SENDMSG = 211, GETSOCKOPT = 209, MUNMAP = 215, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
        NAMELESS = 020040000 };
 
 static long call(long number, long first, long second, long third, long fourth, long fifth) {
@@ -457,15 +458,19 @@ struct message {
 	int flags;
 };
 
-/* Connect to an abstract socket, whose name ends in a NUL, as Go's unet has it. */
-static long reach(const char *name) {
+/* Connect to an abstract socket, whose name ends in a NUL, as Go's unet has it. It has to be that process that listens: once
+ * it is gone, anybody can have the name. */
+static long reach(const char *name, int pid) {
 	struct address address = {UNIX, {0}};
+	int peer[3] = {0, 0, 0}, size = sizeof peer;
 	long bytes = length(name);
 	if (bytes + 2 > SOCKET_BYTES)
 		return -1;
 	copy(address.path + 1, name, bytes);
 	long found = call(SOCKET, UNIX, STREAM | CLOEXEC, 0, 0, 0);
-	return found < 0 || call(CONNECT, found, (long)&address, 2 + bytes + 2, 0, 0) < 0 ? -1 : found;
+	if (found < 0 || call(CONNECT, found, (long)&address, 2 + bytes + 2, 0, 0) < 0)
+		return -1;
+	return call(GETSOCKOPT, found, 1, PEER, (long)peer, (long)&size) < 0 || peer[0] != pid ? -1 : found;
 }
 
 /* What it answers is {"success":true,...}, or has "err":"..." in it. */
@@ -498,8 +503,8 @@ static int is_well(long kernel) {
 static void save_kernel(char **words) {
 	static const char request[] = "{\"method\":\"containerManager.Checkpoint\",\"arg\":{\"key\":null,\"metadata\":null}}";
 	call(FCNTL, 3, 2, 1, 0, 0);
-	long kernel = reach(words[0]);
-	long image = kernel < 0 ? -1 : call(OPENAT, HERE, (long)words[1], RDWR | CREAT | EXCLUSIVE | CLOEXEC, 0600, 0);
+	long kernel = reach(words[0], (int)number_of(words[1]));
+	long image = kernel < 0 ? -1 : call(OPENAT, HERE, (long)words[2], RDWR | CREAT | EXCLUSIVE | CLOEXEC, 0600, 0);
 	if (image < 0) {
 		say(kernel < 0 ? "its kernel cannot be reached\n" : "the file cannot be made\n");
 		leave(NOT_ASKED);
@@ -509,7 +514,7 @@ static void save_kernel(char **words) {
 	struct message message = {0, 0, &piece, 1, &passed, sizeof passed, 0};
 	if (call(SENDMSG, kernel, (long)&message, NO_SIGNAL, 0, 0) != sizeof request - 1 || !is_well(kernel))
 		leave(NOT_SAVED);
-	move(words[2], words[3]);
+	move(words[3], words[4]);
 }
 
 /* What is known of the processes that run, and of the last that ended */
@@ -722,6 +727,7 @@ static char *read_record(char *path, const char *id, char **record) {
 	struct store store = {0, 0, 0, 0};
 	if (file < 0 || size <= 0 || !make_room(&store, size))
 		leave(CALLED_WRONGLY);
+	lent = store;
 	call(LSEEK, file, 0, 0, 0, 0);
 	while (done < size) {
 		long bytes = call(READ, file, (long)(store.bytes + done), size - done, 0, 0);
@@ -730,7 +736,6 @@ static char *read_record(char *path, const char *id, char **record) {
 		done += bytes;
 	}
 	shut(file);
-	lent = store;
 	*record = store.bytes;
 	return store.bytes + size;
 }
@@ -841,8 +846,8 @@ static void become_process(void *given) {
 }
 
 /* Another process that shares this one's memory, and stops it, until it has become a program or ended. Its stack is below this
- * one's, of which nothing is in use there. */
-static long bear_sharing(struct birth *birth) {
+ * one's, of which nothing is in use there: of who calls this all lies above. */
+__attribute__((noinline)) static long bear_sharing(struct birth *birth) {
 	long pid = clone_onto(((word)__builtin_frame_address(0) - PATH_BYTES) & ~15UL, become_process, birth);
 	if (lent.room)
 		call(MUNMAP, (long)lent.bytes, lent.room, 0, 0, 0);
@@ -1382,7 +1387,7 @@ __attribute__((used)) void begin(char **stack) {
 		be(words + 2, inherited);
 	if (count >= 6 && same(words[1], "-m"))
 		move_after(words + 2, inherited);
-	if (count == 6 && same(words[1], "-k"))
+	if (count == 7 && same(words[1], "-k"))
 		save_kernel(words + 2);
 	int by_name = count >= 2 && same(words[1], "-c");
 	shares = count >= 2 && same(words[1], "-v");

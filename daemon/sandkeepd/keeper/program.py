@@ -96,11 +96,11 @@ NOT_ASKED: Final = 3
 """How `saving` ends when nothing was asked of the kernel."""
 
 
-def saving(program: str, container: str, image: str, source: str, target: str) -> list[str]:
-    """The words that have the kernel of a running `runsc` container save itself into the new file `image`, after which
-    it ends; then as `moving_after`. The umask does not count, `image` is for its owner alone.
+def saving(program: str, container: str, pid: int, image: str, source: str, target: str) -> list[str]:
+    """The words that have the kernel of a running `runsc` container, the process `pid`, save itself into the new file
+    `image`, after which it ends; then as `moving_after`. The umask does not count, `image` is for its owner alone.
     """
-    return [program, "-k", f"runsc-sandbox.{container}", image, source, target]
+    return [program, "-k", f"runsc-sandbox.{container}", str(pid), image, source, target]
 
 
 def moving_after(program: str, umask: int, source: str, target: str) -> list[str]:

@@ -769,7 +769,7 @@ class Replacing(Protocol):
 
 class Checkpointed(Struct, frozen=True, kw_only=True):
     """What came of a checkpoint: for how long the sandbox stood still, if it goes on; and the `digests` of those of its
-    files of which they are known, sha256 in hexadecimal, with their sizes.
+    files of which they are known (see `digests`), with their sizes.
     """
 
     pause_ms: float | None

@@ -380,9 +380,12 @@ def _look(job: Job) -> Found | None:
     if running_one is not None:
         gvisor_start.drop_leftovers(job.bundle)
         return Found(container=running_one[0], first=running_one[1])
-    if gvisor_start.recover_saved(job.bundle):
-        return Found(goes_on=os.path.exists(f"{job.saved}/{gvisor_start.GO_ON}"))
-    return None
+    if not gvisor_start.recover_saved(job.bundle):
+        return None
+    goes_on = os.path.exists(f"{job.saved}/{gvisor_start.GO_ON}")
+    if not goes_on:
+        gvisor_start.stay(job)  # who was saving it may have died before it was on the disk
+    return Found(goes_on=goes_on)
 
 
 @asynccontextmanager

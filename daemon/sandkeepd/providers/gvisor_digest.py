@@ -34,7 +34,7 @@ class Follower:
         self.syncs = False
         self._failed = False
         self._fd = -1
-        self._digest = Digest(BLAKE3)
+        self._digest: Digest | None = None
         self._head = b""
         self._size = 0
         self._begun = 0
@@ -53,6 +53,7 @@ class Follower:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 return False
+        self._digest = self._digest or Digest(BLAKE3)
         end = None if most is None else self._size + most
         while piece := os.pread(self._fd, _PIECE_BYTES, self._size):
             if self._size < _CHECKED_BYTES:
@@ -73,20 +74,20 @@ class Follower:
 
     def found(self) -> tuple[str, int] | None:
         """The digest and the size of the whole file, when it is complete; None: it was not only added to."""
-        if self._fd < 0 or self._failed:
+        if self._digest is None or self._failed:
             return None
         try:
-            return self._whole()
+            return self._whole(self._digest)
         except OSError:
             return None
 
-    def _whole(self) -> tuple[str, int] | None:
+    def _whole(self, digest: Digest) -> tuple[str, int] | None:
         self._take(None)
         if self.syncs:
             self._begin_writing()
         if os.pread(self._fd, len(self._head), 0) != self._head or os.fstat(self._fd).st_size != self._size:
             return None
-        return self._digest.text(), self._size
+        return digest.text(), self._size
 
     def close(self) -> None:
         """Let go of the file."""

@@ -185,7 +185,8 @@ def holders(root: str, container: str) -> list[int]:
     except (OSError, msgspec.MsgspecError):
         return processes(root)
     word = f"--root={root}"
-    return [pid for pid in (known.sandbox.pid, known.gofer_pid) if word in _words_of(pid)]
+    found = [pid for pid in (known.sandbox.pid, known.gofer_pid) if word in _words_of(pid)]
+    return found if len(found) == 2 else processes(root)
 
 
 def end(root: str) -> None:

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.model import Isolation, SandboxSpec
 from sandkeepd.hostprocess import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
 from sandkeepd.keeper.journal import NotAFileError
@@ -98,15 +98,17 @@ class Saving(ABC):
         except BaseException:
             os.close(pidfd)
             raise
-        self._nursery.start_soon(_see_gone, pidfd)
+        if instance.plan.limits.memory_bytes is None:
+            self._nursery.start_soon(_see_gone, pidfd)
+        else:
+            await _see_gone(pidfd)  # what is brought back is to have its memory
         return {} if found is None else {IMAGE: found}
 
     async def _after_failure(self, instance: GvisorInstance, job: Job) -> None:
         """What could not be saved goes on: it runs still, or was saved although there was an error."""
         await self._in_thread(gvisor_start.end_saved, job)
         found = await self._in_thread(gvisor_runsc.running, job.bundle)
-        if found is not None:
-            self._hold(instance, *found)
+        if found is not None and self._is_held(instance, *found):
             instance.go()
         elif await self._in_thread(gvisor_start.recover_saved, job.bundle):
             with suppress(SandkeepError):  # else it stands still, which is seen
@@ -114,6 +116,14 @@ class Saving(ABC):
         else:
             words = "its kernel ended while it was being saved"
             await instance.went(instance.ending or Ending(kind="failed", message=words))
+
+    def _is_held(self, instance: GvisorInstance, container: str, first: Identity) -> bool:
+        """Hold what runs of it, if it does not end at this instant."""
+        try:
+            self._hold(instance, container, first)
+        except ProviderError:
+            return False
+        return True
 
     async def _bring_back(self, instance: GvisorInstance, job: Job) -> None:
         """Have it run again. When that fails, it is suspended if it is saved still, and else it has ended."""
@@ -233,18 +243,24 @@ class Saving(ABC):
             failpoints.reach("gvisor.laid_out")
             with trio.CancelScope(shield=True):
                 started = await self._start_saved(job)
-            instance = self._made(job, image_id, started)
             try:
+                instance = self._made(job, image_id, started)
                 await instance.remember_earlier()
             except BaseException:
                 with trio.CancelScope(shield=True):
-                    await instance.aclose()
-                if before is not None:
-                    self._instances[sandbox_id] = before
+                    await self._take_back(sandbox_id, before)
                 raise
         if before is not None:
             await before.aclose()
         return instance
+
+    async def _take_back(self, sandbox_id: str, before: GvisorInstance | None) -> None:
+        """Hold again what was held before something else was made in its place, which is let go of."""
+        made = self._instances.get(sandbox_id)
+        if made is not None and made is not before:
+            await made.aclose()
+        if before is not None:
+            self._instances[sandbox_id] = before
 
     @asynccontextmanager
     async def _put_aside(self, before: GvisorInstance | None, job: Job) -> AsyncIterator[None]:

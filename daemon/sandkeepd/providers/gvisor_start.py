@@ -294,8 +294,10 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     them on, takes 20 ms to begin.
     """
     log = f"{job.bundle}/said"
-    if gvisor_runsc.version() in gvisor_runsc.KNOWN_KERNELS:
-        argv = program.saving(program.on_host(job.bundle), container, f"{saving}/{IMAGE}", saving, job.saved)
+    found = gvisor_runsc.running(job.bundle)
+    if found is not None and found[0] == container and gvisor_runsc.version() in gvisor_runsc.KNOWN_KERNELS:
+        runner, image = program.on_host(job.bundle), f"{saving}/{IMAGE}"
+        argv = program.saving(runner, container, found[1].pid, image, saving, job.saved)
         code, said = _run_watched(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
             return code, said
@@ -462,9 +464,13 @@ def recover_saved(bundle: str) -> bool:
 
 
 def stay(job: Job) -> None:
-    """Whoever comes later is not to bring back by himself what could not be brought back."""
+    """What could not be brought back stands still: whoever comes later is not to bring it back by himself, and it is on
+    the disk, as far as that can be had: all that there is of it is in memory else.
+    """
     with suppress(OSError):
         os.unlink(f"{job.saved}/{GO_ON}")
+    with suppress(OSError):
+        have_written(job)
 
 
 def drop_leftovers(bundle: str) -> None:
