@@ -5,6 +5,7 @@ Everything here blocks for a moment only.
 
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from sandkeepd.digests import BLAKE3, Digest
@@ -38,6 +39,7 @@ class Follower:
         self._head = b""
         self._size = 0
         self._begun = 0
+        self._writing: ThreadPoolExecutor | None = None
 
     def take(self) -> bool:
         """Read some of what there is by now, if there is anything yet; answer whether there is more."""
@@ -67,9 +69,11 @@ class Follower:
         return bool(piece)
 
     def _begin_writing(self) -> None:
-        """Nothing relies on it: all of it is waited for at the end."""
-        offset, count = ctypes.c_int64(self._begun), ctypes.c_int64(self._size - self._begun)
-        _libc.sync_file_range(self._fd, offset, count, _SYNC_FILE_RANGE_WRITE)
+        """In a thread of its own, since the disk takes only so much at a time. Nothing relies on it: whoever needs it
+        there waits for all of it at the end.
+        """
+        self._writing = self._writing or ThreadPoolExecutor(max_workers=1)
+        self._writing.submit(_begin, os.dup(self._fd), self._begun, self._size - self._begun)
         self._begun = self._size
 
     def found(self) -> tuple[str, int] | None:
@@ -91,6 +95,15 @@ class Follower:
 
     def close(self) -> None:
         """Let go of the file."""
+        if self._writing is not None:
+            self._writing.shutdown(wait=False)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _begin(fd: int, offset: int, count: int) -> None:
+    try:
+        _libc.sync_file_range(fd, ctypes.c_int64(offset), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
+    finally:
+        os.close(fd)

@@ -85,11 +85,11 @@ class Saving(ABC):
         await instance.without_helpers()
         await instance.without_viewers()
         instance.stand()
-        pidfd = os.dup(instance.pidfd)
+        pidfd, container = os.dup(instance.pidfd), instance.container
         instance.let_go_of_process()
         try:
             with trio.CancelScope(shield=True):
-                work = functools.partial(gvisor_start.save, job, instance.container, go_on=go_on, digest=digest)
+                work = functools.partial(gvisor_start.save, job, container, go_on=go_on, digest=digest)
                 found = await self._in_thread(work)
         except SandkeepError:
             os.close(pidfd)
@@ -99,9 +99,9 @@ class Saving(ABC):
             os.close(pidfd)
             raise
         if instance.plan.limits.memory_bytes is None:
-            self._nursery.start_soon(_see_gone, pidfd)
+            self._nursery.start_soon(_see_gone, pidfd, job.root, container)
         else:
-            await _see_gone(pidfd)  # what is brought back is to have its memory
+            await _see_gone(pidfd, job.root, container)  # what is brought back is to have its memory
         return {} if found is None else {IMAGE: found}
 
     async def _after_failure(self, instance: GvisorInstance, job: Job) -> None:
@@ -347,13 +347,14 @@ def require_savable(plan: Plan) -> None:
         raise SetupError("not_supported", gvisor_plan.HOST_NETWORK)
 
 
-async def _see_gone(pidfd: int) -> None:
-    """What was saved is ending; a `runsc` that hangs is not waited for."""
+async def _see_gone(pidfd: int, root: str, container: str) -> None:
+    """What was saved is ending, and is forgotten then; a `runsc` that hangs is not waited for."""
     try:
         with trio.move_on_after(ENDING_S):
             await wait_ended(pidfd)
         if not has_ended(pidfd):
             await trio.to_thread.run_sync(kill_and_wait, pidfd, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(gvisor_runsc.forget, root, container)
     finally:
         trio.lowlevel.notify_closing(pidfd)
         os.close(pidfd)

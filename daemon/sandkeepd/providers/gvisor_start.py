@@ -285,7 +285,6 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
     if code != 0:
         drop(saving)
         raise failed_to_save(said)
-    gvisor_runsc.forget(job.root, container)
     return found
 
 
