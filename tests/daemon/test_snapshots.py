@@ -444,7 +444,7 @@ def test_hostile_archives_are_refused_and_nothing_is_left(client: Any, shared_da
     failed = client.snapshot.list(all=True).snapshots[-1]
     assert (failed.status, failed.places) == ("failed", [])
     assert not Path(f"{shared_daemon.state_dir}/archives/imported/{failed.snapshot_id}.tar.gz").exists()
-    assert layers(shared_daemon) == before
+    assert set(layers(shared_daemon)) <= set(before)  # those of earlier tests may be on their way
 
 
 def test_what_comes_is_what_was_said(client: Any) -> None:
