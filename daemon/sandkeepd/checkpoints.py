@@ -375,12 +375,8 @@ class Checkpoints:
         with self._sandboxes.carrying(sandbox_id):
             if sandbox.status == "restoring":  # its end was not ordered at that instant
                 instance, outcome, back = await self._returned(sandbox, checkpoint, progress)
-        if not outcome or sandbox.status != "restoring":
-            return  # it is being terminated, and that carrier ends what was made
-        try:
-            await core.record(outcome, intent)
-        except StateError:
-            return  # the same, while this was on its way to the disk
+        if not await self._sandboxes.record_restore(sandbox, outcome, intent):
+            return
         if instance is not None:
             self._look_after(self._sandboxes.keep(instance), back)
             failpoints.reach("replace.recorded")

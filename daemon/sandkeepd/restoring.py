@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, SetupError, StateError
+from sandkeep.errors import CallerError, SetupError
 from sandkeep.methods import SandboxRestore, SnapshotRestore
 from sandkeep.model import Sandbox, SandboxSpec
 from sandkeep.settings import DISK_LIMIT
@@ -144,12 +144,8 @@ class Restores:
                     instance, outcome = await self._replaced(sandbox, snapshot, secrets, progress)
         finally:
             secrets.clear()
-        if not outcome or sandbox.status != "restoring":
-            return  # it is being terminated, and that carrier ends what was made
-        try:
-            await core.record(outcome, intent)
-        except StateError:
-            return  # the same, while this was on its way to the disk
+        if not await self._sandboxes.record_restore(sandbox, outcome, intent):
+            return
         if instance is not None:
             self._sandboxes.keep(instance)
             failpoints.reach("replace.recorded")

@@ -482,6 +482,18 @@ class Sandboxes:
             del self.changing[sandbox_id]
             pending.finished.set()
 
+    async def record_restore(self, sandbox: SandboxState, outcome: Sequence[NewEvent], intent: Recorded) -> bool:
+        """Record what came of having a sandbox be as it was; False: it is being terminated, and that carrier ends what
+        was made.
+        """
+        if not outcome or sandbox.status != "restoring":
+            return False
+        try:
+            await self._core.record(outcome, intent)
+        except StateError:
+            return False  # the same, while this was on its way to the disk
+        return True
+
     async def answer_restore(self, sandbox: SandboxState) -> Sandbox:
         """Wait until a restore over the sandbox's own files is carried out, and answer the sandbox. Raises what the
         restore failed with.

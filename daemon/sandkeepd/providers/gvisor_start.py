@@ -32,6 +32,7 @@ from msgspec import Struct
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError, SetupError
 from sandkeep.model import SandboxSpec
+from sandkeep_store.durable import sync
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostprocess import Identity, has_ended, listen, reap, spawn
@@ -326,11 +327,7 @@ def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[
 def have_written(job: Job) -> None:
     """Have what was saved on the disk, where it is what there is of the sandbox. Raises OSError."""
     for path in (*(f"{job.saved}/{name}" for name in saved_files(job.saved)), job.saved, job.bundle):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path)
 
 
 def failed_to_save(said: bytes) -> SandkeepError:
