@@ -35,6 +35,7 @@ _AT_EMPTY_PATH: Final = 0x1000
 _OPEN_TREE_CLONE: Final = 1
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _MOUNT_ATTR_IDMAP: Final = 0x100000
+_MOUNT_ATTRIBUTES: Final = struct.Struct("QQQQ")
 _SYS_OPEN_TREE: Final = 428  # these three are the same on every architecture
 _SYS_MOVE_MOUNT: Final = 429
 _SYS_MOUNT_SETATTR: Final = 442
@@ -170,8 +171,7 @@ def _made(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
 def _bind_in(namespace: int, source: str, target: str) -> None:
     tree = _syscall(_SYS_OPEN_TREE, "open_tree", -100, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     try:
-        attributes = ctypes.create_string_buffer(struct.pack("QQQQ", _MOUNT_ATTR_IDMAP, 0, 0, namespace), 32)
-        _syscall(_SYS_MOUNT_SETATTR, "mount_setattr", tree, b"", _AT_EMPTY_PATH, attributes, ctypes.c_size_t(32))
+        _set_attributes(tree, _MOUNT_ATTR_IDMAP, namespace)
         _syscall(_SYS_MOVE_MOUNT, "move_mount", tree, b"", -100, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
     finally:
         os.close(tree)
@@ -214,6 +214,27 @@ def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> _InUserNamespace:
         os.close(saying)  # so that what it says ends when it does
     ended.callback(reap, child)
     return _InUserNamespace(child, said)
+
+
+def detached(directory: int, flags: int) -> int:
+    """Clone the mount of an open directory, restricted by `flags` (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC).
+
+    Answers a descriptor of the same directory, on a mount that no namespace shows and that lives as long as descriptors
+    of files on it do. What is opened below it cannot be more than `flags` allow, also when somebody who is handed the
+    descriptor opens the file anew through ``/proc/self/fd``. Takes 14 µs. Needs CAP_SYS_ADMIN. Raises OSError.
+    """
+    tree = _syscall(_SYS_OPEN_TREE, "open_tree", directory, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
+    try:
+        _set_attributes(tree, flags)  # the four flags have the same values as MOUNT_ATTR_…
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
+def _set_attributes(tree: int, attributes: int, namespace: int = 0) -> None:
+    packed = _MOUNT_ATTRIBUTES.pack(attributes, 0, 0, namespace)
+    _syscall(_SYS_MOUNT_SETATTR, "mount_setattr", tree, b"", _AT_EMPTY_PATH, packed, ctypes.c_size_t(len(packed)))
 
 
 def overlay_read_only(lowers: Sequence[str], target: str) -> None:
