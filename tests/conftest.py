@@ -69,8 +69,15 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "busybox": _program("busybox"),
     "systemd": _program("systemd-analyze"),
     "freezer": _freezer,
+    "zsh": _program("zsh"),
+    "fish": _program("fish"),
+    "socat": _program("socat"),
+    "nc": _program("nc.openbsd"),  # the other netcat reaches no Unix sockets
+    "curl": _program("curl"),
     "node": _program("node"),
-    "socat": _program("socat", "nc", "curl"),
+    "groff": _program("groff"),
+    "mandoc": _program("mandoc"),
+    "cc": _program("cc"),
     "root": lambda: _root_alone("become other users"),
     "gcs": _modules("google.cloud.storage", "gcp_storage_emulator"),
     "s3": _modules("boto3", "moto.server", "flask"),
@@ -79,7 +86,13 @@ ENGINES: dict[str, Callable[[], str | None]] = {
 
 
 def pytest_configure() -> None:
-    """Who runs the tests in the background may have them ignore signals of the terminal; what they start is not to."""
+    """Give what tests start the signals' defaults, also where pytest itself was started to ignore them.
+
+    The shell has background jobs ignore SIGINT and SIGQUIT, and `nohup` SIGHUP. A handler of ours is reset by exec, an
+    ignored signal is not; and as this one does nothing, a run under `nohup` still survives its terminal.
+    """
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, default)
@@ -143,6 +156,25 @@ def s3_bucket(s3: "S3Server", monkeypatch: pytest.MonkeyPatch) -> str:
 # -- a place for daemons ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process of a test's temporary directory, and no mount of one, outlives the tests."""
+    root = str(tmp_path_factory.getbasetemp())
+    yield
+    left = _clear_traces(root)
+    assert left == [], f"the tests left behind: {left}"
+
+
+def _clear_traces(root: str) -> list[str]:
+    """End what is left of a place after a moment, so that the next run does not meet it; answer what that was."""
+    left = traces.remaining(root)
+    for path in traces.mounts(root):
+        subprocess.run(["umount", "--lazy", path], check=False)
+    for pid in traces.processes(root):
+        os.kill(pid, signal.SIGKILL)
+    return left
+
+
 @pytest.fixture(scope="session")
 def places() -> Iterator[str]:
     """Where daemons of tests live: a short path, as sockets need. Nothing of it may stay when all tests are through,
@@ -152,11 +184,7 @@ def places() -> Iterator[str]:
     root = tempfile.mkdtemp(prefix="skt-")
     os.chmod(root, 0o711)
     yield root
-    left = traces.remaining(root)
-    for path in traces.mounts(root):
-        subprocess.run(["umount", "--lazy", path], check=False)
-    for pid in traces.processes(root):
-        os.kill(pid, signal.SIGKILL)
+    left = _clear_traces(root)
     remove_tree(root)
     assert left == [], f"the tests left behind: {left}"
     assert oct(os.stat(tempfile.gettempdir()).st_mode) == oct(above), "the directory of all temporary files has changed"

@@ -1,6 +1,7 @@
 """What tests of the daemon's parts share: where a daemon inside the test keeps its state, and something to copy."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,20 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 
+from sandkeep.demo import traces
+
 
 @pytest.fixture
-def state_dir(places: str, tmp_path: Path) -> str:
+def state_dir(places: str, fakes_end: None, tmp_path: Path) -> str:
     return str(tmp_path / "state")
+
+
+@pytest.fixture
+def fakes_end(tmp_path: Path) -> Iterator[None]:
+    """The fake sandboxes of a test's daemons end with it; they would outlive those, as real ones do."""
+    yield
+    for pid in traces.processes(str(tmp_path)):
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

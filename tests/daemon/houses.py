@@ -36,6 +36,11 @@ class House:
         self._state_dir = state_dir
         self._source = source
 
+    @property
+    def directory(self) -> str:
+        """Where the sandbox lies."""
+        return f"{self._state_dir}/sandboxes/box"
+
     def daemon(self) -> AbstractAsyncContextManager[Inside]:
         """A daemon on the one state directory that there is."""
         return inside(self._state_dir, opened=self.opened)
@@ -48,15 +53,15 @@ class House:
 
     def stop(self) -> None:
         """Somebody has it stand still. Blocks, as all of these."""
-        fake_module._stop("box")
+        fake_module._stop(self.directory)
 
     def go_on(self) -> None:
         """Somebody has it go on."""
-        fake_module._continue("box")
+        fake_module._continue(self.directory)
 
     def stands_still(self) -> bool:
         """Whether it does."""
-        return fake_module.stands_still("box")
+        return fake_module.stands_still(self.directory)
 
     def notice(self, daemon: Inside) -> None:
         """The provider sees what others did."""
@@ -69,7 +74,7 @@ class House:
 
     async def clear(self) -> None:
         """End it."""
-        fake_module._kill("box", {})
+        fake_module._kill(self.directory, {})
 
 
 class LocalHouse(House):
@@ -102,7 +107,7 @@ class LocalHouse(House):
 
     def mark(self) -> Path:
         """What is there while it stands still only to be read."""
-        return Path(self._state_dir, "sandboxes", "box", READ_MARK)
+        return Path(self.directory, READ_MARK)
 
     def notice(self, daemon: Inside) -> None:
         daemon.provider.instances["box"].look()

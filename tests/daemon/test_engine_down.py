@@ -7,7 +7,6 @@ import trio
 from tests.daemon.inside import Inside, inside
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeepd.providers import fake as fake_module
 
 DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")
 
@@ -33,13 +32,6 @@ async def until_stopped(daemon: Inside, sandbox_id: str) -> None:
 def _only_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is tried again before the engine says that it is there."""
     monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 1000.0)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays() -> Any:
-    yield
-    for sandbox_id in ("box", "other"):
-        fake_module._kill(sandbox_id, {})
 
 
 async def test_an_end_is_ordered_and_told_and_carried_out_when_the_engine_answers(state_dir: str, source: str) -> None:

@@ -96,7 +96,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world(fakes_end: None, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("SANDBOX_LOCK_MOUNT_PATH", "/locks")
     return World()
 

@@ -21,7 +21,7 @@ from sandkeepd.snapshot_archives import SnapshotArchives
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world(fakes_end: None, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("SANDBOX_LOCK_MOUNT_PATH", "/locks")
     return World()
 

@@ -81,8 +81,8 @@ async def adopted(daemon: Inside) -> None:
         await daemon.reconciler.run()
 
 
-def stand_still() -> bool:
-    return fake_module.stands_still("box")
+def box_of(state_dir: str) -> str:
+    return f"{state_dir}/sandboxes/box"
 
 
 @pytest.fixture(params=HOUSES)
@@ -95,12 +95,6 @@ async def house(
     made = DockerHouse(state_dir, request.getfixturevalue("dockerd")) if docker else request.param(state_dir, source)
     yield made
     await made.clear()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays() -> Any:
-    yield
-    fake_module._kill("box", {})
 
 
 # -- standing still ---------------------------------------------------------------------------------------------------
@@ -255,7 +249,7 @@ async def test_an_engine_that_is_down_is_told_at_once_and_nothing_has_changed(st
         await suspend(daemon)
         daemon.fake.faults.down = DOWN
         await refused("provider_unavailable", resume(daemon))
-        assert (state(daemon).status, stand_still()) == ("suspended", True)
+        assert (state(daemon).status, fake_module.stands_still(box_of(state_dir))) == ("suspended", True)
         daemon.fake.faults.mend()
         assert await resume(daemon) == "running"
 
@@ -626,7 +620,7 @@ async def test_one_that_was_lost_while_no_daemon_ran_too(state_dir: str, source:
     async with inside(state_dir) as daemon:
         await box_in(daemon, source)
         await run(daemon, "echo kept >file")
-    fake_module._kill("box", {})
+    fake_module._kill(box_of(state_dir), {})
     async with inside(state_dir) as daemon:
         await adopted(daemon)
         assert state(daemon).status == "lost"
@@ -691,7 +685,7 @@ async def test_a_revival_that_a_dying_daemon_left_is_undone_and_can_be_ordered_a
     async with inside(state_dir) as daemon:
         assert state(daemon).status == "resuming"
         await adopted(daemon)
-        assert (state(daemon).status, fake_module._processes("box")) == ("failed", [])
+        assert (state(daemon).status, fake_module._processes(box_of(state_dir))) == ("failed", [])
         assert await resume(daemon, secrets={"ONE": "value"}, command_id="order") == "running"
         assert await run(daemon, "cat file; echo $ONE") == b"kept\nvalue\n"
 
@@ -707,7 +701,7 @@ async def test_an_end_interrupts_a_revival(state_dir: str, source: str) -> None:
         await until(daemon, "stopping")
         daemon.fake.faults.silent.set()
         await until(daemon, "stopped")
-        assert fake_module._processes("box") == []
+        assert fake_module._processes(box_of(state_dir)) == []
 
 
 # -- by its command line ----------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import socket
 import subprocess
 import sys
@@ -31,10 +30,7 @@ LOAD = {
     "zsh": "autoload -U compinit; compinit -u -D; bindkey -e; source <(sandkeep completion zsh)",
     "fish": "sandkeep completion fish | source",
 }
-SHELLS = [
-    pytest.param(shell, marks=pytest.mark.skipif(shutil.which(shell) is None, reason=f"{shell} is not installed"))
-    for shell in INTERACTIVE
-]
+SHELLS = [pytest.param(shell, marks=() if shell == "bash" else pytest.mark.needs(shell)) for shell in INTERACTIVE]
 HOSTILE = [
     "plain", "two words", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "a;touch pwned", "a&touch pwned",
     "back\\slash",

@@ -36,6 +36,7 @@ from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage
 from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
+"""The variable by which the processes of a sandbox are found: its directory, as ids are other daemons' too."""
 
 
 class Faults:
@@ -69,21 +70,22 @@ class Faults:
 
 
 class FakeInstance(KeptInstance):
-    """A fake sandbox. `identity` is its keeper's."""
+    """A fake sandbox in `directory`. `identity` is its keeper's."""
 
+    directory: str
     identity: Identity
     faults: Faults
 
     async def suspend(self) -> None:
         """See `Pausing.suspend`."""
         await self.faults.answer()
-        await trio.to_thread.run_sync(_stop, self.sandbox_id)
+        await trio.to_thread.run_sync(_stop, self.directory)
         self.pause.set(True)
 
     async def resume(self) -> None:
         """See `Pausing.resume`."""
         await self.faults.answer()
-        await trio.to_thread.run_sync(_continue, self.sandbox_id)
+        await trio.to_thread.run_sync(_continue, self.directory)
         self.pause.set(False)
 
 
@@ -188,22 +190,23 @@ class FakeProvider(KeptProvider[FakeInstance]):
         os.mkfifo(f"{directory}/in/.control", 0o600)
         with open(f"{directory}/out/exits", "xb"):
             pass
-        return _start_keeper(sandbox_id, directory)
+        return _start_keeper(directory)
 
     def _hold(
         self, sandbox_id: str, spec: SandboxSpec, isolation: Isolation, handle: dict[str, Any]
     ) -> FakeInstance | None:
         identity = msgspec.convert(handle["first"], Identity)
-        env = {"PATH": TOOL_ENV["PATH"], "HOME": isolation.workspace, _MARK: sandbox_id, **spec.env}
+        directory = self._sandbox(sandbox_id)
+        env = {"PATH": TOOL_ENV["PATH"], "HOME": isolation.workspace, _MARK: directory, **spec.env}
 
         def make() -> FakeInstance:
             instance = FakeInstance(
-                sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation, handle=handle,
+                sandbox_id, directory, self._watcher, isolation=isolation, handle=handle,
                 env={name: value for name, value in env.items() if name not in handle["secrets"]},
                 working_dir=spec.working_dir or isolation.workspace,
             )  # fmt: skip
-            instance.identity, instance.faults = identity, self.faults
-            instance.pause.set(_is_still(identity.pid) and stands_still(sandbox_id))
+            instance.directory, instance.identity, instance.faults = directory, identity, self.faults
+            instance.pause.set(_is_still(identity.pid) and stands_still(directory))
             return instance
 
         return self._take_hold(identity, make)
@@ -237,7 +240,7 @@ class FakeProvider(KeptProvider[FakeInstance]):
             raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
         try:
             with trio.CancelScope(shield=True):
-                identity = await trio.to_thread.run_sync(_start_keeper, sandbox_id, directory)
+                identity = await trio.to_thread.run_sync(_start_keeper, directory)
             return await self._begin(sandbox_id, spec, secrets, identity)
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -275,7 +278,7 @@ class FakeProvider(KeptProvider[FakeInstance]):
 
     async def lose(self, sandbox_id: str, handle: dict[str, Any]) -> None:
         """End a sandbox as if it had died by itself. Its files stay."""
-        await trio.to_thread.run_sync(_kill, sandbox_id, handle)
+        await trio.to_thread.run_sync(_kill, self._sandbox(sandbox_id), handle)
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
         """See `Provider.forget`."""
@@ -323,13 +326,13 @@ async def open_fake(state_dir: str, log_id: str = "") -> AsyncIterator[FakeProvi
         yield provider
 
 
-def _start_keeper(sandbox_id: str, directory: str) -> Identity:
+def _start_keeper(directory: str) -> Identity:
     program.install(f"{directory}/in")
     control = os.open(f"{directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)
     talk, talk_end = os.pipe()
     try:
         argv = program.command(f"{directory}/in", f"{directory}/out")
-        child = spawn(argv, stdin=control, output=talk_end, env={**TOOL_ENV, _MARK: sandbox_id})
+        child = spawn(argv, stdin=control, output=talk_end, env={**TOOL_ENV, _MARK: directory})
         identity = identify(child) if b"ready\n" in listen(talk, 30) else None
     finally:
         for fd in (control, talk, talk_end):
@@ -339,26 +342,26 @@ def _start_keeper(sandbox_id: str, directory: str) -> Identity:
     return identity
 
 
-def _kill(sandbox_id: str, handle: dict[str, Any]) -> None:
+def _kill(directory: str, handle: dict[str, Any]) -> None:
     if handle:
         kill_known(msgspec.convert(handle["first"], Identity))
-    kill_all(lambda: _processes(sandbox_id))
+    kill_all(lambda: _processes(directory))
 
 
-def _processes(sandbox_id: str) -> list[int]:
-    return marked({_MARK: sandbox_id}, {os.geteuid()})
+def _processes(directory: str) -> list[int]:
+    return marked({_MARK: directory}, {os.geteuid()})
 
 
-def _stop(sandbox_id: str) -> None:
+def _stop(directory: str) -> None:
     """Stop all its processes, again and again until none was started meanwhile. Blocks."""
     told = set[int]()
-    while running := [pid for pid in _processes(sandbox_id) if pid not in told or not _is_still(pid)]:
+    while running := [pid for pid in _processes(directory) if pid not in told or not _is_still(pid)]:
         _signal(running, signal.SIGSTOP)
         told.update(running)
 
 
-def _continue(sandbox_id: str) -> None:
-    _signal(_processes(sandbox_id), signal.SIGCONT)
+def _continue(directory: str) -> None:
+    _signal(_processes(directory), signal.SIGCONT)
 
 
 def _signal(pids: Sequence[int], number: int) -> None:
@@ -367,9 +370,9 @@ def _signal(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def stands_still(sandbox_id: str) -> bool:
+def stands_still(directory: str) -> bool:
     """Whether the processes of a sandbox are stopped. Blocks."""
-    pids = _processes(sandbox_id)
+    pids = _processes(directory)
     return all(_is_still(pid) for pid in pids) and any(_state(pid) == b"T" for pid in pids)
 
 
