@@ -80,6 +80,7 @@ def daemon(directory: str | None = None) -> Iterator[tuple[Any, str]]:
         "SANDKEEP_STATE_DIR": f"{root}/state",
         "SANDKEEP_SOCKET": f"{root}/sock",
         "SANDKEEP_LOG_LEVEL": "warning",
+        "SANDKEEP_RETAIN_OUTPUT": "unlimited",  # a gigabyte of journal is just beyond the default
     }
     process = subprocess.Popen([sys.executable, "-m", "sandkeepd.main"], env=env)
     try:
