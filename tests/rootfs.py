@@ -13,6 +13,7 @@ TOOLS = (
     "dash",
     "coreutils",
     "util-linux",
+    "mount",
     "findutils",
     "grep",
     "sed",

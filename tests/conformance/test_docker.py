@@ -72,10 +72,14 @@ async def test_what_holds_inside(world: World) -> None:
     status = dict(line.split(":\t", 1) for line in (await sh(instance, "cat /proc/self/status")).splitlines())
     assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
-    assert (await run(instance, "sh", "-c", "echo x >/etc/new"))[0] != 0
-    await sh(instance, "echo x >/tmp/new; echo x >/run/new; echo x >/workspace/new")
-    assert (await run(instance, "sh", "-c", "echo 'run prc_x none 0' >/run/sandkeep/in/.control"))[0] != 0
-    assert (await run(instance, "sh", "-c", "rm -f /run/sandkeep/out/exits; touch /run/sandkeep/out/x"))[0] != 0
+    await sh(instance, "set -e; echo x >/tmp/new; echo x >/run/new; echo x >/workspace/new")
+    for attempt in (
+        "echo x >/etc/new",
+        "echo 'run prc_x none 0' >/run/sandkeep/in/.control",
+        "rm -f /run/sandkeep/out/exits",
+        "touch /run/sandkeep/out/x",
+    ):
+        assert (await run(instance, "sh", "-c", attempt))[0] not in (0, 126, 127), attempt
     assert await sh(instance, "cat /proc/1/comm; ls /sys/class/net") == ".keeper\nlo\n"
 
 
@@ -89,7 +93,7 @@ async def test_the_root_of_an_image_is_no_root_of_the_host(world: World) -> None
         "mount -t tmpfs x /tmp",
         "chroot / id",
     ):
-        assert (await run(instance, "sh", "-c", attempt))[0] != 0
+        assert (await run(instance, "sh", "-c", attempt))[0] not in (0, 126, 127), attempt
     assert any("root" in note for note in instance.isolation.notes)
     assert await sh(instance, "echo said") == "said\n"
 
@@ -274,7 +278,8 @@ async def test_volumes_that_are_asked_for(world: World, tmp_path: Path) -> None:
     one = await world.sandbox(volumes=asked)
     assert await sh(one, "cat /data/there; echo new >/data/new") == "on the host\n"
     assert (host / "new").read_text() == "new\n"
-    assert (await run(one, "touch", "/data-ro/x"))[0] != 0
+    code, _, said = await run(one, "touch", "/data-ro/x")
+    assert (code, b"Read-only" in said) == (1, True)
     assert "sandkeep-volume-uid-0-cache" in volumes(world)
     await world.terminate(one.sandbox_id)
     assert "sandkeep-volume-uid-0-cache" in volumes(world)

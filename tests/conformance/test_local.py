@@ -160,7 +160,7 @@ async def test_the_code_cannot_replace_what_the_daemon_watches(world: World) -> 
         "rm -f ../in/.control",
     ):
         code, _, _ = await run(instance, "sh", "-c", attempt, working_dir="/run/sandkeep/out")
-        assert code != 0, attempt
+        assert code not in (0, 126, 127), attempt
     assert await instance.is_alive()
 
 
@@ -204,7 +204,7 @@ async def test_limits_that_control_groups_hold(world: World) -> None:
     instance = await world.sandbox(memory_bytes=64 << 20, cpus=0.5)
     assert instance.isolation.limits["memory"] == instance.isolation.limits["cpus"] == "cgroup"
     code, _, _ = await run(instance, "sh", "-c", "head -c 200M /dev/zero | tail -c 200M >/dev/null; exit $?")
-    assert code != 0
+    assert code == 137
     assert await instance.is_alive()
     groups = world.plans[instance.sandbox_id]["cgroups"]
     assert all(os.path.isdir(path) for path in groups.values())

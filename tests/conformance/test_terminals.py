@@ -335,7 +335,7 @@ async def test_more_windows_do_not_outlive_the_process(world: World) -> None:
 @once
 async def test_all_killed_from_inside(world: World) -> None:
     if world.kind != "local":
-        return  # where nothing isolates, that is everything
+        pytest.skip("where nothing isolates, that is everything")
     instance = await world.sandbox()
     process_id = await open_tty(instance, "echo up; sleep 1000")
     await shows(instance, process_id, b"up")
@@ -420,7 +420,7 @@ async def test_an_image_without_tmux(world: World, tmp_path: Any) -> None:
 async def test_a_journal_without_room_is_no_end(world: World) -> None:
     """What is written there is lost; the process goes on, and its end is told."""
     if world.kind in ("fake", "gvisor"):
-        return  # it has no limits; or what it prints is all that is on its disk, and more than it may have ends it
+        pytest.skip("it has no limits; or what it prints is all that is on its disk, and more ends it")
     instance = await world.sandbox(disk_bytes=1 << 20)
     process_id = await open_tty(instance, f"{RAW} head -c 3000000 /dev/zero; exit 5")
     assert (await finish(instance, process_id)).exit_code == 5

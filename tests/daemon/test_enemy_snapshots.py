@@ -118,11 +118,14 @@ def test_collecting_while_snapshots_are_made_takes_none(shared_daemon: Any, clie
     boxes = [client.sandbox.create(image).sandbox_id for _ in range(2)]
     done = threading.Event()
     found: list[str] = []
+    rounds = 0
 
     def collect() -> None:
+        nonlocal rounds
         with shared_daemon.connect() as other:
             while not done.is_set():
                 found.extend(other.snapshot.gc().archives)
+                rounds += 1
 
     with ThreadPoolExecutor(3) as pool:
         collecting = pool.submit(collect)
@@ -134,6 +137,7 @@ def test_collecting_while_snapshots_are_made_takes_none(shared_daemon: Any, clie
         kept = [snapshot for made in pool.map(keep, boxes) for snapshot in made]
         done.set()
         collecting.result()
+    assert rounds > 2
     assert found == []
     for snapshot in kept:
         assert exported(client, snapshot)
