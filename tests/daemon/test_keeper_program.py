@@ -3,6 +3,7 @@ source just now.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -124,3 +125,25 @@ def test_there_is_one_for_every_machine_that_is_common(machine: str, number: int
     data = (KEEPER / f"keeper.{machine}").read_bytes()
     assert data[:5] == b"\x7fELF\x02"
     assert int.from_bytes(data[18:20], "little") == number
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("name", ["keeper", "statx"])
+def test_what_is_installed_is_made_of_its_source(name: str, machine: str, tmp_path: Path) -> None:
+    """Byte for byte, where the compiler is the one that the program says it was made by."""
+    compiler = "cc" if machine == MACHINE else f"{machine}-linux-gnu-gcc"
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no compiler for {machine}: {compiler}")
+    kept, built = KEEPER / f"{name}.{machine}", tmp_path / f"{name}.{machine}"
+    subprocess.run([str(BUILD), machine], check=True, env={**os.environ, "KEEPER_OUT": str(tmp_path)})
+    recorded, here = _made_by(kept), _made_by(built)
+    if recorded != here:
+        pytest.skip(f"{kept.name} was made by {recorded}, and the compiler here is {here}")
+    assert built.read_bytes() == kept.read_bytes(), f"make it of its source: scripts/build-keeper {machine}"
+
+
+def _made_by(program: Path) -> str:
+    """The compiler and its version, as it has written into the section `.comment`."""
+    found = re.search(rb"(GCC: \([^)]*\) [0-9.]+|clang version [^\0]*)\0", program.read_bytes())
+    assert found is not None, f"{program} does not say what it was made by"
+    return found[1].decode()
