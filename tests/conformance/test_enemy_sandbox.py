@@ -339,8 +339,8 @@ async def test_the_image_stays_whatever_is_done_to_its_copy(world: World) -> Non
     before = {path: (path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_mtime_ns) for path in root.rglob("*")}
     await sh(
         instance,
-        "set -e; chmod 4777 file sub; truncate -s 1 file; mv sub other; ln file second; rm link; touch -t 200001010000 file;"
-        "chmod 777 .; for n in other/inner; do : >$n; done",
+        "set -e; chmod 4777 file sub; truncate -s 1 file; mv sub other; ln file second; rm link;"
+        "touch -t 200001010000 file; chmod 777 .; for n in other/inner; do : >$n; done",
     )
     after = {path: (path.lstat().st_mode, path.lstat().st_uid, path.lstat().st_mtime_ns) for path in root.rglob("*")}
     assert after == before
@@ -468,8 +468,8 @@ async def test_nothing_but_journals_stays_among_the_journals(
         instance,
         "sh",
         "-c",
-        "set -e; cd /run/sandkeep/out/p; mkdir -p d/d; mkfifo fifo; ln -s /etc/passwd link; chmod 0 d; mkdir $NAME.stdout;"
-        'i=0; while [ $i -lt "$1" ]; do : >junk$i; : >"\n$i"; i=$((i + 1)); done; echo said',
+        "set -e; cd /run/sandkeep/out/p; mkdir -p d/d; mkfifo fifo; ln -s /etc/passwd link; chmod 0 d;"
+        'mkdir $NAME.stdout; i=0; while [ $i -lt "$1" ]; do : >junk$i; : >"\n$i"; i=$((i + 1)); done; echo said',
         "sh",
         str(many),
         env={"NAME": new_id(PROCESS)},
