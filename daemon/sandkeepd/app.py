@@ -114,6 +114,7 @@ async def run(
         stack.enter_context(alone(f"{config.state_dir}/daemon.lock", _in_use(config.state_dir)))
         log = EventLog.open(f"{config.state_dir}/{offline.LOG_NAME}")
         try:
+            _ = log.command_key  # now, where it may block
             state, problems = fold(log, config.state_dir, manager)
             failpoints.reach("start.folded")
             async with running_log(log), open_providers(config.state_dir, log_id=log.log_id) as providers:

@@ -53,7 +53,6 @@ class Incoming:
         self._confirmed = trio.Event()
         self._finished = trio.Event()
         self._meta = Meta()
-        self._sha256: str | None = None
         self._data = -1
         self._outcome: Copied | SandkeepError | None = None
 
@@ -62,15 +61,15 @@ class Incoming:
         data, self._data = self._data, -1
         return data
 
-    async def commit(self, meta: Meta, *, sha256: str | None = None) -> Copied:
+    async def commit(self, meta: Meta) -> Copied:
         """Make the copy effective as soon as all of it has arrived, and answer what it was. From now on that happens
-        whatever becomes of the caller. `sha256` is for the record.
+        whatever becomes of the caller.
 
         Raises `conflict` (a file where a directory is, or the reverse; nothing was changed then), `disk_limit`,
         `permission_denied`, `invalid` for what is no archive.
         """
         if not self._confirmed.is_set():
-            self._meta, self._sha256 = meta, sha256
+            self._meta = meta
             self._confirmed.set()
         return await self.result()
 
@@ -96,7 +95,7 @@ class Incoming:
             with trio.CancelScope(shield=True):
                 await self._finished.wait()
 
-    async def carry(self, copy: Copy, record: Callable[[Extent, Meta, str | None], Awaitable[Copied]]) -> None:
+    async def carry(self, copy: Copy, record: Callable[[Extent, Meta], Awaitable[Copied]]) -> None:
         """Wait for the archive and for the caller's word, and make it effective."""
         self._data = copy.take_data()
         self._opened.set()
@@ -105,7 +104,7 @@ class Incoming:
         failpoints.reach("copy.staged")
         extent = await copy.commit()
         failpoints.reach("copy.committed")
-        self._outcome = await record(extent, self._meta, self._sha256)
+        self._outcome = await record(extent, self._meta)
 
     async def run(self, carry: Callable[["Incoming"], Awaitable[None]]) -> None:
         """Carry the copy to its end, whatever that is."""
@@ -168,19 +167,17 @@ class Files:
         writing = files.write_whole(runtime.instance, path, command.data, mode=command.mode, parents=command.parents)
         await self._explained(runtime, writing)
         failpoints.reach("file.written")
-        digest = await trio.to_thread.run_sync(lambda: sha256(command.data).hexdigest())
-        event = events.SandboxFileWritten(path=plain(path), kind="file", size_bytes=len(command.data), sha256=digest)
+        event = events.SandboxFileWritten(path=plain(path), kind="file", size_bytes=len(command.data))
         await self._record(command.sandbox_id, event, request.meta)
-        return FileWritten(path=event.path, size_bytes=event.size_bytes, sha256=digest)
+        return await _written(command.data, event)
 
     async def written_before(self, request: Request[FileWrite], first: Recorded) -> FileWritten:
         """The answer to a command that was given before."""
-        event = _event_of(first)
-        same = sha256(request.params.data).hexdigest() == event.sha256 and event.path == plain(path_of(request.params))
-        if not same:
+        answer = await _written(request.params.data, event := _event_of(first))
+        if event.path != plain(path_of(request.params)) or event.sha256 not in (None, answer.sha256):
             words = f"command_id {request.command_id!r} was given with another file: use a new one"
             raise StateError("conflict", words, command_id=request.command_id)
-        return FileWritten(path=event.path, size_bytes=event.size_bytes, sha256=event.sha256 or "")
+        return answer
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -262,9 +259,9 @@ class Files:
         async with copies.copying(runtime.instance, path, incoming=True, form=form) as copy:
             await incoming.carry(copy, record)
 
-    async def _record_copy(self, sandbox_id: str, extent: Extent, meta: Meta, digest: str | None) -> Copied:
+    async def _record_copy(self, sandbox_id: str, extent: Extent, meta: Meta) -> Copied:
         event = events.SandboxFileWritten(
-            path=extent.path, kind=extent.kind, size_bytes=extent.size_bytes, files=extent.files, sha256=digest
+            path=extent.path, kind=extent.kind, size_bytes=extent.size_bytes, files=extent.files
         )
         await self._record(sandbox_id, event, meta)
         return _copied(extent)
@@ -325,6 +322,12 @@ def path_of(params: FileRead | FileWrite | DirectoryQuery | CopyIn | CopyOut) ->
 def plain(path: str) -> str:
     """A path as it can be told in JSON."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+async def _written(data: bytes, event: events.SandboxFileWritten) -> FileWritten:
+    """The answer to who has written a file. The digest is for him alone: an event would tell it to who reads those."""
+    digest = await trio.to_thread.run_sync(lambda: sha256(data).hexdigest())
+    return FileWritten(path=event.path, size_bytes=event.size_bytes, sha256=digest)
 
 
 def _copied(extent: Extent) -> Copied:

@@ -44,6 +44,7 @@ class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who caused an event: the command's id, the owner, the peer's process id and client name, or an earlier event.
 
     `command` tells the command from every other: its method, and a digest of its parameters, of secrets only the names.
+    It is made with a key that no event holds, and is in the first of the events that were committed together.
     `caused_by` is an event's token, ``log_id:position``.
     """
 
@@ -404,8 +405,8 @@ class SandboxTerminated(Event, frozen=True, kw_only=True):
 
 
 class SandboxFileWritten(Event, frozen=True, kw_only=True):
-    """A caller put a file or a tree into the sandbox; it was complete when this was recorded. `sha256` is that of a
-    file's content, or of the archive that a tree came in; None where nobody computed it.
+    """A caller put a file or a tree into the sandbox; it was complete when this was recorded. `sha256` is what older
+    daemons put down of a file's content; what is short can be found out by it, so it is None now.
 
     Its stream is ``SANDBOX/files``: files come while the sandbox's own stream waits for what ends it.
     """

@@ -3,6 +3,7 @@
 Pure. It works on documents, so that events of every version can be redacted, and redacting twice changes nothing.
 """
 
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -26,6 +27,14 @@ E = TypeVar("E", bound=Event)
 def redact_data(data: bytes) -> bytes:
     """The data of a redacted event."""
     return msgspec.json.encode({**_blank_document(msgspec.json.decode(data)), MARK: True})
+
+
+def change_fingerprint(meta: bytes, change: Callable[[str], str]) -> bytes:
+    """What is known of an event's cause, with another fingerprint of its command, if it has one."""
+    known = msgspec.json.decode(meta)
+    if "command" not in known:
+        return meta
+    return msgspec.json.encode({**known, "command": change(known["command"])})
 
 
 def redact_event(event: E) -> E:

@@ -12,21 +12,24 @@ Everything but `open`, `scan`, `verify` and `close` is for the trio thread.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import trio
 
+from sandkeep.clock import now_us
 from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import Event, Meta
-from sandkeep_store.blanks import redact_data
+from sandkeep_store.blanks import change_fingerprint, redact_data
 from sandkeep_store.codec import CODEC, Codec, UnknownEvent
+from sandkeep_store.command_key import CommandKey, open_key, without_digest
 from sandkeep_store.commands import FILE_NAME as COMMANDS_NAME
-from sandkeep_store.commands import Commands
+from sandkeep_store.commands import REMEMBERED_US, Commands
 from sandkeep_store.database import Database
 from sandkeep_store.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
-from sandkeep_store.record import Recorded, compacted
+from sandkeep_store.record import Recorded, Row, compacted
 from sandkeep_store.recorder import Draft, LogRecorder
 from sandkeep_store.reserve import Reserve
 from sandkeep_store.ring import Ring
@@ -120,6 +123,11 @@ class EventLog:
     def directory(self) -> str:
         """Where the log lies."""
         return self._database.directory
+
+    @cached_property
+    def command_key(self) -> CommandKey:
+        """The key of the digests by which commands given again are known. Blocks when it is first asked for."""
+        return open_key(self.directory)
 
     @property
     def doubts(self) -> list[str]:
@@ -301,9 +309,16 @@ class EventLog:
         """Take what a caller put into an event out of its row, and out of memory; it must not be the last one. False
         when the event is not in the log.
         """
-        found = await self._work(partial(self._recorder.redact, position, redact_data))
+        found = await self._work(partial(self._recorder.redact, position, self._redacted))
         self._ring.forget(self.head - 1)
         return bool(found)
+
+    def _redacted(self, row: Row) -> tuple[bytes, bytes]:
+        """What is left of an event's data and meta. For a day the fingerprint of its command stays, keyed if it was
+        not, as the command may be given again.
+        """
+        keep = self.command_key.ensure_keyed if now_us() - row[6] < REMEMBERED_US else without_digest
+        return redact_data(row[7]), change_fingerprint(row[8], keep)
 
     async def wipe(self) -> None:
         """Have nothing in the files of the log but its rows: no earlier ones in free space or the write-ahead log.
@@ -320,14 +335,17 @@ class EventLog:
             raise call.error
         return call.result
 
-    def _drafts(self, new: Iterable[NewEvent], meta: Meta) -> list[Draft]:
+    def _drafts(self, new: Sequence[NewEvent], meta: Meta) -> list[Draft]:
         encode = self._codec.encode
-        cause = self._codec.encode_meta(meta)
+        more = msgspec.structs.replace(meta, command=None) if meta.command and len(new) > 1 else meta
+        cause = self._codec.encode_meta(more)
         drafts = [
             Draft(stream, 0, sandbox_id, event.type, event.version, encode(event), cause, None, expected, event)
             for stream, event, sandbox_id, expected in new
         ]
         drafts[0].command_id = meta.command_id
+        if more is not meta:  # a command is looked up, and redacted, in the first of its events
+            drafts[0].meta = self._codec.encode_meta(meta)
         return drafts
 
     def _deliver(self, batch: Sequence[Append]) -> None:

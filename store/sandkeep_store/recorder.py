@@ -338,9 +338,9 @@ class StreamRecorder(AggregateRecorder):
             for name in streams.values():
                 self._streams.pop(name, None)
 
-    def redact(self, position: int, change: Callable[[bytes], bytes]) -> bool:
-        """Change the data of an event, which is not the last one. False when it is not here. What they were is gone
-        after `wipe` and `settle`. Raises `storage_unavailable` when the witness cannot be written.
+    def redact(self, position: int, change: Callable[[Row], tuple[bytes, bytes]]) -> bool:
+        """Change the data and the meta of an event, which is not the last one. False when it is not here. What they
+        were is gone after `wipe` and `settle`. Raises `storage_unavailable` when the witness cannot be written.
         """
         with self._lock, _translated(), self._transaction() as connection:
             # On the disk it may still be at this very event, as that was.
@@ -349,9 +349,9 @@ class StreamRecorder(AggregateRecorder):
             row = connection.execute(query, (position,)).fetchone()
             if row is None:
                 return False
-            fields = (*row[:7], change(verified(row)[7]), *row[8:11])
-            values = (fields[7], checksum(*fields), position)
-            connection.execute("UPDATE events SET data = ?, crc = ? WHERE position = ?", values)
+            fields = (*row[:7], *change(verified(row)), *row[9:11])
+            values = (*fields[7:9], checksum(*fields), position)
+            connection.execute("UPDATE events SET data = ?, meta = ?, crc = ? WHERE position = ?", values)
         return True
 
     def wipe(self) -> None:

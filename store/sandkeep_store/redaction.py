@@ -1,6 +1,7 @@
 """Redaction: what a caller put into an event is taken out of every file of the state directory, and the event stays.
 
-Its position, stream, revision, type and cause stay too, and so do the fields that other events depend on; see `blanks`.
+Its position, stream, revision and type stay too, and so do the fields that other events depend on; see `blanks`. Of its
+cause only the digest goes by which the command is known again, once a day is over.
 
 ``log.redact_requested`` is durable before. Then the event's row is changed and the log's file written anew, since rows
 that were moved or archived leave copies in its free space; then the segments that hold it; then what is computed from
@@ -172,7 +173,10 @@ def _redacted_line(text: bytes, position: int) -> bytes:
     line = msgspec.json.decode(text, type=segments.Line)
     if line.position != position:
         return text
-    return msgspec.json.encode(msgspec.structs.replace(line, data=Raw(redact_data(bytes(line.data))))) + b"\n"
+    left = msgspec.structs.replace(
+        line, data=Raw(redact_data(bytes(line.data))), meta=segments.archived_meta(line.meta)
+    )
+    return msgspec.json.encode(left) + b"\n"
 
 
 def _tidy(state_dir: str) -> None:

@@ -7,6 +7,7 @@ says what must be in it. Nothing is ever added to a segment, and no new one take
 import contextlib
 import hashlib
 import os
+import secrets
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -17,6 +18,8 @@ from msgspec import Raw, Struct
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
+from sandkeep_store.blanks import change_fingerprint
+from sandkeep_store.command_key import without_digest
 from sandkeep_store.durable import sync_directory
 from sandkeep_store.record import Recorded
 from sandkeep_store.yielding import yielding
@@ -88,7 +91,8 @@ def store(folder: str, log_id: str, first: int, last: int, lines: Sequence[bytes
         size_bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
     )
-    name = f"{header.first:020}-{header.last:020}-{header.sha256[:16]}{SUFFIX}"
+    # By a digest of its lines, which ``log.compacted`` would keep, what is redacted later could be found out.
+    name = f"{header.first:020}-{header.last:020}-{secrets.token_hex(8)}{SUFFIX}"
     _put(folder, name, header, content)
     return name
 
@@ -142,9 +146,14 @@ def _line(event: Recorded) -> bytes:
         event.version,
         event.more,
         Raw(event.data),
-        Raw(event.meta),
+        archived_meta(event.meta),
     )
     return msgspec.json.encode(line) + b"\n"
+
+
+def archived_meta(meta: bytes | Raw) -> Raw:
+    """What the archive says of an event's cause. Its command is not looked up here, and needs no digest any more."""
+    return Raw(change_fingerprint(bytes(meta), without_digest))
 
 
 def names(state_dir: str) -> list[str]:

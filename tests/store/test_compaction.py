@@ -432,3 +432,17 @@ async def test_a_million_commands_leave_the_log_the_state_and_the_start_as_small
         sizes.append(os.stat(path).st_size)
     assert max(sizes) <= 1.2 * sizes[0]
     assert folds == [1] * 20
+
+
+async def test_the_archive_tells_nothing_of_what_commands_were_given(tmp_path: Path) -> None:
+    """Nor is a segment named by what is in it: ``log.compacted`` keeps the name, also once something is redacted."""
+    stories.write(str(tmp_path / "events.db"), stories.tangle(0))
+    async with opened(tmp_path) as here:
+        told = Meta(command_id="c", command="image.remove digest", owner="uid:0")
+        await here.log.append([NewEvent("img_x", events.ImageRemoved())], told)
+        (name,) = (await here.compact()).segments
+        path = f"{tmp_path}/{segments.FOLDER}/{name}"
+        (line,) = [line for line in segments.events(path) if line.stream == "img_x"]
+        assert bytes(line.meta) == b'{"command_id":"c","command":"image.remove","owner":"uid:0"}'
+        header, content = segments.read(path)
+        assert segments.store(str(tmp_path), header.log_id, header.first, header.last, [content]) != name

@@ -11,6 +11,7 @@ from sandkeep.clock import now_us
 from sandkeep.errors import DaemonError, StateError
 from sandkeep.events import Meta
 from sandkeep.methods import METHODS, Mutation
+from sandkeep_store.command_key import is_keyed, without_digest
 from sandkeep_store.commands import REMEMBERED_US, Past
 from sandkeep_store.log import Recorded
 from sandkeepd.access import Request, admit
@@ -24,6 +25,11 @@ Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
 
 _EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown"})
 """What a disk that is full must not prevent."""
+
+_KEY_LOST: Final = (
+    "was given before the daemon lost the key by which it knows commands again: "
+    "see whether it was carried out, and if not, use a new one"
+)
 
 
 class Dispatch:
@@ -69,7 +75,7 @@ class Dispatch:
             return await handle(request)
         key = (request.owner, request.params.command_id)
         async with self._turn(key):
-            command = await fingerprint(request.method, request.params)
+            command = self._core.log.command_key.keyed(await fingerprint(request.method, request.params))
             return await self._once(msgspec.structs.replace(request, command=command), handle, *key)
 
     @asynccontextmanager
@@ -87,7 +93,7 @@ class Dispatch:
         """Answer from what is known of the command, and carry it out if that is nothing."""
         first = await self._core.log.find_command(command_id, owner)
         if first is not None and now_us() - first.time_us < REMEMBERED_US:
-            _check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
+            self._check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
             answer = await self._again[request.method.name](request, first)
             return await handle(request) if answer is ANEW else answer
         past = self._remembered(request, owner, command_id)
@@ -105,7 +111,7 @@ class Dispatch:
         try:
             past = commands.find(owner, command_id)
             if past is not None:
-                _check_same(request, past.command)
+                self._check_same(request, past.command)
             elif request.method.intent is None:
                 past = commands.begin(owner, command_id, request.command or "")
         except DaemonError:
@@ -114,18 +120,22 @@ class Dispatch:
             return None
         return past
 
+    def _check_same(self, request: Request[Any], recorded: str, told: str = "") -> None:
+        """Raise `conflict` unless it is the same command again, by what is on record of the first: its fingerprint.
 
-def _command_of(first: Recorded) -> str | None:
-    return msgspec.json.decode(first.meta, type=Meta).command
+        `told` is what came of it, which is all that the oldest daemons have put down, and all that a redaction leaves.
+        """
+        key, subject = self._core.log.command_key, getattr(request.params, "sandbox_id", None)
+        same_method = without_digest(recorded) in ("", request.method.name)
+        if " " in recorded:
+            same = key.ensure_keyed(recorded) == request.command
+        else:
+            same = same_method and told == f"{request.method.intent} {subject}"
+        if not same:
+            lost = same_method and is_keyed(recorded) and not key.made(recorded)
+            why = _KEY_LOST if lost else "was given with another command: use a new one"
+            raise StateError("conflict", f"command_id {request.command_id!r} {why}", command_id=request.command_id)
 
 
-def _check_same(request: Request[Any], command: str | None, told: str = "") -> None:
-    """Raise `conflict` unless it is the same command again. Events of older daemons tell only what came of it."""
-    subject = getattr(request.params, "sandbox_id", None)
-    same = command == request.command if command else told == f"{request.method.intent} {subject}"
-    if not same:
-        raise StateError(
-            "conflict",
-            f"command_id {request.command_id!r} was given with another command: use a new one",
-            command_id=request.command_id,
-        )
+def _command_of(first: Recorded) -> str:
+    return msgspec.json.decode(first.meta, type=Meta).command or ""

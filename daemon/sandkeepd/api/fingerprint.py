@@ -15,7 +15,7 @@ _encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 async def fingerprint(method: Method, params: Mutation) -> str:
-    """The method's name and a digest, for the record.
+    """The method's name and a digest. It goes on record only once it is keyed: what is short can be found out by it.
 
     Left out are the `command_id`, parameters at their defaults, so that a newer daemon with more of them makes the same
     of the same command, and the values of secrets, which are in no record in any form.

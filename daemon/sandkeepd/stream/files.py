@@ -61,12 +61,12 @@ class FileStreams:
 
     async def _put(self, session: Session, request: Request[CopyIn], path: str, form: Form) -> None:
         async with self._files.receive(request.params.sandbox_id, path, form=form) as incoming:
-            digest = await self._take(session, incoming)
-            copied = await incoming.commit(request.meta, sha256=digest)
+            await self._take(session, incoming)
+            copied = await incoming.commit(request.meta)
         await session.send(Done(path=copied.path, files=copied.files, size_bytes=copied.size_bytes))
 
-    async def _take(self, session: Session, incoming: Incoming) -> str:
-        """Take all that the client sends; answer its digest, which is what the client says it is."""
+    async def _take(self, session: Session, incoming: Incoming) -> None:
+        """Take all that the client sends, whose digest has to be what the client says it is."""
         digest = hashlib.sha256()
         async with _pipe(incoming.take_data()) as pipe:
             while isinstance(message := await session.receive(), bytes):
@@ -80,7 +80,6 @@ class FileStreams:
             raise CallerError("invalid", "send the bytes, and then their end, with their digest")
         if message.sha256 != digest.hexdigest():
             raise CallerError("invalid", "sha256: the bytes that arrived have another digest: nothing was changed")
-        return digest.hexdigest()
 
 
 async def _carry(pipe: trio.lowlevel.FdStream, session: Session, digest: "hashlib._Hash") -> int:
