@@ -514,6 +514,7 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
     """
 
     type = "snapshot.create_requested"
+    version = 2
     outcomes: ClassVar[tuple[str, ...]] = ("snapshot.stored", "snapshot.failed")
     owner: str
     kind: SnapshotKind
@@ -533,7 +534,8 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
 class SnapshotStored(Event, frozen=True, kw_only=True):
     """The archive is complete, verified and durable where it was to be; or, `unsent` with the reason, on this machine
     alone, `here`, until what it is to be sent to answers. `digest` is ``sha256:…`` of its bytes. `remarks` counts what
-    is not in it as it was, by why.
+    is not in it as it was, by why. `places` is what the oldest daemons put down of where it is, as they had not said so
+    before.
     """
 
     type = "snapshot.stored"
@@ -546,6 +548,7 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
     remarks: dict[str, int] = field(default_factory=dict)
     here: Place | None = None
     unsent: str | None = None
+    places: list[Place] | None = None
 
 
 class SnapshotSent(Event, frozen=True, kw_only=True):

@@ -17,7 +17,14 @@ from sandkeep.events import EVENTS, MAX_EVENT_BYTES, Event, Meta
 Document: TypeAlias = dict[str, Any]
 Upcast: TypeAlias = Callable[[Document], Document]
 
-UPCASTS: Final[dict[tuple[str, int], Upcast]] = {}
+
+def _several_places(document: Document) -> Document:
+    """A snapshot was to lie at one `place`; of the same version are documents that name `places` already."""
+    place = document.pop("place", None)
+    return document if place is None else {**document, "places": [place]}
+
+
+UPCASTS: Final[dict[tuple[str, int], Upcast]] = {("snapshot.create_requested", 1): _several_places}
 """(type, version) -> what turns a document of that version into one of the next."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden import EXAMPLES
 
 from sandkeep.cli import layout, output, progress, timeline
 from sandkeep.cli.layout import Column
@@ -302,9 +303,9 @@ def test_every_event_has_words_of_its_own() -> None:
 @pytest.mark.parametrize("kind", sorted(EVENTS))
 def test_every_golden_event_is_told(kind: str) -> None:
     """None falls back to what a newer daemon's events get."""
-    golden = Path(__file__).parents[1] / "contracts" / "golden"
-    for file in golden.glob(f"{kind}*.json"):
-        timeline.DETAILS[kind](json.loads(file.read_text()))
+    for example in EXAMPLES:
+        if example.type == kind:
+            timeline.DETAILS[kind](json.loads(example.data))
 
 
 @pytest.mark.parametrize(

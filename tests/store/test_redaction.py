@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from tests.golden import EXAMPLES, Example
 from tests.store import stories
 from tests.store.test_compaction import Opened, bytes_of, opened
 
@@ -22,7 +23,6 @@ from sandkeep_store.codec import CODEC
 from sandkeep_store.log import NewEvent
 from sandkeep_store.redaction import Redaction, Target
 
-GOLDEN = Path(__file__).parent.parent / "contracts" / "golden"
 MARKER = "xyzzy-4711"
 HOLDER = [["sh", "-c", f"echo {MARKER}-{'y' * 5000}-{MARKER}"], ["true"]]
 
@@ -82,12 +82,11 @@ def files_with(directory: Path, marker: str = MARKER) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.name)
-def test_what_is_left_of_an_event_of_any_type_is_such_an_event(path: Path) -> None:
-    type, _, version = path.name.removesuffix(".json").rpartition(".v")
-    left = blanks.redact_data(path.read_bytes())
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.path.name)
+def test_what_is_left_of_an_event_of_any_type_is_such_an_event(example: Example) -> None:
+    left = blanks.redact_data(example.data)
     assert msgspec.json.decode(left)[blanks.MARK] is True
-    assert isinstance(CODEC.decode(1, type, int(version), left), Event)
+    assert isinstance(CODEC.decode(1, example.type, example.version, left), Event)
     assert blanks.redact_data(left) == left
 
 

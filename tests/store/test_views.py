@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.golden import EXAMPLES
 
 from sandkeep import events, model
+from sandkeep_store.codec import CODEC
 from sandkeep_store.views.base import HANDLERS
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.processes import RECENT_NAMED, RECENT_UNNAMED
@@ -81,6 +84,22 @@ def test_the_life_of_an_image() -> None:
     log.add("img_1", events.ImageRemoveRequested())
     log.add("img_1", events.ImageRemoved())
     assert log.fold(state).images["img_1"].view().status == "removed"
+
+
+def test_a_snapshot_of_the_oldest_daemons_is_where_they_said_in_the_end() -> None:
+    asked, stored = (
+        next(e for e in EXAMPLES if (e.type, e.number) == (type, 1))
+        for type in ("snapshot.create_requested", "snapshot.stored")
+    )
+    log = Log()
+    log.add("snp_1", CODEC.decode(1, asked.type, asked.version, asked.data))
+    assert [place.where for place in log.fold().snapshots["snp_1"].traces] == ["gcs"]
+    at_last = CODEC.decode(2, stored.type, stored.version, stored.data)
+    assert isinstance(at_last, events.SnapshotStored)
+    here = model.Place(where="state", base="/base", path="a.tar.gz", uri="/base/a.tar.gz")
+    log.add("snp_1", replace(at_last, places=[*(at_last.places or ()), here]))
+    view = log.fold().snapshots["snp_1"].view()
+    assert [place.where for place in view.places] == ["gcs", "state"]
 
 
 def test_the_life_of_a_sandbox() -> None:

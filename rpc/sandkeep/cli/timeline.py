@@ -41,7 +41,8 @@ def _paused(data: dict[str, Any]) -> str:
 def _snapshot(data: dict[str, Any]) -> str:
     over = f" over {shorten(data['parent_id'])}" if data.get("parent_id") else ""
     whole = "imported" if data.get("sandbox_id") is None else str(data["kind"])
-    return "  ".join(filter(None, [data.get("name"), whole + over, f"to {data['places'][0]['uri']}"]))
+    place = data["places"][0] if "places" in data else data["place"]  # as the oldest daemons said it
+    return "  ".join(filter(None, [data.get("name"), whole + over, f"to {place['uri']}"]))
 
 
 def _stored(data: dict[str, Any]) -> str:

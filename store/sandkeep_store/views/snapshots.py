@@ -178,6 +178,8 @@ def _stored(state: "State", event: events.SnapshotStored, fact: Fact) -> None:
     if snapshot is None:
         return
     snapshot.stored, snapshot.stored_position, snapshot.stored_us = event, fact.position, fact.time_us
+    if event.places:
+        snapshot.requested = replace(snapshot.requested, places=event.places)
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
         sandbox.snapshots.append(_kept(snapshot, event))
