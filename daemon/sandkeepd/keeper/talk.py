@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
+from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeepd.keeper import fifo, journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
@@ -69,6 +69,8 @@ class Talk:
         """Send request lines. Raises `not_ready` when the sandbox is gone, `provider_unavailable`."""
         self.check_present()
         await self._channel.send(*lines, deadline_s=REQUEST_DEADLINE_S)
+        if self._watch is not None:
+            self._watcher.hasten(self._watch)
 
     async def news(self, process: Known, enough: Callable[[], bool]) -> None:
         """Wait until the keeper's answers are `enough`.
@@ -181,12 +183,8 @@ class Talk:
     def _hear_again(self) -> None:
         if self.closed:
             return
-        try:
-            self._watch = self._watcher.add(self._exits.fd, self._hear)
-        except ProviderError:  # there is no watch to be had
-            self._watcher.later(self._hear_again, REST_S)
-        else:
-            self._hear()
+        self._watch = self._watcher.add(self._exits.fd, self._hear)
+        self._hear()
 
     def _read_answers(self) -> bool:
         """Learn from the next answers; whether there may be more already."""

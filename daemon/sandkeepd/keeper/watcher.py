@@ -1,16 +1,21 @@
-"""One inotify instance for the whole daemon: who wants to know when a file grows adds a watch here."""
+"""One inotify instance for the whole daemon: who wants to know when a file grows adds a watch here.
+
+The kernel counts instances and watches by uid, so others can have taken all that there are. Files for which there is no
+watch to be had are polled, until there is one again.
+"""
 
 import errno
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import trio
 from inotify_simple import INotify, flags
 
-from sandkeep.errors import ProviderError
+logger: Final = logging.getLogger("sandkeepd")
 
 Callback = Callable[[], None]
 
@@ -22,6 +27,57 @@ _AT_ONCE: Final = 4
 _OVERFLOWN: Final = -1
 """The watch descriptor of the event that says that events were lost."""
 
+_REFUSED: Final = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""The errors of a kernel that gives out no more watches or instances."""
+
+SOONEST_S: Final = 0.02
+LATEST_S: Final = 0.25
+"""How often a polled file is looked at: soon after it has changed, then less and less often."""
+
+_SLOWER: Final = 1.25
+
+AGAIN_S: Final = 5.0
+"""How often inotify is asked for again."""
+
+SHORTAGE: Final = (
+    "the kernel gives out no more inotify watches to this user: files are polled, so commands answer up to a quarter "
+    "of a second late; raise fs.inotify.max_user_watches and max_user_instances, or end what has taken them"
+)
+
+
+class _Look(NamedTuple):
+    """What is seen of a file by looking at it."""
+
+    size: int
+    changed_ns: int
+
+
+class _Polled:
+    """A file that is looked at now and then, for want of a watch. Holds a descriptor of its own."""
+
+    def __init__(self, fd: int, callback: Callback) -> None:
+        self.fd = os.dup(fd)
+        self.callback = callback
+        self._seen = self._look()
+        self.hasten()
+
+    def hasten(self) -> None:
+        """Look at it soon."""
+        self.period_s = SOONEST_S
+        self.due = trio.current_time() + SOONEST_S
+
+    def has_changed(self, now: float) -> bool:
+        """Look at it; the next time sooner or later, by whether it has changed."""
+        seen, self._seen = self._seen, self._look()
+        changed = seen != self._seen
+        self.period_s = SOONEST_S if changed else min(LATEST_S, self.period_s * _SLOWER)
+        self.due = now + self.period_s
+        return changed
+
+    def _look(self) -> _Look:
+        found = os.fstat(self.fd)
+        return _Look(found.st_size, found.st_mtime_ns)
+
 
 class Watcher:
     """Calls back when watched files are written to. `run` is its one task; callbacks run in it and must be quick.
@@ -30,39 +86,89 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        self._inotify = INotify(nonblocking=True)
+        self._inotify: INotify | None = None
         self._callbacks: dict[int, list[Callback]] = {}
+        self._polled: dict[int, _Polled] = {}
+        self._moved: dict[int, int] = {}
+        self._last = _OVERFLOWN
         self._due: dict[Callback, float] = {}
         self._sleep = trio.CancelScope()
+        self._said = False
+        self._start()
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong: that some files are polled."""
+        return SHORTAGE if self._polled or self._inotify is None else None
 
     def add(self, fd: int, callback: Callback) -> int:
-        """Watch the open file `fd`, which may be closed afterwards. Answers what `remove` wants.
+        """Watch the open file `fd`, which may be closed afterwards. Answers what `remove` wants."""
+        watch = self._add_watch(fd)
+        if watch is not None:
+            self._callbacks.setdefault(watch, []).append(callback)
+            return watch
+        self._last -= 1  # below all watch descriptors, and below that of lost events
+        self._polled[self._last] = _Polled(fd, callback)
+        self._poll_later()
+        return self._last
 
-        Raises `provider_unavailable` when the kernel gives out no more watches.
-        """
+    def _start(self) -> bool:
+        """Have inotify, if it is to be had."""
+        if self._inotify is None:
+            try:
+                self._inotify = INotify(nonblocking=True)
+            except OSError as error:
+                self._check(error)
+                return False
+            self._sleep.cancel()  # `run` is to wait for that, too
+        return True
+
+    def _add_watch(self, fd: int) -> int | None:
+        """The descriptor of a watch; None where there is none to be had."""
+        if not self._start():
+            return None
+        assert self._inotify is not None
         try:
-            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", _CHANGES)
+            return int(self._inotify.add_watch(f"/proc/self/fd/{fd}", _CHANGES))
         except OSError as error:
-            if error.errno == errno.ENOSPC:
-                message = "all file watches of this user are in use: raise fs.inotify.max_user_watches"
-                raise ProviderError("provider_unavailable", message) from None
-            raise
-        self._callbacks.setdefault(watch, []).append(callback)
-        return int(watch)
+            self._check(error)
+            return None
+
+    def _check(self, error: OSError) -> None:
+        """Raise what is no refusal. Of refusals the first is logged, until files go back to inotify."""
+        if error.errno not in _REFUSED:
+            raise error
+        if not self._said:
+            self._said = True
+            logger.warning(SHORTAGE)
+        self._due.setdefault(self._try_again, trio.current_time() + AGAIN_S)
+        self._wake()
 
     def remove(self, watch: int, callback: Callback) -> None:
         """Stop calling back. Safe when the file, and its watch with it, is gone."""
+        watch = self._moved.pop(watch, watch)
+        polled = self._polled.pop(watch, None)
+        if polled is not None:
+            os.close(polled.fd)
+            return
         callbacks = self._callbacks.get(watch, [])
         if callback in callbacks:
             callbacks.remove(callback)
         if callbacks or watch not in self._callbacks:
             return
         del self._callbacks[watch]
+        assert self._inotify is not None
         try:
             self._inotify.rm_watch(watch)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
+
+    def hasten(self, watch: int) -> None:
+        """Something is about to happen to that file: one that is polled is looked at soon."""
+        if watch in self._polled:
+            self._polled[watch].hasten()
+            self._poll_later()
 
     @contextmanager
     def watching(self, fd: int, callback: Callback) -> Iterator[None]:
@@ -76,7 +182,10 @@ class Watcher:
     def later(self, callback: Callback, seconds: float) -> None:
         """Call back once, after so long. One that is waiting for that already does not wait longer."""
         self._due.setdefault(callback, trio.current_time() + seconds)
-        self._sleep.deadline = min(self._due.values())
+        self._wake()
+
+    def _wake(self) -> None:
+        self._sleep.deadline = min(self._due.values(), default=math.inf)
 
     def never(self, callback: Callback) -> None:
         """Do not call back later."""
@@ -87,6 +196,8 @@ class Watcher:
         while True:
             self._sleep = trio.CancelScope(deadline=min(self._due.values(), default=math.inf))
             with self._sleep:
+                if self._inotify is None:
+                    await trio.sleep_forever()
                 await trio.lowlevel.wait_readable(self._inotify.fileno())
             if not self._sleep.cancelled_caught:
                 await self._dispatch()
@@ -98,7 +209,43 @@ class Watcher:
             del self._due[callback]
             callback()
 
+    # Without inotify
+
+    def _poll_later(self) -> None:
+        due = min((polled.due for polled in self._polled.values()), default=math.inf)
+        if due < self._due.get(self._poll, math.inf):
+            self._due[self._poll] = due
+            self._wake()
+
+    def _poll(self) -> None:
+        now = trio.current_time()
+        for watch, polled in list(self._polled.items()):
+            # a callback may have removed what comes after it
+            if polled.due <= now and watch in self._polled and polled.has_changed(now):
+                polled.callback()
+        self._poll_later()
+
+    def _try_again(self) -> None:
+        """Go back to inotify, as far as that gives out watches again."""
+        had = self._inotify
+        if not self._start() or (had is not None and not self._polled):
+            return
+        for name, polled in list(self._polled.items()):
+            watch = self._add_watch(polled.fd)
+            if watch is None:
+                return
+            self._callbacks.setdefault(watch, []).append(polled.callback)
+            self._moved[name] = watch
+            del self._polled[name]
+            os.close(polled.fd)
+            polled.callback()  # for what came after the last look
+        self._said = False
+        logger.info("the kernel gives out inotify watches again: no file is polled any more")
+
+    # With it
+
     async def _dispatch(self) -> None:
+        assert self._inotify is not None
         watches = {event.wd: event.mask for event in self._inotify.read(timeout=0)}
         if _OVERFLOWN in watches:
             watches = dict.fromkeys(self._callbacks, 0)
@@ -112,7 +259,11 @@ class Watcher:
 
     def close(self) -> None:
         """Let go of all watches."""
-        self._inotify.close()
+        if self._inotify is not None:
+            self._inotify.close()
+        for polled in self._polled.values():
+            os.close(polled.fd)
+        self._polled.clear()
 
     def __enter__(self) -> Self:
         return self

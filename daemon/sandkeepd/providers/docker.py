@@ -358,7 +358,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
             why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
             return ProviderCapabilities(provider=self.name, works=False, why=why)
-        return docker_probe.report(self.name, found, root=os.geteuid() == 0)
+        return self._with_watches(docker_probe.report(self.name, found, root=os.geteuid() == 0))
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""

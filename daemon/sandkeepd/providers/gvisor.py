@@ -104,7 +104,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
-        return await gvisor_probe.capabilities(self.name, self._hierarchies, root=self.root)
+        return self._with_watches(await gvisor_probe.capabilities(self.name, self._hierarchies, root=self.root))
 
     # Sandboxes
 

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from sandkeep.errors import ProviderError
-from sandkeep.model import Network
+from sandkeep.model import Capability, Network, ProviderCapabilities
 from sandkeepd.hostprocess import Identity, keep_descriptors_private, open_process, reap, wait_ended
 from sandkeepd.keeper import dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
@@ -115,6 +116,11 @@ class KeptProvider(ABC, Generic[InstanceT]):
     def default_network(self) -> Network:
         """See `Provider.default_network`."""
         return "none"
+
+    def _with_watches(self, found: ProviderCapabilities) -> ProviderCapabilities:
+        """What was found, and whether the kernel gives out watches, for want of which files are polled."""
+        watches = Capability(works=self._watcher.problem is None, why=self._watcher.problem)
+        return replace(found, features={**found.features, "file_watches": watches})
 
     # Holding
 

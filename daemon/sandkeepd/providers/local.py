@@ -130,8 +130,10 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip
-        return ProviderCapabilities(
-            provider=self.name, works=found.bubblewrap.works, why=found.bubblewrap.why, features=features
+        return self._with_watches(
+            ProviderCapabilities(
+                provider=self.name, works=found.bubblewrap.works, why=found.bubblewrap.why, features=features
+            )
         )
 
     # Sandboxes
