@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from sandkeep import frames
+from sandkeep.control_sequences import Filter
 from sandkeep.errors import CallerError, StateError
 from sandkeep.frames import AttachQuery, Detached, Eof, FromClient, Resize, SendSignal
 from sandkeep.methods import ProcessAttach, ProcessSignal, ProcessWriteStdin
@@ -130,21 +131,21 @@ class Attached:
 
 
 async def _show(session: Session, pty: trio.lowlevel.FdStream) -> None:
-    """Send what the terminal shows until it is gone."""
-    offset = 0
-    while sent := await _carry(pty, session, offset):
-        offset += sent
+    """Send what the terminal draws until it is gone."""
+    offset, drawing = 0, Filter()
+    while data := await _receive(session, pty):
+        if shown := drawing.feed(data):
+            await session.send_bytes(frames.pack_output(frames.TERMINAL, offset, shown))
+            offset += len(shown)
 
 
-async def _carry(pty: trio.lowlevel.FdStream, session: Session, offset: int) -> int:
+async def _receive(session: Session, pty: trio.lowlevel.FdStream) -> bytes:
+    """The next bytes of the terminal, as soon as there is room for them; none when it is gone."""
     await session.room()
     try:
-        data = await pty.receive_some(PIECE_BYTES)
+        return bytes(await pty.receive_some(PIECE_BYTES))
     except trio.BrokenResourceError:  # what a terminal says whose other side was closed
-        return 0
-    if data:
-        await session.send_bytes(frames.pack_output(frames.TERMINAL, offset, bytes(data)))
-    return len(data)
+        return b""
 
 
 async def _type_into(pty: trio.lowlevel.FdStream, data: bytes) -> None:

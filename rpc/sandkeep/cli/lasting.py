@@ -10,6 +10,7 @@ from typing import Final
 
 from sandkeep.cli.attach import Collector, Reader
 from sandkeep.cli.journals import write_all
+from sandkeep.control_sequences import Filter
 from sandkeep.errors import StateError
 
 MOST_BYTES: Final = 64 * 1024
@@ -31,7 +32,7 @@ def leave(reader: Reader, rows: int) -> None:
     """
     with suppress(StateError):  # the code inside has put something else in the place of the journal
         written = _last(reader, rows)
-        text = _NO_TEXT.sub(b"", written)
+        text = Filter().feed(_NO_TEXT.sub(b"", written))
         if text and not _WHOLE_SCREEN.search(written):
             write_all(1, text + b"\x1b[m" + (b"" if text.endswith(b"\n") else b"\r\n"))
 

@@ -1,7 +1,7 @@
 """Our own terminal, while it shows another one: raw, in step with the other's size, and as it was afterwards.
 
-What is shown comes from inside a sandbox, from its own tmux. As with any remote shell, it can write what it likes on
-this terminal; what it can leave behind there is cleared away at the end.
+What is shown comes from inside a sandbox: it may draw on this terminal, and nothing else (`control_sequences`). What it
+can leave behind there is cleared away at the end.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from sandkeep import control_sequences
 from sandkeep.cli.journals import write_all
 
 DEFAULT_TERM: Final = "xterm-256color"
@@ -28,15 +29,6 @@ _TERM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,63}")
 _CHUNK_BYTES: Final = 65536
 _MOST: Final = 1000
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
-_TO_ALTERNATE, _FROM_ALTERNATE = b"\x1b[?1049h", b"\x1b[?1049l"
-
-# Mouse reports, focus reports and bracketed paste off; keypad and cursor keys as usual; cursor shown; colours and
-# character set as usual; the whole screen scrolls; back from the alternate screen.
-_CLEAR: Final = (
-    b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b>\x1b[?1l\x1b[?25h\x1b(B\x1b[m"
-    b"\x1b[r" + _FROM_ALTERNATE
-)
-
 # What a terminal sends by itself: answers to what tmux asks it, and reports of the mouse and of being looked at.
 _OWN_WORDS: Final = re.compile(
     rb"\x1b\[[?>=]?[0-9;:]*[cnRtIO]|\x1b\[<[0-9;]+[Mm]|\x1b\[M...|\x1b[P\]_][^\x07\x1b]*(?:\x07|\x1b\\)", re.DOTALL
@@ -115,8 +107,7 @@ class OwnTerminal:
             yield
         finally:  # the terminal itself may be gone
             with contextlib.suppress(OSError):
-                if view.is_alternate:
-                    write_all(self.sink, _CLEAR)
+                write_all(self.sink, view.filter.reset())
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self.source, termios.TCSADRAIN, before)
 
@@ -141,10 +132,10 @@ class _View:
 
     def __init__(self, own: OwnTerminal, master: int) -> None:
         self.last = b""
-        self.is_alternate = False
         self.was_typed = False
         self._own = own
         self._own_words = b""
+        self.filter = control_sequences.Filter()
         self._master = master
         self._unsent = b""
         self._poll = select.poll()
@@ -257,17 +248,10 @@ class _View:
             raise
         if not data:
             return False
-        self._watch_screen(data)
-        write_all(self._own.sink, data)
+        shown = self.filter.feed(data)
+        self.last = (self.last + shown)[-256:]
+        write_all(self._own.sink, shown)
         return True
-
-    def _watch_screen(self, data: bytes) -> None:
-        """Know which screen is shown, also when the words for it come in two pieces."""
-        seen = self.last[-len(_TO_ALTERNATE) + 1 :] + data
-        to, back = seen.rfind(_TO_ALTERNATE), seen.rfind(_FROM_ALTERNATE)
-        if to != back:
-            self.is_alternate = to > back
-        self.last = seen[-256:]
 
     def _watch_keys(self, data: bytes) -> None:
         """Know whether somebody has typed, also when what the terminal says by itself comes in pieces."""
