@@ -17,6 +17,10 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
 _RESOLVE: Final = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+_TRIES: Final = 64
+"""The kernel gives up with EAGAIN when something is renamed at that moment. It says the same of a file on which its
+owner has a lease, for as long as 45 s: so there is an end to trying again.
+"""
 _CREATES: Final = os.O_CREAT | os.O_TMPFILE & ~os.O_DIRECTORY
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -25,13 +29,15 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 def open_beneath(directory: int, path: str | bytes, flags: int, mode: int = 0) -> int:
     """Open `path`, relative to the open `directory`; close-on-exec always.
 
-    Raises OSError: ELOOP for a symbolic link in any component, EXDEV for a path that leads out of the directory.
+    Raises OSError: ELOOP for a symbolic link in any component, EXDEV for a path that leads out of the directory, EAGAIN
+    where whoever can change the directory keeps it from being opened.
     """
     how = _HOW.pack(flags | os.O_CLOEXEC, mode if flags & _CREATES else 0, _RESOLVE)
-    while True:
+    for _ in range(_TRIES):
         number = _libc.syscall(_SYS_OPENAT2, directory, os.fsencode(path), how, ctypes.c_size_t(_HOW.size))
         if number >= 0:
             return int(number)
         error = ctypes.get_errno()
-        if error not in (errno.EAGAIN, errno.EINTR):  # EAGAIN: a component above was renamed meanwhile
-            raise OSError(error, os.strerror(error), os.fsdecode(path))
+        if error not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(error, os.strerror(error), os.fsdecode(path))

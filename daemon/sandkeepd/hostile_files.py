@@ -1,0 +1,189 @@
+"""Files that hostile code may own, reached by descriptors alone.
+
+A file that code in a sandbox owns can get any mode at any moment: with the set-user-ID bit, whoever has a descriptor of
+it runs it as its owner, who may be root. So nothing below a directory that such code can write to is ever opened by a
+path string. `HostileRoot` is the last directory that is the daemon's alone; below it a `HostileTree` opens by openat2,
+which follows no link and never leads out, on detached mounts: one is read-only, one writable, and on neither of them
+anything can be executed, has set-user-ID bits or is a device. A descriptor remembers its mount, in whose hands ever it
+is: what was opened for reading can be opened anew through ``/proc/self/fd``, and still neither be written to nor
+executed nor given another mode.
+
+A daemon that is not root can make no such mounts, nor can one on a kernel before 5.12. There `is_confined` is false,
+and what is opened here is not to be handed to anybody who could not have opened it himself.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sandkeep.openat2 import open_beneath
+from sandkeepd import mounts
+
+_WRITABLE: Final = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
+_READ_ONLY: Final = _WRITABLE | mounts.MS_RDONLY
+_CHANGES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_QUIETLY: Final = os.O_NONBLOCK | os.O_NOCTTY
+"""A FIFO, or a file that somebody has a lease on, holds nobody up."""
+
+_CANNOT: Final = (errno.EPERM, errno.ENOSYS, errno.EINVAL)
+"""What the kernel says to whoever may not make detached mounts, or where it has none."""
+
+
+class NotAFileError(Exception):
+    """Something else than a regular file lies where a file was expected."""
+
+
+class _Anchor:
+    """A directory on two detached mounts, which go with the last tree that has it."""
+
+    def __init__(self, place: int) -> None:
+        self._descriptors: list[int] = []
+        found = os.fstat(place)
+        self.identity = found.st_dev, found.st_ino
+        try:
+            self._descriptors += [mounts.detached(place, _READ_ONLY)]
+            self._descriptors += [mounts.detached(place, _WRITABLE)]
+            self.is_confined = True
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            self.is_confined = False
+            self._descriptors += [os.dup(place) for _ in range(2 - len(self._descriptors))]
+
+    def descriptor(self, *, writable: bool) -> int:
+        return self._descriptors[writable]
+
+    def __del__(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
+class HostileRoot:
+    """The directory `path`, which is the daemon's, as is all above it; what is below may be anybody's.
+
+    A tree stays with the directory that had this path when it was asked for, whatever is mounted there later.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._anchor: _Anchor | None = None
+
+    def tree(self, name: str = ".") -> "HostileTree":
+        """What is below `name`, which need not be there yet. Raises OSError when the root is not there.
+
+        Call it in the daemon's own mount namespace.
+        """
+        anchor = self._anchor
+        found = os.stat(self._path)
+        if anchor is None or anchor.identity != (found.st_dev, found.st_ino):
+            place = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                anchor = self._anchor = _Anchor(place)
+            finally:
+                os.close(place)
+        return HostileTree(anchor, name)
+
+
+class HostileTree:
+    """A directory of which hostile code may own anything, itself included. Paths are relative to it.
+
+    Every method raises OSError: ELOOP for a link in any component, EXDEV for what leads out.
+    """
+
+    def __init__(self, anchor: _Anchor, path: str) -> None:
+        self._anchor = anchor
+        self._path = path
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether what is opened for reading can be handed to anybody who may read it."""
+        return self._anchor.is_confined
+
+    def below(self, path: str) -> "HostileTree":
+        """The tree of one of its directories, which need not be there yet."""
+        return HostileTree(self._anchor, f"{self._path}/{path}")
+
+    def open(self, path: str, flags: int, mode: int = 0, *, writable: bool = False) -> int:
+        """Open a file, close-on-exec: on the read-only mount, unless `flags` say that it is to be changed, or it is a
+        directory that is to be `writable`.
+        """
+        directory = self._anchor.descriptor(writable=writable or bool(flags & _CHANGES))
+        return open_beneath(directory, f"{self._path}/{path}", flags, mode)
+
+    def open_regular(self, path: str, flags: int = os.O_RDONLY) -> int:
+        """Open a regular file, waiting for nobody. Raises also `NotAFileError`."""
+        return self._checked(path, self.open(path, flags | _QUIETLY, 0o600), stat.S_IFREG)
+
+    def open_fifo(self, path: str, flags: int = os.O_RDWR | os.O_NONBLOCK) -> int:
+        """Open a FIFO. Raises also `NotAFileError`. That a mount is read-only does not keep FIFOs from being written
+        to, but keeps whoever gets the descriptor from changing their modes.
+        """
+        directory = self._anchor.descriptor(writable=False)
+        return self._checked(path, open_beneath(directory, f"{self._path}/{path}", flags), stat.S_IFIFO)
+
+    @staticmethod
+    def _checked(path: str, descriptor: int, kind: int) -> int:
+        if stat.S_IFMT(os.fstat(descriptor).st_mode) == kind:
+            return descriptor
+        os.close(descriptor)
+        raise NotAFileError(path)
+
+    @contextmanager
+    def directory(self, path: str = ".", *, flags: int = os.O_PATH, writable: bool = False) -> Iterator[int]:
+        """A descriptor of a directory, for the length of a block: for system calls on plain names in it."""
+        descriptor = self.open(path, flags | os.O_DIRECTORY, writable=writable)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _around(self, path: str) -> Iterator[tuple[int, str]]:
+        """The directory that a file is to be changed in, and its name there."""
+        head, _, name = path.rpartition("/")
+        with self.directory(head or ".", writable=True) as directory:
+            yield directory, name
+
+    def stat(self, path: str) -> os.stat_result:
+        """What a file is; of a link, what that is."""
+        descriptor = self.open(path, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything of that name."""
+        try:
+            os.close(self.open(path, os.O_PATH | os.O_NOFOLLOW))
+        except OSError:
+            return False
+        return True
+
+    def names(self, path: str = ".") -> list[str]:
+        """The names in a directory."""
+        with self.directory(path, flags=os.O_RDONLY) as directory:
+            return os.listdir(directory)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file, whatever it is, but a directory."""
+        with self._around(path) as (directory, name):
+            os.unlink(name, dir_fd=directory)
+
+    def chmod(self, path: str, mode: int) -> None:
+        """Give a regular file of the daemon's own another mode. Raises also `NotAFileError`."""
+        descriptor = self.open_regular(path, os.O_WRONLY)
+        try:
+            os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
+
+    def make_fifo(self, path: str, owner: tuple[int, int] | None) -> None:
+        """Make a FIFO that only `owner` can open, or only the daemon's user."""
+        with self._around(path) as (directory, name):
+            os.mkfifo(name, 0o600, dir_fd=directory)
+            if owner:
+                os.chown(name, *owner, dir_fd=directory, follow_symlinks=False)
