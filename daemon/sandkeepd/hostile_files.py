@@ -15,8 +15,10 @@ and what is opened here is not to be handed to anybody who could not have opened
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from sandkeep.openat2 import open_beneath
@@ -37,28 +39,52 @@ class NotAFileError(Exception):
 
 
 class _Anchor:
-    """A directory on two detached mounts, which go with the last tree that has it."""
+    """A directory on two detached mounts, as soon as it is there; they go with the last tree that has them."""
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._descriptors: list[int] = []
-        found = os.fstat(place)
-        self.identity = found.st_dev, found.st_ino
-        try:
-            self._descriptors += [mounts.detached(place, _READ_ONLY)]
-            self._descriptors += [mounts.detached(place, _WRITABLE)]
-            self.is_confined = True
-        except OSError as error:
-            if error.errno not in _CANNOT:
-                raise
-            self.is_confined = False
-            self._descriptors += [os.dup(place) for _ in range(2 - len(self._descriptors))]
+        self._taking = threading.Lock()
+        self.identity: tuple[int, int] | None = None
+        self.is_confined = False
+        weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
     def descriptor(self, *, writable: bool) -> int:
+        if not self._descriptors:
+            with self._taking:
+                if not self._descriptors:
+                    self._take()
         return self._descriptors[writable]
 
-    def __del__(self) -> None:
-        for descriptor in self._descriptors:
-            os.close(descriptor)
+    def _take(self) -> None:
+        place = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(place)
+            taken = _on_mounts(place)
+            self.is_confined = bool(taken)
+            self._descriptors += taken or [os.dup(place), os.dup(place)]
+            self.identity = found.st_dev, found.st_ino
+        finally:
+            os.close(place)
+
+
+def _on_mounts(place: int) -> list[int]:
+    """A directory on a read-only mount and on a writable one; nothing where such mounts cannot be made."""
+    taken: list[int] = []
+    try:
+        taken.append(mounts.detached(place, _READ_ONLY))
+        taken.append(mounts.detached(place, _WRITABLE))
+    except OSError as error:
+        _close_all(taken)
+        if error.errno in _CANNOT:
+            return []
+        raise
+    return taken
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class HostileRoot:
@@ -69,22 +95,19 @@ class HostileRoot:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._anchor: _Anchor | None = None
+        self._anchor = _Anchor(path)
 
     def tree(self, name: str = ".") -> "HostileTree":
-        """What is below `name`, which need not be there yet. Raises OSError when the root is not there.
+        """What is below `name`. Neither that nor the root need be there yet. Raises OSError.
 
         Call it in the daemon's own mount namespace.
         """
-        anchor = self._anchor
-        found = os.stat(self._path)
-        if anchor is None or anchor.identity != (found.st_dev, found.st_ino):
-            place = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                anchor = self._anchor = _Anchor(place)
-            finally:
-                os.close(place)
-        return HostileTree(anchor, name)
+        with suppress(FileNotFoundError):
+            found = os.stat(self._path)
+            if self._anchor.identity not in (None, (found.st_dev, found.st_ino)):
+                self._anchor = _Anchor(self._path)
+            self._anchor.descriptor(writable=False)
+        return HostileTree(self._anchor, name)
 
 
 class HostileTree:
@@ -99,7 +122,7 @@ class HostileTree:
 
     @property
     def is_confined(self) -> bool:
-        """Whether what is opened for reading can be handed to anybody who may read it."""
+        """Whether what is opened for reading can be handed to anybody who may read it. False before it is there."""
         return self._anchor.is_confined
 
     def below(self, path: str) -> "HostileTree":

@@ -254,8 +254,10 @@ def in_fresh_thread(work: Callable[[], T]) -> T:
     return outcome["value"]  # type: ignore[no-any-return]
 
 
-def run_tool(argv: Sequence[str], *, timeout_s: float = 600) -> "subprocess.CompletedProcess[bytes]":
-    """Run a program of the host to its end.
+def run_tool(
+    argv: Sequence[str], *, timeout_s: float = 600, descriptors: Collection[int] = ()
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run a program of the host to its end. It inherits `descriptors`, under their numbers.
 
     Blocks. Raises `provider_unavailable` when it is missing or takes too long.
     """
@@ -269,7 +271,8 @@ def run_tool(argv: Sequence[str], *, timeout_s: float = 600) -> "subprocess.Comp
         with contextlib.ExitStack() as ends:
             written = [_closed_by(ends, writing) for _, writing in pipes]
             with ordinary_priority():
-                pid = spawning.start([program, *argv[1:]], TOOL_ENV, dict(enumerate([null, *written])), _RESET)
+                given = {**dict(enumerate([null, *written])), **{each: each for each in descriptors}}
+                pid = spawning.start([program, *argv[1:]], TOOL_ENV, given, _RESET)
         output = _listen_to_all(said, time.monotonic() + timeout_s)
         if output is None:
             os.kill(pid, signal.SIGKILL)

@@ -21,16 +21,18 @@ class Journals:
     async def open_output(self, request: Request[ProcessRef]) -> OpenOutput:
         """Give the caller both journals of a process, which may have ended, as may its sandbox.
 
-        Raises `compacted` when they are not kept any more.
+        Raises `compacted` when they are not kept any more, `not_supported` where that would be more than to let it be
+        read.
         """
         process = await self._processes.find(request.params.sandbox_id, request.params.name)
         view = process.view()  # looked at before the journals: with an ended process, they are all there is
         require_kept(process, self._processes.outputs.read_journal(process, "stdout", 0, 0))
+        uid = request.caller.uid
         provider = self._core.provider(self._core.state.sandboxes[process.sandbox_id].requested.provider)
         with ExitStack() as opened:
             given = []
             for stream in ("stdout", "stderr"):
-                given.append(provider.open_journal(process.sandbox_id, process.process_id, stream))
+                given.append(provider.open_journal(process.sandbox_id, process.process_id, stream, uid))
                 opened.callback(os.close, given[-1])
             stdout_bytes, stderr_bytes = (os.fstat(descriptor).st_size for descriptor in given)
             await request.give(given)

@@ -248,7 +248,7 @@ async def _changing_journal(world: World, instance: Instance, other: str) -> str
     assert found.data == b""
     assert found.note or found.size == 0
     with suppress(StateError):  # what is no file is not handed out
-        fd = world.provider.open_journal(instance.sandbox_id, process_id, "stdout")
+        fd = world.provider.open_journal(instance.sandbox_id, process_id, "stdout", os.geteuid())
         assert os.pread(fd, 100, 0) == b""
         os.close(fd)
     await step(2)
@@ -285,7 +285,7 @@ async def test_a_copy_whose_helper_is_stopped_before_it_begins(world: World, mon
     monkeypatch.setattr(helpers, "REQUEST_DEADLINE_S", 1.0)
     with trio.fail_after(30), pytest.raises(ProviderError, match="did not answer"):
         await instance.run_piped(["sh", "-c", "kill -STOP $$"], incoming=False).__aenter__()
-    assert not [name for name in os.listdir(instance._place.in_dir) if name.startswith("hlp")]
+    assert not [name for name in instance._place.names() if name.startswith("hlp")]
 
 
 @EVERYWHERE

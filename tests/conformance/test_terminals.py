@@ -107,10 +107,10 @@ def closing(fd: int) -> Iterator[int]:
 
 def leftovers(instance: KeeperInstance, *process_ids: str) -> list[str]:
     """What lies in the shared directories of these processes and of helpers, journals aside."""
-    names = [name for name in os.listdir(instance._place.in_dir) if name.startswith((*process_ids, terminal.VIEWER))]
+    names = [name for name in instance._place.names() if name.startswith((*process_ids, terminal.VIEWER))]
     return names + [
         name
-        for name in os.listdir(f"{instance._place.out_dir}/p")
+        for name in instance._place.out.names("p")
         if not name.startswith("prc_") or name in [f"{one}.tmux" for one in process_ids]
     ]
 

@@ -15,6 +15,7 @@ from tests.crash.growing import HERE, MARKER, OUTPUT, POINTS, RUNNING
 from tests.crash.story import check_intents, events_of
 
 from sandkeep_store import offline, segments
+from sandkeepd.hostile_files import HostileRoot
 from sandkeepd.keeper import dropping, journal
 
 MIB = 1024**2
@@ -88,7 +89,7 @@ def check_output(state_dir: str) -> None:
     kept = {fact.stream for fact in events_of(state_dir) if fact.type == "process.launch_requested"}
     left = {name.partition(".")[0] for name in os.listdir(f"{out_dir}/p")}
     assert RUNNING in left <= kept
-    chunk = journal.read_journal(out_dir, RUNNING, "stdout", 0, len(OUTPUT))
+    chunk = journal.read_journal(HostileRoot(out_dir).tree(), RUNNING, "stdout", 0, len(OUTPUT))
     assert (chunk.size, chunk.data == OUTPUT[chunk.offset :]) == (len(OUTPUT), True)
     with os.scandir(f"{out_dir}/p") as files:
         assert sum(max(dropping.FILE_BYTES, file.stat().st_blocks * 512) for file in files) <= MIB

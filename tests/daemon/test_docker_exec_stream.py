@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from sandkeepd.hostile_files import HostileRoot
 from sandkeepd.providers.base import Exit
 from sandkeepd.providers.docker_carrying import UNSEEN, Exec, _exit
 from sandkeepd.providers.docker_engine import RefusedError
@@ -113,7 +114,7 @@ def test_what_the_engine_says_of_an_end() -> None:
 
 def test_records_are_kept_as_long_as_they_tell_something(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
-    records = Records(str(tmp_path))
+    records = Records(HostileRoot(str(tmp_path)).tree())
     records.prepare()
     for name, gap in (("whole", None), ("cut", "some of it is lost")):
         records.begin(name, Record(exec_id="x", gap=gap))
@@ -130,10 +131,10 @@ def test_records_are_kept_as_long_as_they_tell_something(tmp_path: Path) -> None
 
 def test_a_journal_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
-    records = Records(str(tmp_path))
+    records = Records(HostileRoot(str(tmp_path)).tree())
     records.prepare()
     records.begin("one", Record(exec_id="x"))
-    writer = JournalWriter(str(tmp_path), "one", 10)
+    writer = JournalWriter(HostileRoot(str(tmp_path)).tree(), "one", 10)
     writer.write([("stdout", memoryview(b"12345")), ("stderr", memoryview(b"e")), ("stdout", memoryview(b"67890"))])
     assert writer.why_not is None
     writer.write([("stdout", memoryview(b"x")), ("stderr", memoryview(b"y"))])
@@ -141,7 +142,7 @@ def test_a_journal_that_cannot_be_written(tmp_path: Path) -> None:
     assert writer.is_full
     assert (tmp_path / "p" / "one.stdout").read_bytes() == b"1234567890"
     with pytest.raises(FileNotFoundError):
-        JournalWriter(str(tmp_path), "none", 10)
+        JournalWriter(HostileRoot(str(tmp_path)).tree(), "none", 10)
 
 
 @pytest.mark.parametrize(("machine", "number"), [("x86_64", 62), ("aarch64", 183)])

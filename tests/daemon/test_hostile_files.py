@@ -95,18 +95,19 @@ def test_a_lease_holds_nobody_up(tree: HostileTree, tmp_path: Path) -> None:
 def test_what_is_opened_for_reading_stays_so(tree: HostileTree, tmp_path: Path) -> None:
     (tmp_path / "box" / "out" / "file").chmod(0o6777)
     assert tree.is_confined
-    fd = tree.open_regular("out/file")
+    fd, opened = tree.open_regular("out/file"), os.open("/proc/self/fd", os.O_PATH)
     for change in (
         lambda: os.open(f"/proc/self/fd/{fd}", os.O_RDWR),
         lambda: os.fchmod(fd, 0o755),
         lambda: os.utime(fd),
         lambda: os.setxattr(fd, "user.x", b"y"),
-        lambda: os.link(f"/proc/self/fd/{fd}", tmp_path / "kept", follow_symlinks=True),
+        lambda: os.link(str(fd), tmp_path / "kept", src_dir_fd=opened),
     ):
         with pytest.raises(OSError) as refused:
             change()
         assert refused.value.errno in (errno.EROFS, errno.EXDEV)
     os.close(fd)
+    os.close(opened)
 
 
 @pytest.mark.needs("root")
@@ -158,7 +159,8 @@ def test_a_mount_that_is_made_later(tree: HostileTree, tmp_path: Path) -> None:
 def test_a_root_that_is_not_there_yet(tmp_path: Path) -> None:
     root = HostileRoot(str(tmp_path / "later"))
     with pytest.raises(FileNotFoundError):
-        root.tree()
+        root.tree().open("file", os.O_RDONLY)
+    assert not root.tree("box").exists(".")
     (tmp_path / "later").mkdir()
     tree = root.tree("box")
     assert not tree.exists(".")

@@ -18,6 +18,7 @@ import trio
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
+from sandkeepd.hostile_files import HostileRoot
 from sandkeepd.hostprocess import spawn
 from sandkeepd.keeper import journal, program, requests
 from sandkeepd.keeper.watcher import Watcher
@@ -184,7 +185,7 @@ def test_answers() -> None:
 def test_answers_in_pieces_and_after_garbage(tmp_path: Path) -> None:
     exits = tmp_path / "exits"
     exits.write_bytes(b"")
-    reader = journal.ExitsReader(str(tmp_path))
+    reader = journal.ExitsReader(HostileRoot(str(tmp_path)).tree())
     with exits.open("ab", buffering=0) as file:
         file.write(b"a 1\nb ")
         assert reader.read() == ([("a", "1")], False)
@@ -225,7 +226,7 @@ def test_only_files_are_opened(tmp_path: Path, plant: str) -> None:
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / "x.stdout").write_text("secret")
         (tmp_path / "p").symlink_to(tmp_path / "elsewhere")
-    chunk = journal.read_journal(str(tmp_path), "x", "stdout", 0, 100)
+    chunk = journal.read_journal(HostileRoot(str(tmp_path)).tree(), "x", "stdout", 0, 100)
     assert (chunk.data, chunk.size) == (b"", 0)
     assert chunk.note is not None
     assert "replaced" in chunk.note

@@ -17,6 +17,7 @@ from sandkeep.events import Meta
 from sandkeep.settings import RETAIN_OUTPUT
 from sandkeep_store.views.processes import RECENT_UNNAMED
 from sandkeepd import output
+from sandkeepd.hostile_files import HostileRoot, HostileTree
 from sandkeepd.keeper import dropping, journal
 from sandkeepd.output import Output
 
@@ -40,13 +41,17 @@ def write(out: Path, process_id: str, size: int, part: str = "stdout") -> Path:
     return path
 
 
+def tree(out: Path | str) -> HostileTree:
+    return HostileRoot(str(out)).tree()
+
+
 def occupied(out: Path) -> int:
     return sum(max(dropping.FILE_BYTES, path.lstat().st_blocks * 512) for path in (out / "p").iterdir())
 
 
 def test_within_its_bounds_nothing_goes(out: Path) -> None:
     path = write(out, "prc_1", MIB)
-    assert dropping.trim(str(out), {"prc_1"}, 2 * MIB) == (0, 0)
+    assert dropping.trim(tree(out), {"prc_1"}, 2 * MIB) == (0, 0)
     assert path.read_bytes() == LINE * (MIB // len(LINE))
 
 
@@ -55,7 +60,7 @@ def test_what_ended_first_goes_first_and_whole(out: Path) -> None:
         for part in dropping.PARTS:
             write(out, f"prc_{number}", MIB // 4, part)
     write(out, "hlp_1", 4 * MIB)
-    assert dropping.trim(str(out), {"prc_1"}, 4 * MIB) == (4, 0)
+    assert dropping.trim(tree(out), {"prc_1"}, 4 * MIB) == (4, 0)
     left = {path.name for path in (out / "p").iterdir()}
     assert left == {f"prc_{n}.{part}" for n in (1, 5, 6, 7) for part in dropping.PARTS} | {"hlp_1.stdout"}
 
@@ -63,33 +68,33 @@ def test_what_ended_first_goes_first_and_whole(out: Path) -> None:
 def test_a_great_many_small_ones_count_too(out: Path) -> None:
     for number in range(1000):
         write(out, f"prc_{number:04}", 0)
-    assert dropping.trim(str(out), (), MIB).processes == 1000 - 192
+    assert dropping.trim(tree(out), (), MIB).processes == 1000 - 192
     assert occupied(out) == 192 * dropping.FILE_BYTES
 
 
 def test_of_one_that_runs_the_beginning_goes(out: Path) -> None:
     path = write(out, "prc_1", 4 * MIB)
     before = path.read_bytes()
-    dropped = dropping.trim(str(out), {"prc_1"}, 2 * MIB)
+    dropped = dropping.trim(tree(out), {"prc_1"}, 2 * MIB)
     assert dropped.processes == 0
     assert dropped.cut_bytes >= 2 * MIB
     assert (path.stat().st_size, occupied(out) <= 1.5 * MIB + dropping.FILE_BYTES) == (4 * MIB, True)
-    chunk = journal.read_journal(str(out), "prc_1", "stdout", 0, 10 * MIB)
+    chunk = journal.read_journal(tree(out), "prc_1", "stdout", 0, 10 * MIB)
     assert chunk.offset > 2 * MIB
     assert chunk.data == before[chunk.offset :]
     assert "were dropped" in (chunk.note or "")
     with path.open("ab") as file:
         file.write(b"more")
-    after = journal.read_journal(str(out), "prc_1", "stdout", 4 * MIB, 10)
+    after = journal.read_journal(tree(out), "prc_1", "stdout", 4 * MIB, 10)
     assert (after.data, after.note) == (b"more", None)
 
 
 def test_its_end_stays_whatever_is_asked_for(out: Path) -> None:
     for part in dropping.STREAMS:
         write(out, "prc_1", MIB, part)
-    dropping.trim(str(out), {"prc_1"}, 4096)
+    dropping.trim(tree(out), {"prc_1"}, 4096)
     for stream in dropping.STREAMS:
-        chunk = journal.read_journal(str(out), "prc_1", stream, 0, MIB)
+        chunk = journal.read_journal(tree(out), "prc_1", stream, 0, MIB)
         assert len(chunk.data) >= dropping.LEAST_KEPT_BYTES
         assert b"\0" not in chunk.data
 
@@ -97,9 +102,9 @@ def test_its_end_stays_whatever_is_asked_for(out: Path) -> None:
 def test_answers_that_nobody_will_read_go(out: Path) -> None:
     exits = out / "exits"
     exits.write_bytes(b"prc_0 0\n" * (4 * journal.MAX_BACKLOG_BYTES // 8) + b"prc_1 7\n")
-    dropping.trim(str(out), (), MIB)
+    dropping.trim(tree(out), (), MIB)
     assert exits.stat().st_blocks * 512 <= 2 * journal.MAX_BACKLOG_BYTES + 8192
-    reader = journal.ExitsReader(str(out))
+    reader = journal.ExitsReader(tree(out))
     found: list[journal.Answer] = []
     more = True
     while more:
@@ -131,13 +136,12 @@ def test_a_name_that_leads_elsewhere_changes_nothing_there(out: Path, tmp_path: 
     exits.unlink()
     exits.symlink_to(target)
     write(out, "prc_2", MIB)
-    dropping.trim(str(out), {"prc_1"}, 4096)
+    dropping.trim(tree(out), {"prc_1"}, 4096)
     if how == "foreign" and os.geteuid() == 0:
         assert path.stat().st_blocks * 512 >= MIB
-    with dropping._journals(str(out)) as directory:  # as if it was another file when it was listed
-        dropping._cut(directory, dropping._File("prc_1", "stdout", MIB, MIB), MIB)
-    dropping.trim(str(out), (), 4096)
-    dropping.drop(str(out), ["prc_1", "prc_2", "prc_3"])
+    dropping._cut(tree(out), os.geteuid(), dropping._File("prc_1", "stdout", MIB, MIB), MIB)  # another when listed
+    dropping.trim(tree(out), (), 4096)
+    dropping.drop(tree(out), ["prc_1", "prc_2", "prc_3"])
     assert target.read_bytes() == b"x" * MIB
     assert target.stat().st_blocks * 512 >= MIB
     assert (path / "file").exists() == (how == "directory")
@@ -149,9 +153,9 @@ def test_the_directory_itself_may_be_a_link(out: Path, tmp_path: Path) -> None:
     (out / "p").rmdir()
     (out / "p").symlink_to(tmp_path / "other")
     with pytest.raises(OSError):
-        dropping.trim(str(out), (), 4096)
+        dropping.trim(tree(out), (), 4096)
     with pytest.raises(OSError):
-        dropping.drop(str(out), ["prc_1"])
+        dropping.drop(tree(out), ["prc_1"])
     assert (tmp_path / "other" / "prc_1.stdout").stat().st_size == MIB
 
 
@@ -167,7 +171,7 @@ def test_what_is_dropped_while_it_is_read_is_not_taken_for_zeros(out: Path, monk
         return pread(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", pread_late)
-    chunk = journal.read_journal(str(out), "prc_1", "stdout", 0, MIB)
+    chunk = journal.read_journal(tree(out), "prc_1", "stdout", 0, MIB)
     assert (chunk.offset, chunk.data == whole[512 * 1024 :]) == (512 * 1024, True)
 
 
@@ -181,7 +185,7 @@ def test_a_file_system_without_holes_is_told(out: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(dropping, "_libc", Libc())
     with pytest.raises(OSError, match="not supported"):
-        dropping.trim(str(out), {"prc_1"}, 4096)
+        dropping.trim(tree(out), {"prc_1"}, 4096)
 
 
 def test_the_setting() -> None:
@@ -334,7 +338,7 @@ def let_it_overflow(house: Any) -> None:
         process_id = client.process.get(house.sandbox_id, "job").process_id
         client.process.write_stdin(house.sandbox_id, "job", b"go\n")
         client.process.wait(house.sandbox_id, "job")
-    dropping.trim(f"{house.daemon.state_dir}/sandboxes/{house.sandbox_id}/out", {process_id}, 65536)
+    dropping.trim(tree(f"{house.daemon.state_dir}/sandboxes/{house.sandbox_id}/out"), {process_id}, 65536)
 
 
 @pytest.mark.needs("bwrap")
@@ -347,8 +351,8 @@ def test_the_command_shows_no_zeros(running_daemon: RunningDaemon, tmp_path: Pat
         client.process.launch(box, name="job", command=["sh", "-c", "seq 1 700000"])
         client.process.wait(box, "job")
         process = client.process.get(box, "job")
-        out_dir = f"{daemon.state_dir}/sandboxes/{box}/out"
-        dropping.trim(out_dir, {process.process_id}, 2 * MIB)
+        written = tree(f"{daemon.state_dir}/sandboxes/{box}/out")
+        dropping.trim(written, {process.process_id}, 2 * MIB)
         whole = b"".join(b"%d\n" % number for number in range(1, 700001))
         first = client.process.read(box, "job", max_bytes=10).stdout_offset
         assert first > 2 * MIB
@@ -358,7 +362,7 @@ def test_the_command_shows_no_zeros(running_daemon: RunningDaemon, tmp_path: Pat
         tail = daemon.cli("logs", box, "job", "--tail", "1000000")
         assert whole[first:].endswith(tail.stdout)
         assert len(tail.stdout) > MIB / 2
-        dropping.drop(out_dir, [process.process_id])
+        dropping.drop(written, [process.process_id])
         refused = daemon.cli("logs", box, "job")
         assert refused.stdout == b""
         assert b"is not kept any more" in refused.stderr

@@ -7,6 +7,7 @@ import trio
 
 from sandkeep.errors import ProviderError
 from sandkeepd.keeper import fifo
+from sandkeepd.keeper.place import CONTROL, Place
 
 REQUEST_DEADLINE_S: Final = 30.0
 """How long a request may wait for room in the FIFO, and an answer for the keeper."""
@@ -15,9 +16,9 @@ REQUEST_DEADLINE_S: Final = 30.0
 class Channel:
     """Sends request lines to one sandbox's keeper."""
 
-    def __init__(self, sandbox_id: str, path: str) -> None:
+    def __init__(self, sandbox_id: str, place: Place) -> None:
         self._sandbox_id = sandbox_id
-        self._path = path
+        self._place = place
         self._turn = trio.Lock()
 
     async def send(self, *lines: bytes, deadline_s: float = REQUEST_DEADLINE_S) -> None:
@@ -26,7 +27,7 @@ class Channel:
 
         Raises `provider_unavailable`.
         """
-        fd = fifo.open_fifo(self._path)
+        fd = self._place.open_fifo(CONTROL)
         if fd is None:
             raise ProviderError(
                 "provider_unavailable", f"sandbox {self._sandbox_id} has lost its request channel: terminate it"

@@ -14,6 +14,7 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import Isolation
+from sandkeepd.hostile_files import HostileTree
 from sandkeepd.keeper import feeding, fifo, files, journal, pipes, requests
 from sandkeepd.keeper.following import Journals
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
@@ -40,7 +41,7 @@ class KeeperInstance(Pausable):
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
 
     `directory` holds `in` and `out`. `input_owner` is the uid and gid that must be able to open a process's input;
-    `inside` is what the code inside calls `directory`, when that is not the same. With `fed` the code inside can open
+    `inside` is what the code inside calls `directory`. With `fed` the code inside can open
     no FIFO of ours, and what it is to read comes as files that grow.
     """
 
@@ -49,7 +50,7 @@ class KeeperInstance(Pausable):
     def __init__(
         self,
         sandbox_id: str,
-        directory: str,
+        directory: HostileTree,
         watcher: Watcher,
         *,
         isolation: Isolation,
@@ -57,7 +58,7 @@ class KeeperInstance(Pausable):
         env: Mapping[str, str],
         working_dir: str,
         input_owner: tuple[int, int] | None = None,
-        inside: str | None = None,
+        inside: str,
         fed: bool = False,
     ) -> None:
         self.sandbox_id = sandbox_id
@@ -65,7 +66,7 @@ class KeeperInstance(Pausable):
         self.handle = handle
         self._ending = Ending(kind="failed", message="it is gone")
         self._place = Place(directory, inside, input_owner, fed=fed)
-        self._journals = Journals(self._place.out_dir, watcher)
+        self._journals = Journals(self._place.out, watcher)
         self._talk = Talk(sandbox_id, self._place, watcher, self._heard)
         self.pause = self._talk.pause
         self._launcher = Launcher(self._talk, self._place, self._journals, env=env, working_dir=working_dir)
@@ -190,7 +191,7 @@ class KeeperInstance(Pausable):
 
     def _open_input(self, process_id: str, process: Known) -> None:
         if process.exit is None and process.input_fd is None:
-            process.input_fd = fifo.open_fifo(f"{self._place.in_dir}/{process_id}.stdin")
+            process.input_fd = self._place.open_fifo(f"{process_id}.stdin")
         if process.input_fd is None:
             raise feeding.no_input(process_id)
 

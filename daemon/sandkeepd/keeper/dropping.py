@@ -2,21 +2,20 @@
 
 What is dropped of a journal becomes a hole: offsets stay what they are, the process goes on appending, and the hole is
 itself the record of what is gone; see `journal.first_kept`. Nothing here is done at a name that the code inside could
-point elsewhere: names are opened as `journal` does, and only a file that belongs to whom the directory belongs to is
-ever changed. Everything blocks.
+point elsewhere, and only a file that belongs to whom the directory belongs to is ever changed. Everything blocks.
 """
 
 import ctypes
 import errno
 import os
-import stat
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from sandkeep import failpoints
 from sandkeep.ids import PROCESS
-from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES, NotAFileError
+from sandkeepd.hostile_files import HostileTree, NotAFileError
+from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
 from sandkeepd.providers.base import Dropped
 
 STREAMS: Final = ("stdout", "stderr")
@@ -39,15 +38,15 @@ class _File(NamedTuple):
     occupied: int
 
 
-def trim(out_dir: str, running: Collection[str], most_bytes: int) -> Dropped:
-    """Have the journals in `out_dir` occupy no more than `most_bytes`; if they did, a quarter less.
+def trim(out: HostileTree, running: Collection[str], most_bytes: int) -> Dropped:
+    """Have the journals in `out` occupy no more than `most_bytes`; if they did, a quarter less.
 
     `running` are the processes that have not ended, and is looked at only after the files.
     Raises OSError, of EOPNOTSUPP where files cannot have holes.
     """
-    _trim_answers(out_dir)
-    with _journals(out_dir) as directory:
-        files = list(_files(directory))
+    _trim_answers(out)
+    with out.directory("p", flags=os.O_RDONLY, writable=True) as directory:
+        files, owner = list(_files(directory)), os.fstat(directory).st_uid
         excess = sum(file.occupied for file in files) - most_bytes
         if excess <= 0:
             return Dropped()
@@ -63,23 +62,14 @@ def trim(out_dir: str, running: Collection[str], most_bytes: int) -> Dropped:
         cut = 0
         for file in sorted(files, key=lambda file: file.occupied, reverse=True):
             if excess > cut and file.process_id in running and file.part in STREAMS:
-                cut += _cut(directory, file, excess - cut)
+                cut += _cut(out, owner, file, excess - cut)
         return Dropped(len(gone), cut)
 
 
-def drop(out_dir: str, process_ids: Iterable[str]) -> None:
+def drop(out: HostileTree, process_ids: Iterable[str]) -> None:
     """Remove the journals of processes that have ended. Those that are not there are no error. Raises OSError."""
-    with suppress(FileNotFoundError), _journals(out_dir) as directory:
+    with suppress(FileNotFoundError), out.directory("p", writable=True) as directory:
         _remove(directory, process_ids)
-
-
-@contextmanager
-def _journals(out_dir: str) -> Iterator[int]:
-    directory = os.open(f"{out_dir}/p", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield directory
-    finally:
-        os.close(directory)
 
 
 def _files(directory: int) -> Iterator[_File]:
@@ -103,12 +93,12 @@ def _remove(directory: int, process_ids: Iterable[str]) -> None:
         failpoints.reach("output.removed")
 
 
-def _cut(directory: int, file: _File, wanted: int) -> int:
+def _cut(out: HostileTree, owner: int, file: _File, wanted: int) -> int:
     """Drop about `wanted` bytes of what a journal begins with; answer how many it was."""
     if file.occupied - LEAST_KEPT_BYTES < _BLOCK:
         return 0
     try:
-        descriptor = _open_own(f"{file.process_id}.{file.part}", directory, os.fstat(directory).st_uid)
+        descriptor = _open_own(out, f"p/{file.process_id}.{file.part}", owner)
     except (OSError, NotAFileError):  # the code inside put something else there
         return 0
     try:
@@ -124,39 +114,33 @@ def _cut(directory: int, file: _File, wanted: int) -> int:
         os.close(descriptor)
 
 
-def _trim_answers(out_dir: str) -> None:
+def _trim_answers(out: HostileTree) -> None:
     """Drop what nobody will read any more of the keeper's answers: a reader begins `MAX_BACKLOG_BYTES` before the end
     at most.
     """
-    directory = os.open(out_dir, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        descriptor = _open_own("exits", directory, os.stat("p", dir_fd=directory, follow_symlinks=False).st_uid)
-        try:
-            found = os.fstat(descriptor)
-            if found.st_blocks * 512 > 3 * MAX_BACKLOG_BYTES:
-                _punch(descriptor, found.st_size - 2 * MAX_BACKLOG_BYTES)
-                failpoints.reach("output.answers_cut")
-        finally:
-            os.close(descriptor)
+        descriptor = _open_own(out, "exits", out.stat("p").st_uid)
     except (OSError, NotAFileError):  # the code inside put something else there, or closed it to us
         return
-    finally:
-        os.close(directory)
-
-
-def _open_own(name: str, directory: int, owner: int) -> int:
-    """Open a regular file of that owner for writing, following no link and waiting for nobody.
-
-    Raises OSError, `NotAFileError`. What is opened is the file that was looked at, whatever has its name by then.
-    """
-    place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
-        found = os.fstat(place)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != owner or found.st_nlink > 1:
-            raise NotAFileError(name)
-        return os.open(f"/proc/self/fd/{place}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        found = os.fstat(descriptor)
+        if found.st_blocks * 512 > 3 * MAX_BACKLOG_BYTES:
+            _punch(descriptor, found.st_size - 2 * MAX_BACKLOG_BYTES)
+            failpoints.reach("output.answers_cut")
+    except OSError:  # it has no holes
+        return
     finally:
-        os.close(place)
+        os.close(descriptor)
+
+
+def _open_own(out: HostileTree, path: str, owner: int) -> int:
+    """Open a regular file of that owner for writing. Raises OSError, `NotAFileError`."""
+    descriptor = out.open_regular(path, os.O_WRONLY)
+    found = os.fstat(descriptor)
+    if found.st_uid == owner and found.st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    raise NotAFileError(path)
 
 
 def _punch(descriptor: int, upto: int) -> None:

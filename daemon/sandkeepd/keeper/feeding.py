@@ -13,6 +13,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import SandkeepError, StateError
+from sandkeepd.hostile_files import NotAFileError
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.pipes import Piped
 from sandkeepd.keeper.place import Place
@@ -83,8 +84,8 @@ class FedPiped(Piped):
 
     def tell(self, word: str) -> None:
         """See `PipedCommand.tell`."""
-        path = f"{self._place.in_dir}/{self._process_id}.control"
-        with suppress(OSError), open(path, "ab", buffering=0) as file:
+        name = f"{self._process_id}.control"
+        with suppress(OSError, NotAFileError), open(self._place.open_growing(name), "ab", buffering=0) as file:
             file.write(word.encode() + b"\n")
         self._nursery.start_soon(_say, self._talk, requests.more(self._process_id, "control"))
 
@@ -121,7 +122,7 @@ async def piped(
 async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> None:
     """Put what comes through a pipe into the file that a command is fed its data from."""
     process = talk.known(process_id)
-    fd = os.open(f"{place.in_dir}/{process_id}.data", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = place.open_growing(f"{process_id}.data")
     try:
         while room := await _room(talk, process_id, process, fd, "data", DATA_AHEAD_BYTES):
             await trio.lowlevel.wait_readable(source)
@@ -142,8 +143,8 @@ async def _pump_out(talk: Talk, place: Place, watcher: Watcher, process_id: str,
     """Put what a command writes into the file of its data into a pipe, until it has ended and that is at its end."""
     process = talk.known(process_id)
     try:
-        fd = journal.open_journal(place.out_dir, process_id, "data")
-    except (OSError, journal.NotAFileError):
+        fd = journal.open_journal(place.out, process_id, "data")
+    except (OSError, NotAFileError):
         fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(BrokenPipeError):  # whoever reads it has had enough

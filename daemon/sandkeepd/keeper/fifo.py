@@ -1,7 +1,6 @@
 """FIFOs between the daemon and a sandbox: opened so that nobody's death is an end of file, written without blocking."""
 
 import os
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -11,18 +10,6 @@ import trio
 from sandkeepd.providers.base import InputNote, unnoted
 
 _PIECE_BYTES: Final = 65536
-
-
-def open_fifo(path: str) -> int | None:
-    """Open a FIFO of ours for both directions, so that neither end's death is an end of file. None: it is not one."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    if stat.S_ISFIFO(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    return None
 
 
 async def write_line(fd: int, line: bytes) -> None:

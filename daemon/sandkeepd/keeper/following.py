@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import trio
 
+from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.watcher import Watcher, grown
@@ -12,10 +13,10 @@ from sandkeepd.providers.base import Chunk
 
 
 class Journals:
-    """What the processes of one sandbox have written, in `out_dir`."""
+    """What the processes of one sandbox have written, in `out`."""
 
-    def __init__(self, out_dir: str, watcher: Watcher) -> None:
-        self._out = out_dir
+    def __init__(self, out: HostileTree, watcher: Watcher) -> None:
+        self._out = out
         self._watcher = watcher
 
     def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
@@ -41,7 +42,7 @@ class Journals:
         """Have `more` set when the stream grows; whether it is longer than `offset` already."""
         try:
             fd = journal.open_journal(self._out, process_id, stream)
-        except (OSError, journal.NotAFileError):
+        except (OSError, NotAFileError):
             return False
         try:
             stack.enter_context(self._watcher.watching(fd, more.set))
@@ -54,7 +55,7 @@ class Journals:
         for stream in ("stdout", "stderr"):
             try:
                 fd = journal.open_journal(self._out, process_id, stream)
-            except (OSError, journal.NotAFileError):
+            except (OSError, NotAFileError):
                 continue
             try:
                 os.fsync(fd)

@@ -73,7 +73,7 @@ class Helpers:
             return
         piped: pipes.Piped | None = None
         try:
-            with pipes.Ends(self._place.in_dir, process_id, self._place.input_owner) as ends:
+            with pipes.Ends(self._place.files, process_id, self._place.input_owner) as ends:
                 launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
                 await self._launcher.launch(launch, "in" if incoming else "out")
                 piped = pipes.Piped(self._instance, process_id, ends.data(incoming=incoming), ends.control())
@@ -117,7 +117,7 @@ class Helpers:
 
     async def end_earlier(self) -> None:
         """End the helper commands that an earlier daemon did not see to their end, and remove what is left of them."""
-        for process_id in pipes.left_behind(self._place.in_dir):
+        for process_id in pipes.left_behind(self._place.names()):
             with suppress(SandkeepError):  # it is ending
                 await self._kill(process_id, Signals.SIGTERM)
             self._place.remove_helper(process_id)

@@ -1,20 +1,20 @@
 """Reading what a sandbox wrote: journals of processes, and the keeper's answers. Nothing here is trusted.
 
-The code inside can put anything in the place of a journal, at any moment. So a name is opened relative to a directory
-that the code inside cannot replace, never through a link, waiting for nobody; and what was opened is looked at before
-it is read. What the code inside can make, which no device is, does nothing by being opened so. Reads are bounded and
-never block.
+The code inside can put anything in the place of a journal, at any moment. So it is opened in a `HostileTree`, never
+through a link, waiting for nobody; and what was opened is looked at before it is read. What the code inside can make,
+which no device is, does nothing by being opened so. Reads are bounded and never block. `out` is always the tree of the
+directory of that name, which holds `exits` and, in `p`, the journals.
 """
 
 import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from sandkeep.errors import StateError
+from sandkeep.errors import SetupError, StateError
+from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.providers.base import Chunk
 
 MAX_LINE_BYTES: Final = 128
@@ -52,41 +52,26 @@ class Answer(NamedTuple):
         return self.word.isdigit() or self.word in ("lost", "none")
 
 
-class NotAFileError(Exception):
-    """Something else than a regular file lies where a file was expected."""
-
-
-def open_regular(path: str, *, dir_fd: int | None = None) -> int:
-    """Open a regular file for reading, following no link and waiting for nobody. Raises OSError, `NotAFileError`."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=dir_fd)
+def open_regular(path: str) -> int:
+    """Open a regular file of the daemon's own for reading, following no link and waiting for nobody. Raises OSError,
+    `NotAFileError`.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
     raise NotAFileError(path)
 
 
-def open_journal(out_dir: str, process_id: str, part: str) -> int:
+def open_journal(out: HostileTree, process_id: str, part: str) -> int:
     """Open ``stdout`` or ``stderr`` of a process. Raises OSError, `NotAFileError`."""
-    with _journals(out_dir) as directory:
-        return open_regular(f"{process_id}.{part}", dir_fd=directory)
+    return out.open_regular(f"p/{process_id}.{part}")
 
 
-@contextmanager
-def _journals(out_dir: str) -> Iterator[int]:
-    """The directory of the journals, for the length of a block. `out_dir` itself is the daemon's; only `p` in it could,
-    with a user's own daemon, be replaced from inside.
-    """
-    directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield directory
-    finally:
-        os.close(directory)
-
-
-def sizes(out_dir: str, process_id: str) -> tuple[int, int]:
+def sizes(out: HostileTree, process_id: str) -> tuple[int, int]:
     """How long the journals of a process are, ``stdout`` and ``stderr``; 0 for one that is no file."""
     try:
-        with _journals(out_dir) as directory:
+        with out.directory("p") as directory:
             return _size(f"{process_id}.stdout", directory), _size(f"{process_id}.stderr", directory)
     except OSError:
         return 0, 0
@@ -99,25 +84,31 @@ def _size(name: str, directory: int) -> int:
     return 0
 
 
-def open_for_caller(out_dir: str, process_id: str, stream: str) -> int:
+def open_for_caller(out: HostileTree, process_id: str, stream: str, uid: int) -> int:
     """See `Provider.open_journal`.
 
-    Who is handed the descriptor can open its file anew through ``/proc/self/fd``, with the rights that the file's mode
-    gives. That is why nothing but a journal may be handed out, and of a journal's mode the code inside is the master.
+    Who is handed the descriptor can open its file anew through ``/proc/self/fd``, or run it, with the rights that the
+    file's mode gives; and of that the code inside is the master. So it is one on a mount that allows only reading.
+    Where there is none, it goes only to whom the file belongs to.
     """
     try:
-        return open_journal(out_dir, process_id, stream)
+        descriptor = open_journal(out, process_id, stream)
     except FileNotFoundError:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, NotAFileError):
         words = f"the code in the sandbox replaced the journal of {stream}: read the other stream with `process.read`"
         raise StateError("conflict", words, process_id=process_id, stream=stream) from None
+    if out.is_confined or uid == os.geteuid() == os.fstat(descriptor).st_uid:
+        return descriptor
+    os.close(descriptor)
+    words = "this daemon cannot hand out journals safely: read with `process.read`, or from the stream server"
+    raise SetupError("not_supported", words, process_id=process_id, stream=stream)
 
 
-def read_journal(out_dir: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
+def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
     """Read up to `max_bytes` of a journal from `offset`. What is not there, or not a file, has no bytes, and a note."""
     try:
-        fd = open_journal(out_dir, process_id, stream)
+        fd = open_journal(out, process_id, stream)
     except FileNotFoundError:
         note = f"there is no journal of {stream}" if offset else None
         return Chunk(offset=offset, data=b"", size=0, note=note, missing=True)
@@ -166,8 +157,9 @@ class ExitsReader:
 
     spoilt = False
 
-    def __init__(self, out_dir: str) -> None:
-        self._fd = open_regular(f"{out_dir}/exits")
+    def __init__(self, out: HostileTree) -> None:
+        self._out = out
+        self._fd = out.open_regular("exits")
         self._offset = 0
         self._rest = b""
         self._skipping = False
@@ -177,9 +169,9 @@ class ExitsReader:
         """The open file, for a watch to be put on."""
         return self._fd
 
-    def open_anew(self, out_dir: str) -> None:
+    def open_anew(self) -> None:
         """Go on in the file that lies there now, which begins with what was read. Raises OSError, `NotAFileError`."""
-        fd = open_regular(f"{out_dir}/exits")
+        fd = self._out.open_regular("exits")
         os.close(self._fd)
         self._fd = fd
 

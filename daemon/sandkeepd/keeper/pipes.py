@@ -9,12 +9,13 @@ gives it to the command, for the moment of opening.
 import fcntl
 import os
 import re
-import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError
+from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.providers.base import CommandFailedError, Instance
 
 HELPER: Final = "hlp"
@@ -35,8 +36,9 @@ _LEFT: Final = re.compile(rf"({HELPER}_[0-9a-z]+)(\.\w+)?")
 class Ends:
     """The FIFOs of one command, for the length of a block. What a command was given stays when the block ends."""
 
-    def __init__(self, in_dir: str, process_id: str, owner: tuple[int, int] | None) -> None:
-        self._path = f"{in_dir}/{process_id}"
+    def __init__(self, files: HostileTree, process_id: str, owner: tuple[int, int] | None) -> None:
+        self._files = files
+        self._path = f"in/{process_id}"
         self._owner = owner
         self._held: list[int] = []
 
@@ -52,21 +54,19 @@ class Ends:
         return self
 
     def _make(self, path: str) -> None:
-        os.mkfifo(path, 0o600)
-        if self._owner:
-            os.chown(path, *self._owner)
-        self._held.append(_open(path, os.O_RDWR | os.O_NONBLOCK))
+        self._files.make_fifo(path, self._owner)
+        self._held.append(self._open(path, os.O_RDWR | os.O_NONBLOCK))
 
     def data(self, *, incoming: bool) -> int:
         """The daemon's end of the data, with room for much at once. Blocking: whoever is given it expects that."""
-        fd = _open(self._path + DATA, os.O_WRONLY if incoming else os.O_RDONLY)
+        fd = self._open(self._path + DATA, os.O_WRONLY if incoming else os.O_RDONLY)
         with suppress(OSError):  # a user may have only so much; what is smaller serves, too
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return fd
 
     def control(self) -> int:
         """The daemon's end of what the command is told."""
-        return _open(self._path + CONTROL, os.O_WRONLY | os.O_NONBLOCK)
+        return self._open(self._path + CONTROL, os.O_WRONLY | os.O_NONBLOCK)
 
     def let_go(self) -> None:
         """Both sides have opened their ends, or never will."""
@@ -74,7 +74,14 @@ class Ends:
             os.close(self._held.pop())
         for end in ENDS:
             with suppress(FileNotFoundError):
-                os.unlink(self._path + end)
+                self._files.unlink(self._path + end)
+
+    def _open(self, path: str, flags: int) -> int:
+        """Open a FIFO of ours, which is there and held open, so that nothing is waited for."""
+        try:
+            return self._files.open_fifo(path, flags)
+        except NotAFileError:
+            raise OSError(f"{path} is not a FIFO") from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -153,16 +160,7 @@ class Piped:
         self._data = self._control = -1
 
 
-def left_behind(in_dir: str) -> list[str]:
-    """The helper commands of which there is something in a directory that the code inside cannot write."""
-    found = (_LEFT.fullmatch(name) for name in os.listdir(in_dir))
+def left_behind(names: Iterable[str]) -> list[str]:
+    """The helper commands of which there is something among these names of files in `in`."""
+    found = (_LEFT.fullmatch(name) for name in names)
     return sorted({match[1] for match in found if match})
-
-
-def _open(path: str, mode: int) -> int:
-    """Open a FIFO of ours, which is there and held open, so that nothing is waited for."""
-    fd = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
-    if stat.S_ISFIFO(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(f"{path} is not a FIFO")

@@ -16,7 +16,11 @@ from typing import Final
 import trio
 
 from sandkeep.errors import DaemonError, SandkeepError
+from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import pipes
+
+CONTROL: Final = ".control"
+"""The FIFO of requests."""
 
 _ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
 """What the names of a process's files in `in` end in."""
@@ -29,17 +33,17 @@ _CLOSED_INPUT: Final = 0o444
 
 
 class Place:
-    """The directories of one sandbox. `directory` holds `in` and `out`; `inside` is what the code inside calls it, when
-    that is not the same; `input_owner` is the uid and gid that must be able to open a process's input.
+    """The directories of one sandbox. `files` holds `in` and `out`; `inside` is what the code inside calls it;
+    `input_owner` is the uid and gid that must be able to open a process's input.
     """
 
     def __init__(
-        self, directory: str, inside: str | None, input_owner: tuple[int, int] | None, *, fed: bool = False
+        self, files: HostileTree, inside: str, input_owner: tuple[int, int] | None, *, fed: bool = False
     ) -> None:
         self.fed = fed
-        self.in_dir = f"{directory}/in"
-        self.out_dir = f"{directory}/out"
-        self.inside = inside or directory
+        self.files = files
+        self.out = files.below("out")
+        self.inside = inside
         """The directory that holds both, as the code inside sees it."""
         self.journals = f"{self.inside}/out/p"
         """The directory of the journals, as the code inside sees it."""
@@ -51,21 +55,27 @@ class Place:
         """The directory of the sockets of tmux, as the code inside sees it."""
         self.input_owner = input_owner
 
-    @property
-    def control(self) -> str:
-        """The FIFO of requests."""
-        return f"{self.in_dir}/.control"
+    def open_fifo(self, name: str) -> int | None:
+        """Open a FIFO in `in` for both directions, so that neither end's death is an end of file. None: it is none."""
+        try:
+            return self.files.open_fifo(f"in/{name}")
+        except (OSError, NotAFileError):
+            return None
+
+    def names(self) -> list[str]:
+        """The names of the files in `in`. Raises OSError."""
+        return self.files.names("in")
 
     def was_started(self, process_id: str) -> bool:
         """Whether there is a journal of it, from now or when an earlier daemon was there."""
-        return os.path.lexists(f"{self.out_dir}/p/{process_id}.stdout")
+        return self.out.exists(f"p/{process_id}.stdout")
 
     async def write(self, name: str, data: bytes) -> None:
         """Make a file in `in`. A small one, too, may have to wait until the file system has flushed what others wrote.
 
         Raises OSError.
         """
-        await trio.to_thread.run_sync(_write_new, f"{self.in_dir}/{name}", data)
+        await trio.to_thread.run_sync(_write_new, self.files, f"in/{name}", data)
 
     async def make_input(self, process_id: str) -> None:
         """Make the input of a process that is written to as it runs. Raises OSError."""
@@ -77,45 +87,53 @@ class Place:
     def open_fed(self, process_id: str) -> int | None:
         """Open an input that is a growing file, for more to be added; None when it is complete, or there is none."""
         try:
-            fd = os.open(f"{self.in_dir}/{process_id}.stdin", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
+            fd = self.open_growing(f"{process_id}.stdin")
+        except (OSError, NotAFileError):
             return None
         if stat.S_IMODE(os.fstat(fd).st_mode) == _OPEN_INPUT:
             return fd
         os.close(fd)
         return None
 
+    def open_growing(self, name: str) -> int:
+        """Open a file in `in` for more to be added. Raises OSError, `NotAFileError`."""
+        return self.files.open_regular(f"in/{name}", os.O_WRONLY | os.O_APPEND)
+
     async def make_fifo(self, name: str) -> None:
         """Make a FIFO in `in` that the sandbox's user can open. Raises OSError."""
-        await trio.to_thread.run_sync(_make_fifo, f"{self.in_dir}/{name}", self.input_owner)
+        await trio.to_thread.run_sync(self.files.make_fifo, f"in/{name}", self.input_owner)
 
     def remove_input(self, process_id: str) -> None:
         """Remove the input of a process, which has been told that it is at its end. One that it is fed from stays until
         the process has ended.
         """
-        path = f"{self.in_dir}/{process_id}.stdin"
+        path = f"in/{process_id}.stdin"
         if self.fed:
-            with suppress(OSError):
-                os.chmod(path, _CLOSED_INPUT)
+            with suppress(OSError, NotAFileError):
+                self.files.chmod(path, _CLOSED_INPUT)
         else:
-            _unlink(path)
+            self._unlink(path)
 
     def remove_start(self, process_id: str) -> None:
         """Remove what a process was started by."""
         for end in _ENDS:
-            _unlink(f"{self.in_dir}/{process_id}{end}")
+            self._unlink(f"in/{process_id}{end}")
 
     def remove_ended(self, process_id: str) -> None:
         """Remove what a process that has ended needs no more. Its journal stays."""
         self.remove_start(process_id)
-        _unlink(f"{self.out_dir}/p/{process_id}.tmux")
+        self._unlink(f"out/p/{process_id}.tmux")
 
     def remove_helper(self, process_id: str) -> None:
         """Remove every file of a helper command."""
         for end in ("", ".stdin", *pipes.ENDS):
-            _unlink(f"{self.in_dir}/{process_id}{end}")
+            self._unlink(f"in/{process_id}{end}")
         for end in _WRITTEN_INSIDE:
-            _unlink(f"{self.out_dir}/p/{process_id}{end}")
+            self._unlink(f"out/p/{process_id}{end}")
+
+    def _unlink(self, path: str) -> None:
+        with suppress(OSError):
+            self.files.unlink(path)
 
 
 def no_room(error: OSError) -> SandkeepError:
@@ -123,19 +141,8 @@ def no_room(error: OSError) -> SandkeepError:
     return DaemonError("storage_unavailable", f"the state directory cannot be written: {error.strerror}")
 
 
-def _write_new(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OPEN_INPUT)
+def _write_new(files: HostileTree, path: str, data: bytes) -> None:
+    fd = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OPEN_INPUT)
     with open(fd, "wb", buffering=0) as file:
         while data:
             data = data[file.write(data) :]
-
-
-def _make_fifo(path: str, owner: tuple[int, int] | None) -> None:
-    os.mkfifo(path, 0o600)
-    if owner:
-        os.chown(path, *owner)
-
-
-def _unlink(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)

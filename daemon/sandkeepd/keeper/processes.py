@@ -6,7 +6,8 @@ from typing import Final
 
 import trio
 
-from sandkeepd.keeper.journal import MAX_ROUNDS, Answer, ExitsReader, NotAFileError
+from sandkeepd.hostile_files import HostileTree, NotAFileError
+from sandkeepd.keeper.journal import MAX_ROUNDS, Answer, ExitsReader
 from sandkeepd.providers.base import Exit
 
 MAX_REMEMBERED: Final = 65_536
@@ -128,11 +129,11 @@ class Earlier:
             process.learn(word)
 
 
-def last_exits(out_dir: str, process_ids: Sequence[str]) -> dict[str, Exit]:
+def last_exits(out: HostileTree, process_ids: Sequence[str]) -> dict[str, Exit]:
     """How processes ended, as the answers of a sandbox that is gone tell. Blocks, for a bounded time."""
     known = {process_id: Known() for process_id in process_ids}
     try:
-        reader = ExitsReader(out_dir)
+        reader = ExitsReader(out)
     except (OSError, NotAFileError):
         return {}
     try:

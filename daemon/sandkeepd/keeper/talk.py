@@ -11,11 +11,11 @@ from typing import Final
 import trio
 
 from sandkeep.errors import CallerError, SandkeepError, StateError
-from sandkeepd.keeper import fifo, journal, requests, terminal
+from sandkeepd.keeper import journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
 from sandkeepd.keeper.pausing import Pause
-from sandkeepd.keeper.place import Place
+from sandkeepd.keeper.place import CONTROL, Place
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.base import Exit
@@ -50,13 +50,12 @@ class Talk:
         self._sandbox_id = sandbox_id
         self._watcher = watcher
         self._heard = heard
-        self._control = place.control
-        self._out_dir = place.out_dir
-        self._channel = Channel(sandbox_id, place.control)
+        self._place = place
+        self._channel = Channel(sandbox_id, place)
         self._earlier = Earlier()
         self._adopted = False
         self._allowance = Allowance()
-        self._exits = journal.ExitsReader(place.out_dir)
+        self._exits = journal.ExitsReader(place.out)
         try:
             self._watch: int | None = watcher.add(self._exits.fd, self._hear)
         except BaseException:
@@ -120,7 +119,7 @@ class Talk:
 
     def _ask_after(self, process_ids: Sequence[str]) -> bool:
         """Whether all could be asked."""
-        fd = None if self.closed or self.gone.is_set() or self.pause.is_on else fifo.open_fifo(self._control)
+        fd = None if self.closed or self.gone.is_set() or self.pause.is_on else self._place.open_fifo(CONTROL)
         if fd is None:
             return False
         try:
@@ -176,7 +175,7 @@ class Talk:
         if self.closed:
             return
         self._rest()
-        self._exits.open_anew(self._out_dir)
+        self._exits.open_anew()
         self._watcher.never(self._hear_again)
         self._hear_again()
 

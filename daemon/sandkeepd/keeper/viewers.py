@@ -11,7 +11,7 @@ import trio
 from sandkeep.errors import StateError
 from sandkeep.ids import new_id
 from sandkeepd.hostprocess import Identity, identify
-from sandkeepd.keeper import fifo, journal, terminal
+from sandkeepd.keeper import journal, terminal
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.pty import open_pty
 from sandkeepd.keeper.talk import Talk
@@ -72,12 +72,12 @@ class Viewers:
 
     def remember_earlier(self) -> None:
         """Take note of the viewers that came to an earlier daemon."""
-        self._earlier = frozenset(filter(terminal.is_viewer, os.listdir(self._place.in_dir)))
+        self._earlier = frozenset(filter(terminal.is_viewer, self._place.names()))
 
     def remove_all(self) -> None:
         """The sandbox is gone, and all viewers with it."""
         with suppress(OSError):
-            for viewer in filter(terminal.is_viewer, os.listdir(self._place.in_dir)):
+            for viewer in filter(terminal.is_viewer, self._place.names()):
                 self._remove(viewer)
 
     def _remove(self, viewer: str) -> None:
@@ -87,7 +87,7 @@ class Viewers:
 
     def end_stuck(self, process_id: str) -> None:
         """Have the tmux of a killed process killed, if it has one: it may hang, and so nobody knows of the end."""
-        fd = fifo.open_fifo(f"{self._place.in_dir}/{process_id}.told")
+        fd = self._place.open_fifo(f"{process_id}.told")
         if fd is not None:
             with suppress(OSError):  # it is full
                 os.write(fd, terminal.STUCK)

@@ -540,10 +540,12 @@ class Provider(Protocol):
         """Remove the journals of processes that have ended. Safe to repeat. Blocks. Raises OSError."""
         ...
 
-    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
-        """Open a journal, of a sandbox that runs or has ended, to be given to a caller who only may read it.
+    def open_journal(self, sandbox_id: str, process_id: str, stream: str, uid: int) -> int:
+        """Open a journal, of a sandbox that runs or has ended, to be given to a caller of that uid, who may read it and
+        nothing else, whatever the file's mode.
 
-        One that is not there is empty. Raises `conflict` when the code inside put something else in its place.
+        One that is not there is empty. Raises `conflict` when the code inside put something else in its place,
+        `not_supported` where it could be run or written to by that caller.
         """
         ...
 

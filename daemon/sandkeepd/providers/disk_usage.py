@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final
 
 from sandkeepd import cgroups
+from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import pids_where, run_tool
 
 BLOCK_BYTES: Final = 4096
@@ -14,21 +16,37 @@ _REMOVED: Final = 'find -L "$@" -maxdepth 1 -type f -links 0 -printf "%D %i %b\\
 """What prints device, number and blocks of each file that has no name any more, but is open in one of the processes."""
 
 
-def occupied(paths: Sequence[str], first: int, groups: Mapping[str, str], inside: Sequence[str], *, root: bool) -> int:
-    """How many bytes a sandbox with the first process `first` has on the disk: in the directories `paths`, and in files
-    that have no name any more. `inside` is what the code inside calls the places that lie on the disk.
+def occupied(
+    places: Sequence[str | HostileTree], first: int, groups: Mapping[str, str], inside: Sequence[str], *, root: bool
+) -> int:
+    """How many bytes a sandbox with the first process `first` has on the disk: in these directories, and in files that
+    have no name any more. `inside` is what the code inside calls the places that lie on the disk.
     """
-    paths = [path for path in paths if os.path.isdir(path)]
-    if not paths:
-        return 0
-    written = max(_total(["-B1"], paths, root), _total(["--inodes"], paths, root) * BLOCK_BYTES)
+    with ExitStack() as stack:
+        opened = [fd for place in places if (fd := _open(place, stack)) is not None]
+        if not opened:
+            return 0
+        written = max(_total(["-B1"], opened, root), _total(["--inodes"], opened, root) * BLOCK_BYTES)
     return written + _removed(first, groups, inside)
 
 
-def _total(unit: list[str], paths: Sequence[str], root: bool) -> int:
+def _open(place: str | HostileTree, stack: ExitStack) -> int | None:
+    """A directory as a place only; None when there is none."""
+    try:
+        if isinstance(place, HostileTree):
+            return stack.enter_context(place.directory())
+        fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _total(unit: list[str], opened: Sequence[int], root: bool) -> int:
     # In a namespace of his own a user can look into directories that the code inside has closed.
     enter = [] if root else ["unshare", "--user", "--map-root-user", "--"]
-    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *paths], timeout_s=120)
+    words = [f"/proc/self/fd/{fd}/" for fd in opened]  # no path that could lead elsewhere by now
+    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *words], timeout_s=120, descriptors=opened)
     *_, total = done.stdout.splitlines() or [b"0"]
     return int(total.split()[0])
 

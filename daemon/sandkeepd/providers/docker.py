@@ -18,6 +18,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
@@ -152,8 +153,8 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
 
     def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
         return Job(
-            sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), plan=msgspec.convert(plan, Plan), spec=spec,
-            log_id=self.log_id, secrets=sorted(secrets),
+            sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), files=self.files(sandbox_id),
+            plan=msgspec.convert(plan, Plan), spec=spec, log_id=self.log_id, secrets=sorted(secrets),
         )  # fmt: skip
 
     async def _start(self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]) -> Held:
@@ -226,7 +227,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
 
         def with_keeper() -> Held:
             made = DockerInstance(
-                sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
+                sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
                 handle=document, env=env, working_dir=working_dir,
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
@@ -237,8 +238,8 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
 
         def without() -> Held:
             return ExecInstance(
-                sandbox_id, self._sandbox(sandbox_id), self._watcher, self._nursery, self.engine, isolation=isolation,
-                handle=document, plan=plan, working_dir=working_dir,
+                sandbox_id, self.files(sandbox_id), self._watcher, self._nursery, self.engine, isolation=isolation,
+                handle=document, plan=plan, working_dir=working_dir, read_mark=self.layout.read_mark(sandbox_id),
             )  # fmt: skip
 
         return self._take_hold(handle.first, with_keeper if plan.shell else without)
@@ -391,11 +392,11 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
 
     def _occupied(self, instance: Held) -> int:
         handle = msgspec.convert(instance.handle, Handle)
-        paths = [*handle.written, self._out(instance.sandbox_id)]
+        places: list[str | HostileTree] = [*handle.written, self._out(instance.sandbox_id)]
         inside = [instance.plan.workspace, "/"]
         if instance.plan.shell is not None:
             inside.append(f"{docker_plan.INSIDE}/out")
-        return disk_usage.occupied(paths, handle.first.pid, instance.groups(), inside, root=os.geteuid() == 0)
+        return disk_usage.occupied(places, handle.first.pid, instance.groups(), inside, root=os.geteuid() == 0)
 
     async def _end_for_disk(self, instance: Held) -> None:
         await self._in_thread(_kill, instance.handle)

@@ -14,6 +14,7 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
+from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper.pausing import Pause
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Known
@@ -95,10 +96,10 @@ class Carrier:
     """Carries the processes of one container, whose first is `first`. No stream is kept beyond `most_bytes`."""
 
     def __init__(
-        self, engine: Engine, out_dir: str, records: Records, pause: Pause, first: Identity, most_bytes: int
+        self, engine: Engine, out: HostileTree, records: Records, pause: Pause, first: Identity, most_bytes: int
     ) -> None:
         self._engine = engine
-        self._out = out_dir
+        self._out = out
         self._records = records
         self._pause = pause
         self._first = first

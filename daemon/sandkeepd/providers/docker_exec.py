@@ -16,6 +16,7 @@ import trio
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.ids import new_id
 from sandkeep.model import FileContent, Isolation
+from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper import files
 from sandkeepd.keeper.following import Journals
@@ -30,7 +31,6 @@ from sandkeepd.providers.docker_execs import Execs, refuse_secrets
 from sandkeepd.providers.docker_instance import Container
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.kept import release
-from sandkeepd.providers.local_layout import READ_MARK
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -61,8 +61,8 @@ class ExecInstance(Container):
     ending: Ending | None = None
 
     def __init__(
-        self, sandbox_id: str, directory: str, watcher: Watcher, nursery: trio.Nursery, engine: Engine, *,
-        isolation: Isolation, handle: dict[str, Any], plan: Plan, working_dir: str,
+        self, sandbox_id: str, directory: HostileTree, watcher: Watcher, nursery: trio.Nursery, engine: Engine, *,
+        isolation: Isolation, handle: dict[str, Any], plan: Plan, working_dir: str, read_mark: str,
     ) -> None:  # fmt: skip
         first = msgspec.convert(handle["first"], Identity)
         user = (plan.uid, plan.gid)
@@ -70,7 +70,7 @@ class ExecInstance(Container):
         self.isolation = isolation
         self.handle = handle
         self.pause = Pause()
-        self._out = f"{directory}/out"
+        self._out = directory.below("out")
         self._files = trio.CapacityLimiter(FILES_AT_ONCE)
         self._closed = False
         self._end = Ending(kind="failed", message="it is gone")
@@ -80,7 +80,7 @@ class ExecInstance(Container):
             engine, handle["container_id"], self._out, self.pause, nursery,
             first=first, user=user, working_dir=working_dir, most_bytes=plan.disk_bytes,
         )  # fmt: skip
-        self.contain(plan, engine, f"{directory}/{READ_MARK}")
+        self.contain(plan, engine, read_mark)
         self._execs.records.prepare()
 
     # Processes

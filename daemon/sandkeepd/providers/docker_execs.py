@@ -12,6 +12,7 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import Identity
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.pausing import Pause
@@ -35,22 +36,22 @@ class Execs:
     """The processes of one container, which run as `user`. `first` is its first process."""
 
     def __init__(
-        self, engine: Engine, container_id: str, out_dir: str, pause: Pause, nursery: trio.Nursery, *,
+        self, engine: Engine, container_id: str, out: HostileTree, pause: Pause, nursery: trio.Nursery, *,
         first: Identity, user: tuple[int, int], working_dir: str, most_bytes: int,
     ) -> None:  # fmt: skip
         self.processes: dict[str, Exec] = {}
-        self.records = Records(out_dir)
+        self.records = Records(out)
         self.gone = trio.Event()
         self._engine = engine
         self._container_id = container_id
-        self._out = out_dir
+        self._out = out
         self._pause = pause
         self._nursery = nursery
         self._user = user
         self._working_dir = working_dir
         self._earlier = Earlier()
         self._finding = trio.Lock()
-        self._carrier = Carrier(engine, out_dir, self.records, pause, first, most_bytes)
+        self._carrier = Carrier(engine, out, self.records, pause, first, most_bytes)
 
     # Starting
 

@@ -16,12 +16,13 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity
 from sandkeepd.providers.base import Chunk
 from sandkeepd.providers.docker_exec_stream import Piece
 
 STREAMS: Final = ("stdout", "stderr")
-_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+_APPEND: Final = os.O_WRONLY | os.O_APPEND
 
 
 class Record(Struct, kw_only=True):
@@ -39,56 +40,58 @@ class Record(Struct, kw_only=True):
 class Records:
     """The records of one sandbox, in its directory `out`."""
 
-    def __init__(self, out_dir: str) -> None:
-        self._out = out_dir
-        self._execs = f"{out_dir}/execs"
+    def __init__(self, out: HostileTree) -> None:
+        self._out = out
 
     def prepare(self) -> None:
         """Make the place for them. Raises OSError."""
-        os.makedirs(self._execs, mode=0o700, exist_ok=True)
+        with suppress(FileExistsError), self._out.directory(writable=True) as directory:
+            os.mkdir("execs", 0o700, dir_fd=directory)
 
     def begin(self, process_id: str, record: Record) -> None:
         """Record a process that is to be started, and make its journals. Raises FileExistsError, OSError."""
         for stream in STREAMS:
-            os.close(os.open(self._journal(process_id, stream), _APPEND | os.O_CREAT | os.O_EXCL, 0o644))
+            os.close(self._out.open(_journal(process_id, stream), _APPEND | os.O_CREAT | os.O_EXCL, 0o644))
         self.save(process_id, record)
 
     def save(self, process_id: str, record: Record) -> None:
         """Record what is known now. Raises OSError."""
-        path = f"{self._execs}/{process_id}"
-        with open(f"{path}.new", "wb") as file:
+        new = f"{process_id}.new"
+        with open(self._out.open(f"execs/{new}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(msgspec.json.encode(record))
-        os.replace(f"{path}.new", path)
+        with self._out.directory("execs", writable=True) as directory:
+            os.replace(new, process_id, src_dir_fd=directory, dst_dir_fd=directory)
 
     def load(self, process_id: str) -> Record | None:
         """The record of a process; None when there is none, or none that can be read."""
-        return _load(f"{self._execs}/{process_id}")
+        return _load(self._out, process_id)
 
     def tell(self, process_id: str, word: str) -> None:
         """Put down what became of a process, as a keeper does: see `keeper.journal`. When the disk does not take it, a
         later daemon has to ask the engine.
         """
-        with suppress(OSError), open(f"{self._out}/exits", "ab", buffering=0) as file:
+        with suppress(OSError), open(self._out.open("exits", _APPEND | os.O_CREAT, 0o644), "ab", buffering=0) as file:
             file.write(f"{process_id} {word}\n".encode())
 
     def forget(self, process_id: str) -> None:
         """Remove the record of a process that has ended, unless it tells what its journal lacks."""
         record = self.load(process_id)
         if record is not None and record.gap is None:
-            self._unlink(f"{self._execs}/{process_id}")
+            self._unlink(f"execs/{process_id}")
 
     def remove(self, process_id: str) -> None:
         """Remove everything of a process: a helper, or one that was not started after all."""
-        self._unlink(f"{self._execs}/{process_id}")
+        self._unlink(f"execs/{process_id}")
         for stream in STREAMS:
-            self._unlink(self._journal(process_id, stream))
+            self._unlink(_journal(process_id, stream))
 
     def _unlink(self, path: str) -> None:
         with suppress(OSError):
-            os.unlink(path)
+            self._out.unlink(path)
 
-    def _journal(self, process_id: str, stream: str) -> str:
-        return f"{self._out}/p/{process_id}.{stream}"
+
+def _journal(process_id: str, stream: str) -> str:
+    return f"p/{process_id}.{stream}"
 
 
 class JournalWriter:
@@ -96,14 +99,14 @@ class JournalWriter:
     disk does not take: `why_not` says so then.
     """
 
-    def __init__(self, out_dir: str, process_id: str, most_bytes: int) -> None:
+    def __init__(self, out: HostileTree, process_id: str, most_bytes: int) -> None:
         self._most = most_bytes
         self._files: dict[str, int] = {}
         self.why_not: str | None = None
         self.is_full = False
         try:
             for stream in STREAMS:
-                self._files[stream] = os.open(f"{out_dir}/p/{process_id}.{stream}", _APPEND | os.O_NOFOLLOW)
+                self._files[stream] = out.open(_journal(process_id, stream), _APPEND)
         except BaseException:
             self.close()
             raise
@@ -132,17 +135,17 @@ class JournalWriter:
         self._files.clear()
 
 
-def noted(out_dir: str, process_id: str, chunk: Chunk) -> Chunk:
+def noted(out: HostileTree, process_id: str, chunk: Chunk) -> Chunk:
     """A piece of a journal, with a note when some of what its process wrote is lost."""
-    record = _load(f"{out_dir}/execs/{process_id}")
+    record = _load(out, process_id)
     if record is None or record.gap is None or chunk.note is not None:
         return chunk
     return msgspec.structs.replace(chunk, note=record.gap)
 
 
-def _load(path: str) -> Record | None:
+def _load(out: HostileTree, process_id: str) -> Record | None:
     try:
-        with open(path, "rb") as file:
+        with open(out.open_regular(f"execs/{process_id}"), "rb") as file:
             return msgspec.json.decode(file.read(), type=Record)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, NotAFileError, msgspec.MsgspecError):
         return None

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
+from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, identify, run_tool
 from sandkeepd.keeper import program
 from sandkeepd.providers import docker_idle, docker_plan
@@ -46,10 +47,11 @@ class Handle(Struct, frozen=True, kw_only=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One start."""
+    """One start. `files` is what `directory` is, as a place in which the code inside may own files."""
 
     sandbox_id: str
     directory: str
+    files: HostileTree
     plan: Plan
     spec: SandboxSpec
     log_id: str
@@ -126,7 +128,7 @@ def close_control(job: Job) -> None:
     if os.geteuid() == 0:
         os.chown(path, 0, 0)
     with suppress(OSError):
-        os.unlink(f"{job.directory}/out/{SAID}")
+        job.files.unlink(f"out/{SAID}")
 
 
 def _give_away(job: Job) -> None:
@@ -267,9 +269,9 @@ def _start(client: "APIClient", container_id: str) -> None:
 def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
     """A sentence on a container whose keeper does not answer."""
     try:
-        with open(f"{job.directory}/out/{SAID}", "rb") as file:
+        with open(job.files.open_regular(f"out/{SAID}"), "rb") as file:
             said = file.read(500).decode(errors="replace").strip()
-    except OSError:
+    except (OSError, NotAFileError):
         said = ""
     state = state or {}
     told = said or state.get("Error") or f"it ended with {state.get('ExitCode')}" if not state.get("Running") else said

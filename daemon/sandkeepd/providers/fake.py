@@ -201,9 +201,9 @@ class FakeProvider(KeptProvider[FakeInstance]):
 
         def make() -> FakeInstance:
             instance = FakeInstance(
-                sandbox_id, directory, self._watcher, isolation=isolation, handle=handle,
+                sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation, handle=handle,
                 env={name: value for name, value in env.items() if name not in handle["secrets"]},
-                working_dir=spec.working_dir or isolation.workspace,
+                working_dir=spec.working_dir or isolation.workspace, inside=directory,
             )  # fmt: skip
             instance.directory, instance.identity, instance.faults = directory, identity, self.faults
             instance.pause.set(_is_still(identity.pid) and stands_still(directory))

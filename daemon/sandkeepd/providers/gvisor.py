@@ -191,7 +191,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         env = {} if handle.whole else environment(sandbox_id)
         env |= {name: value for name, value in spec.env.items() if name not in handle.secrets}
         instance = GvisorInstance(
-            sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
+            sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
             handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or handle.workspace,
             inside=INSIDE, fed=True,
         )  # fmt: skip
@@ -347,7 +347,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         return said or (None if shared else self.log_id)
 
     def _occupied(self, instance: GvisorInstance) -> int:
-        return disk_usage.occupied([f"{self._sandbox(instance.sandbox_id)}/out"], 0, {}, [], root=self.root)
+        return disk_usage.occupied([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)
 
     async def _end_for_disk(self, instance: GvisorInstance) -> None:
         if instance.pidfd >= 0:

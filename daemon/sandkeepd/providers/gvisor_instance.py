@@ -9,8 +9,9 @@ import trio
 
 from sandkeep.errors import StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.keeper import fifo, pipes, requests
+from sandkeepd.keeper import pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
+from sandkeepd.keeper.place import CONTROL
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.providers import gvisor_plan
 from sandkeepd.providers.base import Ending
@@ -90,7 +91,7 @@ class GvisorInstance(KeptInstance):
         """Nothing of it is about to run: requests wait, in a FIFO that is held open, and time does not count."""
         self.pause.set(True)
         if self._held_control is None:
-            self._held_control = fifo.open_fifo(self._place.control)
+            self._held_control = self._place.open_fifo(CONTROL)
 
     def go(self) -> None:
         """It runs again."""
@@ -180,7 +181,7 @@ class GvisorInstance(KeptInstance):
 
     def ask(self, line: bytes) -> None:
         """Put a request to the keeper, if there is room for it. Nothing is waited for."""
-        fd = fifo.open_fifo(self._place.control)
+        fd = self._place.open_fifo(CONTROL)
         if fd is not None:
             with suppress(OSError):
                 os.write(fd, line)
@@ -192,6 +193,9 @@ class GvisorInstance(KeptInstance):
         """Have a process be called by another id, inside too. What it reads is known by both: inside nobody can rename
         that.
         """
-        with suppress(FileNotFoundError, FileExistsError):
-            os.link(f"{self._place.in_dir}/{process_id}.stdin", f"{self._place.in_dir}/{new}.stdin")
+        with (
+            suppress(FileNotFoundError, FileExistsError),
+            self._place.files.directory("in", writable=True) as directory,
+        ):
+            os.link(f"{process_id}.stdin", f"{new}.stdin", src_dir_fd=directory, dst_dir_fd=directory)
         await self._talk.send(requests.name(process_id, new))

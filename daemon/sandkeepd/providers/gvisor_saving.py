@@ -20,8 +20,8 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.model import Isolation, SandboxSpec
+from sandkeepd.hostile_files import NotAFileError
 from sandkeepd.hostprocess import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
-from sandkeepd.keeper.journal import NotAFileError
 from sandkeepd.providers import gvisor_plan, gvisor_runsc, gvisor_start
 from sandkeepd.providers.base import Checkpointed, Ending
 from sandkeepd.providers.gvisor_instance import GvisorInstance

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
+from sandkeepd.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, keep_descriptors_private, open_process, reap, wait_ended
 from sandkeepd.keeper import dropping, journal
 from sandkeepd.keeper.client import KeeperInstance
@@ -104,6 +105,7 @@ class KeptProvider(ABC, Generic[InstanceT]):
         self._watcher = watcher
         self._nursery = nursery
         self._instances: dict[str, InstanceT] = {}
+        self._hostile_roots: dict[str, HostileRoot] = {}
 
     @abstractmethod
     def _sandbox(self, sandbox_id: str) -> str:
@@ -134,7 +136,7 @@ class KeptProvider(ABC, Generic[InstanceT]):
             return None
         try:
             instance = make()
-        except (FileNotFoundError, PermissionError, NotADirectoryError, journal.NotAFileError):
+        except (FileNotFoundError, PermissionError, NotADirectoryError, NotAFileError):
             os.close(pidfd)
             return None
         except BaseException:
@@ -201,8 +203,13 @@ class KeptProvider(ABC, Generic[InstanceT]):
 
     # What was written
 
-    def _out(self, sandbox_id: str) -> str:
-        return f"{self._sandbox(sandbox_id)}/out"
+    def files(self, sandbox_id: str) -> HostileTree:
+        """The directory of a sandbox, as that in which its code may own files. Raises OSError."""
+        root, name = os.path.split(self._sandbox(sandbox_id))
+        return self._hostile_roots.setdefault(root, HostileRoot(root)).tree(name)
+
+    def _out(self, sandbox_id: str) -> HostileTree:
+        return self.files(sandbox_id).below("out")
 
     def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
         """See `Provider.last_exits`."""
@@ -220,9 +227,9 @@ class KeptProvider(ABC, Generic[InstanceT]):
         """See `Provider.drop_output`."""
         dropping.drop(self._out(sandbox_id), process_ids)
 
-    def open_journal(self, sandbox_id: str, process_id: str, stream: str) -> int:
+    def open_journal(self, sandbox_id: str, process_id: str, stream: str, uid: int) -> int:
         """See `Provider.open_journal`."""
-        return journal.open_for_caller(self._out(sandbox_id), process_id, stream)
+        return journal.open_for_caller(self._out(sandbox_id), process_id, stream, uid)
 
 
 @asynccontextmanager

@@ -250,7 +250,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
 
         def make() -> LocalInstance:
             instance = LocalInstance(
-                sandbox_id, self._sandbox(sandbox_id), self._watcher, isolation=isolation,
+                sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), env=env,
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
@@ -442,9 +442,9 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
 
     def _occupied(self, instance: LocalInstance) -> int:
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
-        directory = self._sandbox(instance.sandbox_id)
-        paths = [f"{directory}/upper", f"{directory}/out"]
-        return disk_usage.occupied(paths, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
+        files = self.files(instance.sandbox_id)
+        places = [files.below("upper"), files.below("out")]
+        return disk_usage.occupied(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
     async def _end_instance(self, instance: LocalInstance) -> None:
         await self._in_thread(self._clearing.end, instance.sandbox_id, instance.plan, instance.handle)

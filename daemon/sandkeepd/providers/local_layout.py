@@ -24,8 +24,9 @@ from typing import Final
 
 from sandkeep.errors import DaemonError
 from sandkeep.ids import PROCESS, check_name, is_log_id
+from sandkeepd.hostile_files import NotAFileError
 from sandkeepd.hostprocess import run_tool
-from sandkeepd.keeper.journal import NotAFileError, open_regular
+from sandkeepd.keeper.journal import open_regular
 
 MANY: Final = 1000
 """How many files are looked at here; more than that are left to a program, which holds no lock of the interpreter's."""

@@ -1,0 +1,187 @@
+"""Descriptors that the daemon hands out, of files that the code inside owns: another user reads, and no more.
+
+The code inside is the owner of its journals, and can give them any mode. Whoever gets a descriptor of one can open it
+anew, or run it, through ``/proc/self/fd``: with the rights of the owner, who may be root.
+"""
+
+import errno
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.boxes import Box
+from tests.conftest import RunningDaemon
+from tests.users import as_user
+
+from sandkeep import descriptors  # noqa: F401  # as who uses it has no way to the checkout
+
+pytestmark = pytest.mark.needs("root")
+
+STRANGER = 43_210
+PROGRAM = "/usr/bin/id"
+JOURNALS = "/run/sandkeep/out/p"
+
+KINDS = [
+    pytest.param("local", marks=pytest.mark.needs("bwrap")),
+    pytest.param("docker", marks=pytest.mark.needs("docker")),
+    pytest.param("gvisor", marks=pytest.mark.needs("runsc")),
+]
+
+
+class House:
+    """A daemon, and sandboxes of a stranger's. Their code is root where it can be."""
+
+    def __init__(self, daemon: RunningDaemon, provider: str, source: str) -> None:
+        self.daemon = daemon
+        self.client = daemon.connect()
+        self.provider = provider
+        self.image = as_user(STRANGER, lambda: self._call("image.create", source, provider=provider).image_id)
+
+    def _call(self, method: str, *given: Any, **fields: Any) -> Any:
+        with self.daemon.connect() as client:
+            subject, _, verb = method.partition(".")
+            return getattr(getattr(client, subject), verb)(*given, **fields)
+
+    def create(self) -> Box:
+        """Another sandbox."""
+        user = {"user": "0"} if self.provider == "gvisor" else {}
+        made = as_user(STRANGER, lambda: str(self._call("sandbox.create", self.image, **user).sandbox_id))
+        return Box(self.daemon, self.client, made)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def house(request: pytest.FixtureRequest, places: str) -> Iterator[House]:
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    source = f"{daemon.root}/source"
+    os.mkdir(source, 0o755)
+    if request.param == "docker":
+        engine = request.getfixturevalue("dockerd")
+        daemon.env["DOCKER_HOST"], source = engine.host, engine.tools()
+    daemon.start()
+    made = House(daemon, request.param, source)
+    yield made
+    made.client.close()
+    daemon.clear()
+
+
+@pytest.fixture(scope="module")
+def box(house: House) -> Box:
+    return house.create()
+
+
+def _planted(box: Box, mode: str, script: str = f"cat {PROGRAM}") -> str:
+    """A process whose journal is a program of that mode; its id."""
+    started = box.client.process.launch(box.id, ["sh", "-c", script])
+    process_id = str(started.process_id)
+    box.client.process.wait(box.id, process_id, timeout_s=30)  # what somebody writes to is not run
+    journal = f"{JOURNALS}/{process_id}.stdout"
+    box.sh(f"chmod {mode} {journal}; chmod 777 {JOURNALS}")
+    found = Path(box.daemon.state_dir, "sandboxes", box.id, "out", "p", f"{process_id}.stdout").stat()
+    assert found.st_mode & 0o7777 == int(mode, 8)  # else nothing was tried
+    return process_id
+
+
+def _try(attempt: Callable[[], Any]) -> Any:
+    """What came of it, or the number of the error."""
+    try:
+        return attempt()
+    except OSError as error:
+        return error.errno
+
+
+def _with_journal(box: Box, process_id: str, attempt: Callable[[int], Any]) -> Any:
+    """What comes of something that a stranger does with the descriptor that he is handed."""
+
+    def work() -> Any:
+        with (
+            box.daemon.connect() as client,
+            client.with_descriptors("process.open_output", box.id, process_id) as handed,
+        ):
+            given = handed.receive()
+            handed.answer()
+            assert os.read(given[0], 4) == b"\x7fELF"  # it can be read, whatever its mode
+            return _try(lambda: attempt(given[0]))
+
+    return as_user(STRANGER, work)
+
+
+def _run(fd: int) -> bytes:
+    return subprocess.run([f"/proc/self/fd/{fd}", "-u"], pass_fds=[fd], capture_output=True, check=False).stdout
+
+
+@pytest.mark.parametrize("mode", ["6755", "6777", "0777"])
+def test_nobody_runs_what_the_code_inside_wrote(box: Box, mode: str) -> None:
+    assert _with_journal(box, _planted(box, mode), _run) == errno.EACCES
+
+
+CHANGES: dict[str, Callable[[int], Any]] = {
+    "write": lambda fd: os.open(f"/proc/self/fd/{fd}", os.O_WRONLY),
+    "read and write": lambda fd: os.open(f"/proc/self/fd/{fd}", os.O_RDWR),
+    "cut": lambda fd: os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_TRUNC),
+    "truncate": lambda fd: os.truncate(f"/proc/self/fd/{fd}", 0),
+    "touch": lambda fd: os.utime(fd),
+    "attribute": lambda fd: os.setxattr(fd, "user.mine", b"x"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("mode", ["6777", "0666"])
+def test_nobody_changes_it(box: Box, mode: str, change: str) -> None:
+    assert _with_journal(box, _planted(box, mode), CHANGES[change]) == errno.EROFS
+
+
+def _link(fd: int, target: str) -> None:
+    opened = os.open("/proc/self/fd", os.O_PATH)  # with a directory Python calls linkat(2), which follows
+    os.link(str(fd), target, src_dir_fd=opened, follow_symlinks=True)
+
+
+def test_nobody_keeps_it_under_a_name_of_his_own(box: Box) -> None:
+    place = Path(box.daemon.root, "public")
+    with suppress(FileExistsError):
+        place.mkdir()
+    place.chmod(0o777)  # in the same file system
+    process_id = _planted(box, "0666")
+    link = f"{place}/{process_id}"
+    assert _with_journal(box, process_id, lambda fd: _link(fd, link)) == errno.EXDEV
+
+
+def test_who_is_root_changes_nothing_by_mistake(box: Box) -> None:
+    """Nor does whoever has the uid that the file belongs to."""
+    process_id = _planted(box, "6777")
+    owner = Path(box.daemon.state_dir, "sandboxes", box.id, "out", "p", f"{process_id}.stdout").stat().st_uid
+    with box.client.with_descriptors("process.open_output", box.id, process_id) as handed:
+        out, err = handed.receive()
+        handed.answer()
+    try:
+        for uid in {0, owner}:
+            for change in (*CHANGES.values(), lambda fd: os.fchmod(fd, 0o755), lambda fd: os.fchown(fd, 0, 0)):
+                assert as_user(uid, lambda: _try(lambda: change(out))) == errno.EROFS  # noqa: B023
+        with pytest.raises(PermissionError):
+            _run(out)
+    finally:
+        os.close(out)
+        os.close(err)
+
+
+def test_the_same_when_the_sandbox_has_ended(house: House) -> None:
+    box = house.create()
+    process_id = _planted(box, "6777")
+    box.client.sandbox.terminate(box.id)
+    assert _with_journal(box, process_id, _run) == errno.EACCES
+    assert _with_journal(box, process_id, CHANGES["read and write"]) == errno.EROFS
+
+
+def test_the_same_after_a_restart(house: House) -> None:
+    """A daemon that adopts the sandbox hands out no more."""
+    box = house.create()
+    process_id = _planted(box, "6777")
+    house.daemon.kill()
+    house.daemon.start()
+    assert _with_journal(box, process_id, _run) == errno.EACCES
+    assert _with_journal(box, process_id, CHANGES["read and write"]) == errno.EROFS
