@@ -120,6 +120,9 @@ class HostileTree:
         self._anchor = anchor
         self._path = path
 
+    def __repr__(self) -> str:
+        return f"<files of {self._path}>"
+
     @property
     def is_confined(self) -> bool:
         """Whether what is opened for reading can be handed to anybody who may read it. False before it is there."""

@@ -391,7 +391,7 @@ async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monk
     occupied, token = disk_usage.occupied, trio.lowlevel.current_trio_token()
 
     def slow(paths: list[str], *rest: Any, **more: Any) -> int:
-        if large.sandbox_id in paths[0]:
+        if large.sandbox_id in str(paths[0]):
             token.run_sync_soon(looked.set)
             go_on.wait(60)
         return occupied(paths, *rest, **more)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boxes import Box
+from tests.boxes import Box, until
 from tests.conftest import RunningDaemon
 from tests.users import as_user
 
 from sandkeep import descriptors  # noqa: F401  # as who uses it has no way to the checkout
+from sandkeep.errors import SandkeepError
 
 pytestmark = pytest.mark.needs("root")
 
@@ -185,3 +186,21 @@ def test_the_same_after_a_restart(house: House) -> None:
     house.daemon.start()
     assert _with_journal(box, process_id, _run) == errno.EACCES
     assert _with_journal(box, process_id, CHANGES["read and write"]) == errno.EROFS
+
+
+@pytest.mark.parametrize("house", [KINDS[1]], indirect=True)
+def test_no_link_among_the_journals_is_followed_when_a_container_does_not_start(house: House, dockerd: Any) -> None:
+    """What its first program says is looked for there; and an error is told to the caller."""
+    box = house.create()
+    canary = Path(house.daemon.root, "canary")
+    canary.write_text("of root alone")
+    canary.chmod(0o600)
+    # The program can open neither, and says nothing: there is no such directory inside.
+    box.sh(f"ln -s {canary} {JOURNALS}/.start; chmod 0 /run/sandkeep/out/exits")
+    house.daemon.kill()
+    dockerd.ask("POST", f"/containers/sandbox-{box.id}/kill")
+    house.daemon.start()
+    until(lambda: box.client.sandbox.get(box.id).status == "lost", 30)
+    with pytest.raises(SandkeepError, match="did not start") as failed:
+        box.client.sandbox.resume(box.id)
+    assert "of root alone" not in str(failed.value)

@@ -551,7 +551,7 @@ def test_a_caller_who_opens_one_anew_may_still_only_read(shared_daemon: Any, box
                     said.append(errno.errorcode[error.errno or 0])
             return said
 
-        assert as_user(4321, try_to_write) == ["EROFS"] * 3
+        assert set(as_user(4321, try_to_write)) <= {"EACCES", "EROFS"}
         assert os.pread(out, 100, 0) == b"mine\n"
 
 
