@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from tests.boxes import Box, until
 from tests.conftest import RunningDaemon
-from tests.users import as_user
+from tests.users import NOBODY, as_user, command_as
 
 from sandkeep import descriptors  # noqa: F401  # as who uses it has no way to the checkout
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandkeepError, SetupError
 
 pytestmark = pytest.mark.needs("root")
 
@@ -65,10 +65,12 @@ def house(request: pytest.FixtureRequest, places: str) -> Iterator[House]:
         engine = request.getfixturevalue("dockerd")
         daemon.env["DOCKER_HOST"], source = engine.host, engine.tools()
     daemon.start()
-    made = House(daemon, request.param, source)
-    yield made
-    made.client.close()
-    daemon.clear()
+    try:
+        made = House(daemon, request.param, source)
+        yield made
+        made.client.close()
+    finally:
+        daemon.clear()
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +206,76 @@ def test_no_link_among_the_journals_is_followed_when_a_container_does_not_start(
     with pytest.raises(SandkeepError, match="did not start") as failed:
         box.client.sandbox.resume(box.id)
     assert "of root alone" not in str(failed.value)
+
+
+# -- a daemon that is not root ----------------------------------------------------------------------------------------
+
+
+class Users:
+    """A user's daemon, and a process that has written. Others are let in to its socket."""
+
+    def __init__(self, daemon: RunningDaemon) -> None:
+        self.daemon = daemon
+        os.chown(daemon.root, NOBODY, NOBODY)
+        os.mkdir(f"{daemon.root}/source", 0o755)
+        daemon.program = command_as(NOBODY, daemon.program)
+        daemon.start()
+        os.chmod(daemon.socket, 0o666)
+        self.box = as_user(NOBODY, self._create)
+        with daemon.connect() as client:
+            client.process.launch(self.box, ["sh", "-c", "seq 1 400000; printf 'a\\nb' >&2"], name="p")
+            client.process.wait(self.box, "p", timeout_s=60)
+
+    def _create(self) -> str:
+        with self.daemon.connect() as client:
+            image = client.image.create(f"{self.daemon.root}/source").image_id
+            return str(client.sandbox.create(image).sandbox_id)
+
+    def opened(self) -> int:
+        """How many descriptors come of asking for them."""
+        with (
+            self.daemon.connect() as client,
+            client.with_descriptors("process.open_output", self.box, "p") as handed,
+        ):
+            given = handed.receive()
+            for fd in given:
+                os.close(fd)
+            return len(given)
+
+
+@pytest.fixture(scope="module")
+def users(places: str) -> Iterator[Users]:
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    try:
+        yield Users(daemon)
+    finally:
+        daemon.clear()
+
+
+WHOLE = b"".join(b"%d\n" % number for number in range(1, 400_001))
+
+
+@pytest.mark.needs("bwrap")
+def test_a_users_daemon_hands_its_own_user_his_own_files(users: Users) -> None:
+    assert as_user(NOBODY, users.opened) == 2
+
+
+@pytest.mark.needs("bwrap")
+def test_a_users_daemon_hands_nobody_else_what_could_be_run(users: Users) -> None:
+    with pytest.raises(SetupError, match="only to the user that they belong to") as refused:
+        users.opened()
+    assert (refused.value.code, refused.value.data["stdout_bytes"]) == ("not_supported", len(WHOLE))
+
+
+@pytest.mark.needs("bwrap")
+def test_the_commands_read_from_such_a_daemon_all_the_same(users: Users) -> None:
+    daemon, box = users.daemon, users.box
+    done = daemon.cli("logs", box, "p")
+    assert (done.returncode, done.stdout == WHOLE, done.stderr) == (0, True, b"a\nb")
+    for count in (1, 2, 300_000):
+        done = daemon.cli("logs", box, "p", "--tail", str(count))
+        assert done.stdout == b"".join(WHOLE.splitlines(keepends=True)[-count:])
+        assert done.stderr == (b"b" if count == 1 else b"a\nb")
+    followed = daemon.cli("logs", box, "p", "--follow", "--stream", "stdout")
+    assert followed.stdout == WHOLE

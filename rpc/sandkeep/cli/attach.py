@@ -5,14 +5,15 @@ the client connects again, and reading goes on where it was.
 """
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.journals import STREAMS, Journals, write_all
+from sandkeep.cli.journals import STREAMS, Journals, last_lines, write_all
 from sandkeep.cli.options import Frontend
 from sandkeep.cli.output import note, plain
 from sandkeep.cli.relay import Signals, feed
-from sandkeep.errors import StateError
+from sandkeep.errors import SetupError, StateError
 from sandkeep.follow import OutputCursor
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 
@@ -20,6 +21,9 @@ T = TypeVar("T")
 
 KILLED: Final = 128 + 9
 AT_ONCE_S: Final = 0.01
+_BEYOND: Final = 2**62
+"""An offset at which no journal has anything."""
+
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
@@ -82,13 +86,15 @@ class Collector:
 class Reader:
     """Reads a journal over a connection of its own.
 
-    What is far behind is copied from the journals' own descriptors, which outlive the daemon that opened them.
+    What is far behind is copied from the journals' own descriptors, which outlive the daemon that opened them. A daemon
+    that is not root hands them to its own user alone: others read all of it from the daemon.
     """
 
     def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
         self._of = (sandbox_id, name)
         self._client = front.connect()
         self._journals: Journals | None = None
+        self._refused: SetupError | None = None
 
     def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
         """Read until there is no more, and answer the last piece; without `follow`, what there is now."""
@@ -106,11 +112,12 @@ class Reader:
     def catch_up(self, sink: Descriptors, out_at: int, err_at: int) -> tuple[int, int] | None:
         """Copy all that there is now from these offsets on, past the daemon; answer the offsets after it.
 
-        None when nothing was copied, as the code inside has put something else in the place of a journal.
+        None when nothing was copied, as the code inside has put something else in the place of a journal, or the daemon
+        hands none out.
         """
         try:
             journals = self._opened()
-        except StateError:
+        except (StateError, SetupError):
             return None
         return journals.copy(out_at, err_at, sink.streams)
 
@@ -124,14 +131,48 @@ class Reader:
             return self._opened().sizes()
         except StateError:
             return 0, 0
+        except SetupError as refused:
+            return _sizes_told(refused)
 
     def last_lines(self, count: int) -> tuple[int, int]:
         """From where on each stream holds its last `count` lines."""
-        return self._opened().last_lines(count)
+        try:
+            return self._opened().last_lines(count)
+        except SetupError as refused:
+            ends = _sizes_told(refused)
+        kept = self._read({"max_bytes": 0})
+        firsts = kept.stdout_offset, kept.stderr_offset
+        out, err = (
+            last_lines(partial(self._read_exactly, stream), first, end, count)
+            for stream, first, end in zip(STREAMS, firsts, ends, strict=True)
+        )
+        return out, err
+
+    def _read_exactly(self, stream: str, size: int, offset: int) -> bytes:
+        """That many bytes of one stream; zeros for what has been dropped of it meanwhile, and fewer if it was cut."""
+        found = bytearray()
+        other = {f"{each}_offset": _BEYOND for each in STREAMS}
+        while len(found) < size:
+            at = offset + len(found)
+            piece = self._read({**other, f"{stream}_offset": at, "max_bytes": min(FULL_BYTES, size - len(found))})
+            came = bytes(getattr(piece, f"{stream}_offset") - at) + getattr(piece, stream)
+            if not came:
+                break
+            found += came
+        return bytes(found[:size])
 
     def _opened(self) -> Journals:
+        """The journals' descriptors. Raises `conflict` when one was replaced, `not_supported` when they are not handed
+        out.
+        """
+        if self._refused is not None:
+            raise self._refused
         if self._journals is None:
-            self._journals = Journals(self._client, *self._of)
+            try:
+                self._journals = Journals(self._client, *self._of)
+            except SetupError as refused:
+                self._refused = refused
+                raise
         return self._journals
 
     def _read(self, query: dict[str, Any]) -> ProcessOutput:
@@ -153,6 +194,14 @@ class Reader:
         self._client.close()
         if self._journals is not None:
             self._journals.close()
+
+
+def _sizes_told(refused: SetupError) -> tuple[int, int]:
+    """How long the journals are, as a daemon tells that does not hand them out. Raises any other error."""
+    try:
+        return refused.data["stdout_bytes"], refused.data["stderr_bytes"]
+    except KeyError:
+        raise refused from None
 
 
 def _tell(piece: ProcessOutput) -> None:

@@ -6,6 +6,7 @@ Reading by offset over the socket is for following a process; a gigabyte that is
 import errno
 import os
 from collections.abc import Callable, Collection
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -57,7 +58,7 @@ class Journals:
     def last_lines(self, count: int) -> tuple[int, int]:
         """From where on each holds its last `count` lines."""
         out, err = (
-            last_lines(descriptor, size, count)
+            last_lines(partial(_pread, descriptor), first_kept(descriptor), size, count)
             for descriptor, size in zip(self._descriptors, self.sizes(), strict=True)
         )
         return out, err
@@ -167,12 +168,18 @@ def wait_writable(descriptor: int) -> None:
     poll.poll()
 
 
-def last_lines(descriptor: int, end: int, count: int) -> int:
-    """From where on the last `count` lines before `end` begin. A line without its newline, at the end, is one too."""
-    place, first = end, first_kept(descriptor)
+def _pread(descriptor: int, size: int, offset: int) -> bytes:
+    return os.pread(descriptor, size, offset)
+
+
+def last_lines(read: Callable[[int, int], bytes], first: int, end: int, count: int) -> int:
+    """From where on the last `count` lines between two offsets begin. A line without its newline, at the end, is one
+    too. `read` answers so many bytes from an offset.
+    """
+    place = end
     while place > first and count > 0:
         start = max(first, place - _BLOCK_BYTES)
-        data = os.pread(descriptor, place - start, start)
+        data = read(place - start, start)
         at = len(data) - (place == end and data.endswith(b"\n"))
         while count > 0 and (at := data.rfind(b"\n", 0, at)) >= 0:
             count -= 1
