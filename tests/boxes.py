@@ -50,6 +50,8 @@ def at_most(seconds: float) -> Iterator[None]:
 class Box:
     """A sandbox, a client, and what tests do with them again and again."""
 
+    provider = "local"
+
     def __init__(self, daemon: Any, client: Any, sandbox_id: str) -> None:
         self.daemon = daemon
         self.client = client

@@ -20,6 +20,7 @@ from tests.users import NOBODY, as_user, command_as
 
 from sandkeep import descriptors  # noqa: F401  # as who uses it has no way to the checkout
 from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.ids import new_id
 
 pytestmark = pytest.mark.needs("root")
 
@@ -52,7 +53,9 @@ class House:
         """Another sandbox."""
         user = {"user": "0"} if self.provider == "gvisor" else {}
         made = as_user(STRANGER, lambda: str(self._call("sandbox.create", self.image, **user).sandbox_id))
-        return Box(self.daemon, self.client, made)
+        box = Box(self.daemon, self.client, made)
+        box.provider = self.provider
+        return box
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -90,10 +93,10 @@ def _planted(box: Box, mode: str, script: str = f"cat {PROGRAM}") -> str:
     return process_id
 
 
-def _try(attempt: Callable[[], Any]) -> Any:
+def _try(attempt: Callable[..., Any], *given: Any) -> Any:
     """What came of it, or the number of the error."""
     try:
-        return attempt()
+        return attempt(*given)
     except OSError as error:
         return error.errno
 
@@ -109,7 +112,7 @@ def _with_journal(box: Box, process_id: str, attempt: Callable[[int], Any]) -> A
             given = handed.receive()
             handed.answer()
             assert os.read(given[0], 4) == b"\x7fELF"  # it can be read, whatever its mode
-            return _try(lambda: attempt(given[0]))
+            return _try(attempt, given[0])
 
     return as_user(STRANGER, work)
 
@@ -164,7 +167,7 @@ def test_who_is_root_changes_nothing_by_mistake(box: Box) -> None:
     try:
         for uid in {0, owner}:
             for change in (*CHANGES.values(), lambda fd: os.fchmod(fd, 0o755), lambda fd: os.fchown(fd, 0, 0)):
-                assert as_user(uid, lambda: _try(lambda: change(out))) == errno.EROFS  # noqa: B023
+                assert as_user(uid, lambda: _try(change, out)) == errno.EROFS  # noqa: B023
         with pytest.raises(PermissionError):
             _run(out)
     finally:
@@ -188,6 +191,42 @@ def test_the_same_after_a_restart(house: House) -> None:
     house.daemon.start()
     assert _with_journal(box, process_id, _run) == errno.EACCES
     assert _with_journal(box, process_id, CHANGES["read and write"]) == errno.EROFS
+
+
+ANEW = [
+    lambda fd: os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK),
+    lambda fd: os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK),
+    lambda fd: os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_NONBLOCK),
+    lambda fd: os.fchmod(fd, 0o666),
+]
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_the_end_of_a_copy_is_that_end_and_no_more(box: Box, way: str) -> None:
+    """Neither for him who asked for it, nor for the code inside, to whom a FIFO belongs."""
+    box.sh("echo content >file")
+    more = {"transfer_id": new_id("cpy")} if way == "in" else {}
+
+    def given() -> tuple[list[Any], tuple[int, int]]:
+        with (
+            box.daemon.connect() as client,
+            client.with_descriptors(f"sandbox.copy_{way}", box.id, path="file", **more) as handed,
+        ):
+            [fd] = handed.receive()
+            found = os.fstat(fd)
+            return [_try(attempt, fd) for attempt in ANEW], (found.st_uid, found.st_mode & 0o7777)
+
+    tried, (owner, mode) = as_user(STRANGER, given)
+    assert (tried[:3], mode) == ([errno.EACCES] * 3, 0o600)
+    assert tried[3] in (errno.EPERM, errno.EROFS)
+    if box.provider == "gvisor":  # of which the daemon has both ends, and no file
+        assert owner == 0
+        return
+    more = {"transfer_id": new_id("cpy")} if way == "in" else {}
+    with box.client.with_descriptors(f"sandbox.copy_{way}", box.id, path="file", **more) as handed:
+        [fd] = handed.receive()
+        assert as_user(owner, lambda: _try(ANEW[3], fd)) == errno.EROFS
+        os.close(fd)
 
 
 @pytest.mark.parametrize("house", [KINDS[1]], indirect=True)
