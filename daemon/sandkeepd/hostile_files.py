@@ -68,6 +68,20 @@ class _Anchor:
             os.close(place)
 
 
+def read_only(descriptor: int) -> int:
+    """The same file, opened for reading alone; on a read-only mount, where there can be one. Raises OSError."""
+    try:
+        place = mounts.detached(descriptor, _READ_ONLY)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
 def _on_mounts(place: int) -> list[int]:
     """A directory on a read-only mount and on a writable one; nothing where such mounts cannot be made."""
     taken: list[int] = []

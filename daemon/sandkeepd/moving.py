@@ -28,12 +28,13 @@ from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.forks import layering
+from sandkeepd.hostile_files import read_only
 from sandkeepd.images import Images
 from sandkeepd.intake import Intake, enlarge
 from sandkeepd.layers import KeptLayers
 from sandkeepd.providers.base import Progress
 from sandkeepd.restoring import Restores, image_beneath, names_of
-from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless, readable
+from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless
 from sandkeepd.snapshots import Snapshots, snapshotting
 from sandkeepd.unpacking import limits_of_import
 from sandkeepd.watched import Meter, watched
@@ -77,7 +78,7 @@ class Moves:
         assert stored is not None
         async with self._archives.opened(snapshot, request.progress) as archive:
             await watched(partial(check, snapshot, archive), request.progress, "looking through the archive")
-            given = readable(archive)
+            given = read_only(archive)
             try:
                 await request.give([given])
             finally:
@@ -105,7 +106,7 @@ class Moves:
             owner = snapshotting(provider).owner_in_archives(core.state.sandboxes[snapshot.sandbox_id or ""].spec)
             work = partial(_flattened, archives, base, output, snapshot.format, owner)
             packed = await watched(work, progress, "putting it together", limiter=self._archives.limiter)
-            given = readable(output)
+            given = read_only(output)
             opened.callback(os.close, given)
             await request.give([given])
         return SnapshotExport(

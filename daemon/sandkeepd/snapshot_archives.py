@@ -374,11 +374,6 @@ def _remove(place: model.Place) -> None:
         open_store(root_of(place)).delete(place.path)
 
 
-def readable(descriptor: int) -> int:
-    """The same open file, to be read only: who is given it is not to write to this machine's disk."""
-    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-
-
 def write_all(descriptor: int, chunk: bytes) -> None:
     """Write all of it. Blocks. Raises OSError."""
     rest = memoryview(chunk)

@@ -12,7 +12,7 @@ import pytest
 from tests.boxes import at_most
 from tests.users import NOBODY, as_user
 
-from sandkeepd.hostile_files import HostileRoot, HostileTree, NotAFileError
+from sandkeepd.hostile_files import HostileRoot, HostileTree, NotAFileError, read_only
 
 
 @pytest.fixture
@@ -131,6 +131,28 @@ def test_a_fifo_takes_what_is_written_and_keeps_its_mode(tree: HostileTree) -> N
     assert refused.value.errno == errno.EROFS
     assert (os.fstat(fd).st_uid, stat.S_IMODE(os.fstat(fd).st_mode)) == (NOBODY, 0o600)
     os.close(fd)
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("flags", [os.O_CREAT, os.O_TMPFILE], ids=["named", "nameless"])
+def test_a_file_of_the_daemons_is_read_by_others_and_no_more(tmp_path: Path, flags: int) -> None:
+    """Whatever mode it has, as on a share that gives all the same."""
+    original = os.open(tmp_path / "archive" if flags == os.O_CREAT else tmp_path, os.O_RDWR | flags)
+    os.fchmod(original, 0o6777)
+    os.write(original, Path("/bin/true").read_bytes())
+    given = read_only(original)
+    assert os.pread(given, 4, 0) == b"\x7fELF"
+    for attempt in (
+        lambda: os.write(given, b"x"),
+        lambda: os.open(f"/proc/self/fd/{given}", os.O_RDWR),
+        lambda: os.fchmod(given, 0o755),
+    ):
+        with pytest.raises(OSError, match=r"Read-only|Bad file"):
+            attempt()
+    os.close(original)
+    with pytest.raises(PermissionError):
+        subprocess.run([f"/proc/self/fd/{given}"], pass_fds=[given], check=False)
+    os.close(given)
 
 
 @pytest.mark.needs("root")
