@@ -130,9 +130,9 @@ class Story:
 
     def _processes(self, client: Any) -> tuple[str, str]:
         box = client.sandbox.create(
-            self.image, sandbox_id="named", secrets={"TOKEN": "s3cret"}, labels={"a": "b"}, pids=64, idle_timeout_s=9e5
+            self.image, name="named", secrets={"TOKEN": "s3cret"}, labels={"a": "b"}, pids=64, idle_timeout_s=9e5
         ).sandbox_id
-        refused(client.sandbox.create, self.image, sandbox_id="refused", network="no such network")
+        refused(client.sandbox.create, self.image, name="refused", network="no such network")
         client.sandbox.exec(box, "echo out; echo err >&2; exit 3", stdin=b"4711", command_id="first")
         client.sandbox.exec(box, ["no such program"])
         client.process.launch(box, ["sh", "-c", "sleep 1000"], name="sleeper", env={"A": "b"}, secrets={"B": "c"})

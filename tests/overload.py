@@ -81,7 +81,7 @@ class Crowd:
         """Have a sandbox made; when all are, use them and end every other and make it anew; then end them all."""
         box = f"box-{number}"
         self.began.append(number)
-        await client.call("sandbox.create", image_id=self._image_id, sandbox_id=box)
+        await client.call("sandbox.create", image_id=self._image_id, name=box)
         self.ended.append(number)
         await self._gates["created"].pass_()
         for turn in range(self._rounds):
@@ -90,7 +90,7 @@ class Crowd:
         if number % 2:
             await client.call("sandbox.terminate", sandbox_id=box)
             box += "-again"
-            await client.call("sandbox.create", image_id=self._image_id, sandbox_id=box)
+            await client.call("sandbox.create", image_id=self._image_id, name=box)
         await client.call("process.launch", sandbox_id=box, name="web", command=["sleep", "1000"])
         await self._gates["used"].pass_()
         assert (await client.call("sandbox.terminate", sandbox_id=box))["status"] == "stopped"

@@ -1,19 +1,22 @@
 """Who may do what: from the peer's credentials to an owner, and from a method's row to yes or no.
 
-The check is made once, here, before any handler runs. Another owner's object is `not_found`, never
-`permission_denied`, so that ids cannot be tried out.
+The check is made once, here, before any handler runs, for every object that the parameters name. Another owner's object
+and none at all are the same `not_found`, so that ids cannot be tried out. From here on a sandbox goes by its id: a name
+that its owner gave it is resolved.
 """
 
 import grp
 import os
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sandkeep.errors import CallerError
 from sandkeep.events import Meta
-from sandkeep.methods import Access, Method, Mutation, Params
+from sandkeep.methods import Access, Kind, Method, Mutation, Params
 from sandkeep.settings import ADMIN_GROUP
 from sandkeep_store.commands import Past
 from sandkeep_store.views.state import State
@@ -66,12 +69,18 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
         """Whether an object of that owner is shown to the caller."""
         return self.admin or (owner is not None and owner == self.owner)
 
-    def require_sandbox(self, state: State, sandbox_id: str) -> None:
-        """Raise `not_found` unless there is such a sandbox and the caller is shown it."""
-        owner = state.owner_of("", sandbox_id)
-        if owner is None or not self.sees(owner):
-            message = f"there is no sandbox {sandbox_id!r}{state.log.hint}"
-            raise CallerError("not_found", message, sandbox_id=sandbox_id)
+    def sandbox_called(self, state: State, text: str) -> str | None:
+        """The id of the sandbox that the caller means by an id or a name; None when the caller is shown none."""
+        return _sandbox_called(state, text, self.owner, admin=self.admin)
+
+
+class _Owned(Protocol):
+    """An object of a view."""
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        ...
 
 
 def is_admin(peer: Peer) -> bool:
@@ -99,13 +108,13 @@ def forget_groups() -> None:
 
 def admit(state: State, call: Call) -> Request[Params]:
     """Let a call through, or raise `permission_denied` or `not_found`."""
-    peer, method, params = call.peer, call.method, call.params
+    peer, method = call.peer, call.method
     admin = is_admin(peer)
     if not admin:
-        _check(state, method, params, peer.owner)
+        _check(method, call.params)
     return Request(
         method=method,
-        params=params,
+        params=_resolved(state, method, call.params, peer.owner, admin=admin),
         owner=peer.owner,
         admin=admin,
         peer=peer,
@@ -115,7 +124,7 @@ def admit(state: State, call: Call) -> Request[Params]:
     )
 
 
-def _check(state: State, method: Method, params: Params, owner: str) -> None:
+def _check(method: Method, params: Params) -> None:
     if method.access is Access.ADMIN:
         raise CallerError("permission_denied", f"{method.name} is for administrators: run it as root")
     for field, value in method.admin_if.items():
@@ -123,10 +132,50 @@ def _check(state: State, method: Method, params: Params, owner: str) -> None:
             raise CallerError(
                 "permission_denied", f"{field}={value!r} is for administrators: leave it out", field=field
             )
-    if method.access is Access.OWNER and method.subject is not None:
-        subject: str = getattr(params, method.subject)
-        of_sandbox = method.subject == "sandbox_id"
-        if state.owner_of("" if of_sandbox else subject, subject if of_sandbox else None) != owner:
-            noun = method.subject.removesuffix("_id")
-            message = f"there is no {noun} {subject!r}{state.log.hint}"
-            raise CallerError("not_found", message, **{method.subject: subject})
+
+
+def _resolved(state: State, method: Method, params: Params, owner: str, *, admin: bool) -> Params:
+    """The parameters with the ids of what they name. Raises `not_found` unless the caller is shown all of it."""
+    ids: dict[str, str] = {}
+    for field, kind in method.references.items():
+        text: str | None = getattr(params, field)
+        if text is None:
+            continue
+        found = _named(state, kind, text, owner, admin=admin)
+        if found is None:
+            raise not_found(state, kind, text, field)
+        if found != text:
+            ids[field] = found
+    return replace(params, **ids) if ids else params
+
+
+def not_found(state: State, kind: Kind, text: str, field: str) -> CallerError:
+    """The error of who names what is not there, or is another owner's: nothing in it tells which."""
+    return CallerError("not_found", f"there is no {kind} {text!r}{state.log.hint}", **{field: text})
+
+
+def _named(state: State, kind: Kind, text: str, owner: str, *, admin: bool) -> str | None:
+    """The id of the object of that kind that a caller names; None when the caller is shown none."""
+    if kind == "sandbox":
+        return _sandbox_called(state, text, owner, admin=admin)
+    held: Mapping[str, Mapping[str, _Owned]] = {
+        "image": state.images, "snapshot": state.snapshots, "checkpoint": state.checkpoints
+    }  # fmt: skip
+    found = held[kind].get(text)
+    return text if found is not None and (admin or found.owner == owner) else None
+
+
+def _sandbox_called(state: State, text: str, owner: str, *, admin: bool) -> str | None:
+    """The caller's own sandbox of that name, if it has not ended; else the one of that id; else the caller's own of
+    that name that ended last.
+
+    Ids do not look like names but for those that callers chose in older logs: a new sandbox is not to be hidden by an
+    old one that has ended.
+    """
+    named = state.sandbox_named(owner, text)
+    if named is not None and not named.hidden:
+        return named.sandbox_id
+    found = state.sandboxes.get(text)
+    if found is not None and (admin or found.owner == owner):
+        return text
+    return named.sandbox_id if named is not None else None

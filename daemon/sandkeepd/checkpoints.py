@@ -35,7 +35,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.checkpoint_files import CheckpointFiles, Had, remove_directory
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.insisting import insist
 from sandkeepd.kills import KILLED
 from sandkeepd.layers import KeptLayers
@@ -191,6 +191,7 @@ class Checkpoints:
         checkpoint = decide.checkpoint(core.state, request.params.checkpoint_id)
         if checkpoint.status == "creating":
             raise decide.checkpoint_not_ready(checkpoint)
+        tries = Tries()
         while checkpoint.status == "ready":
             order = NewEvent(
                 checkpoint.checkpoint_id, events.CheckpointDeleteRequested(), checkpoint.sandbox_id,
@@ -198,8 +199,9 @@ class Checkpoints:
             )  # fmt: skip
             try:
                 intent = await core.intend(order, request.meta, essential=True)
-            except StateError:
-                continue  # somebody else did so at that instant
+            except StateError as conflict:
+                await tries.again(conflict)  # somebody else did so at that instant
+                continue
             what = f"deletion of {checkpoint.checkpoint_id}"
             core.carry(partial(self.finish_delete, checkpoint.checkpoint_id, intent), what)
         return await self.answer_delete(checkpoint.checkpoint_id)
@@ -235,13 +237,18 @@ class Checkpoints:
         checkpoint = decide.ready_checkpoint(core.state, command.checkpoint_id)
         await self._require_here(checkpoint)
         decide.like(checkpoint.requested.spec, command.labels)
-        sandbox_ids = self._sandboxes.choose_ids(command.sandbox_ids, command.count, checkpoint.owner)
-        event = events.CheckpointRestoreRequested(
-            owner=checkpoint.owner, checkpoint_id=checkpoint.checkpoint_id, sandbox_ids=sandbox_ids
-        )
         restore_id = ids.new_id(ids.FORK)
-        new = NewEvent(restore_id, event, checkpoint.sandbox_id, 0)
-        intent = await self._sandboxes.order(sandbox_ids, new, request.meta)
+
+        def order(sandbox_ids: list[str]) -> NewEvent:
+            event = events.CheckpointRestoreRequested(
+                owner=checkpoint.owner,
+                checkpoint_id=checkpoint.checkpoint_id,
+                sandbox_ids=sandbox_ids,
+                names=command.names,
+            )
+            return NewEvent(restore_id, event, checkpoint.sandbox_id, 0)
+
+        intent = await self._sandboxes.order(checkpoint.owner, command.names, command.count, order, request.meta)
         failpoints.reach("checkpoint.restore_planned")
         core.carry(partial(self._carry_restore, request, checkpoint, intent), f"restore of {checkpoint.checkpoint_id}")
         return await self.answer_restore(restore_id)
@@ -286,11 +293,10 @@ class Checkpoints:
         """The intent to make one of them; from here on its plan is known to those that follow."""
         asked = checkpoint.requested
         provider = self._core.provider(asked.provider)
-        before = decide.interrupted_sandbox(self._core.state, sandbox_id, checkpoint.owner)
         spec = decide.like(asked.spec, request.params.labels)
         planned = self._sandboxes.plan(provider, sandbox_id, asked.image_id, spec, request.caller, checkpoint.owner)
         plan = checkpointing(provider).plan_like(asked.plan, planned)
-        self._sandboxes.reserve(sandbox_id, provider.name, plan)
+        name = self._sandboxes.give(sandbox_id, provider.name, plan)
         event = events.SandboxCreateRequested(
             owner=checkpoint.owner,
             image_id=asked.image_id,
@@ -301,8 +307,9 @@ class Checkpoints:
             forked_from=checkpoint.sandbox_id,
             restored_from=checkpoint.checkpoint_id,
             needs_image=asked.needs_image,
+            name=name,
         )
-        return NewEvent(sandbox_id, event, sandbox_id, before.revision if before is not None else 0)
+        return NewEvent(sandbox_id, event, sandbox_id, 0)
 
     async def answer_restore(self, restore_id: str) -> CheckpointRestoreResult:
         """Wait until all sandboxes run, and answer them. Raises what the restore failed with, or the first of them."""
@@ -347,8 +354,6 @@ class Checkpoints:
         assert command.checkpoint_id is not None
         sandbox = decide.sandbox(core.state, command.sandbox_id)
         checkpoint = decide.ready_checkpoint(core.state, command.checkpoint_id)
-        if not request.sees(checkpoint.owner):
-            decide.checkpoint(core.state, "")  # raises what is said of one that is not there
         await self._sandboxes.adopted(sandbox.sandbox_id)
         decide.return_to(sandbox, checkpoint)
         provider = await self._require_here(checkpoint)
@@ -451,8 +456,6 @@ class Checkpoints:
     def list_now(self, request: Request[CheckpointQuery]) -> CheckpointList:
         """List the caller's checkpoints; an administrator sees all."""
         query = request.params
-        if query.sandbox_id is not None:
-            request.require_sandbox(self._core.state, query.sandbox_id)
         mine = (c for c in self._core.state.checkpoints.values() if request.sees(c.owner) and _matches(c, query))
         found, following = page(mine, lambda checkpoint: checkpoint.checkpoint_id, query.after, query.limit)
         return CheckpointList(checkpoints=[checkpoint.view() for checkpoint in found], next=following)

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, error_from
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import Meta
 from sandkeep_store.log import EventLog, NewEvent, Recorded
 from sandkeep_store.metadata_files import MetadataFiles
@@ -27,6 +27,29 @@ ANEW: Final = object()
 
 RETRY_S = 1.0
 """How long a carrier waits before it tries again to record an outcome that the disk did not take."""
+
+
+TRY_AGAIN_S: Final = (0.0, *(0.002 * 2**n for n in range(9)))
+"""How long after each conflict an order is made anew: about a second in all. Once is enough but for a defect."""
+
+
+class Tries:
+    """Bounds how often an order is made anew that another change has got ahead of.
+
+    The views hear of a change before whoever it got ahead of does, so that the next try fits. Where none ever does,
+    as the views are not where the log is, the loop must end in an error, and not go round for ever.
+    """
+
+    def __init__(self) -> None:
+        self._pauses = iter(TRY_AGAIN_S)
+
+    async def again(self, conflict: StateError) -> None:
+        """Wait a moment before the next try; raise the `conflict` when there were enough."""
+        pause = next(self._pauses, None)
+        if pause is None:
+            logger.error("an order never fits its stream", extra={"why": conflict.message, **conflict.data})
+            raise conflict
+        await trio.sleep(pause)
 
 
 class Core:

@@ -373,28 +373,18 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
 
 
 def interrupted_sandbox(state: State, sandbox_id: str, owner: str) -> SandboxState | None:
-    """The owner's sandbox that only the daemon's end kept from being made: its id can be used again."""
+    """The owner's sandbox of that id, if only the daemon's end kept it from being made."""
     found = state.sandboxes.get(sandbox_id)
     free = found is not None and found.interrupted and found.status == "failed" and found.owner == owner
     return found if free else None
 
 
 def create_sandbox(
-    state: State,
-    command: SandboxCreate,
-    sandbox_id: str,
-    taken: Container[str],
-    disk_bytes: int,
-    *,
-    network: Network = "none",
-    interrupted: SandboxState | None = None,
+    state: State, command: SandboxCreate, disk_bytes: int, *, network: Network = "none"
 ) -> tuple[ImageState, SandboxSpec]:
-    """Check a request for a new sandbox and answer its image and full spec. `taken` are ids about to be used; the id of
-    the one that was `interrupted` is free. `network` is the one of who asks for none.
+    """Check a request for a new sandbox and answer its image and full spec. `network` is the one of who asks for
+    none.
     """
-    ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
-    if sandbox_id in taken or state.sandboxes.get(sandbox_id) is not interrupted:
-        raise id_taken(sandbox_id)
     source = image(state, command.image_id)
     if source.status != "ready":
         raise StateError(
@@ -430,11 +420,6 @@ def create_sandbox(
         field = max("env", "labels", key=lambda name: _size(getattr(spec, name)))
         raise _too_large(field, "variables and labels together are")
     return source, spec
-
-
-def id_taken(sandbox_id: str) -> StateError:
-    """The error of who chose an id for a sandbox that another has."""
-    return StateError("conflict", f"the id {sandbox_id!r} is taken: choose another", sandbox_id=sandbox_id)
 
 
 def like(spec: SandboxSpec, labels: Mapping[str, str], env: Mapping[str, str] | None = None) -> SandboxSpec:

@@ -42,10 +42,13 @@ class Forks:
         if able.no_forks is not None:
             raise SetupError("not_supported", able.no_forks)
         decide.like(source.spec, command.labels)
-        sandbox_ids = self._sandboxes.choose_ids(command.sandbox_ids, command.count, source.owner)
-        event, fork_id = events.SandboxForkRequested(sandbox_ids=sandbox_ids), ids.new_id(ids.FORK)
-        new = NewEvent(fork_id, event, source.sandbox_id, 0)
-        intent = await self._sandboxes.order(sandbox_ids, new, request.meta)
+        fork_id = ids.new_id(ids.FORK)
+
+        def order(sandbox_ids: list[str]) -> NewEvent:
+            event = events.SandboxForkRequested(sandbox_ids=sandbox_ids, names=command.names)
+            return NewEvent(fork_id, event, source.sandbox_id, 0)
+
+        intent = await self._sandboxes.order(source.owner, command.names, command.count, order, request.meta)
         failpoints.reach("fork.planned")
         core.carry(partial(self._carry, request, source, intent), f"fork of {source.sandbox_id}")
         return await self.answer(fork_id)
@@ -86,20 +89,13 @@ class Forks:
     def _created(
         self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
     ) -> NewEvent:
-        before = decide.interrupted_sandbox(self._core.state, sandbox_id, source.owner)
-        event = self._requested(request, source, fork_id, sandbox_id, frozen)
-        return NewEvent(sandbox_id, event, sandbox_id, before.revision if before is not None else 0)
-
-    def _requested(
-        self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
-    ) -> events.SandboxCreateRequested:
         """The intent to make one of them; from here on its plan is known to those that follow."""
         asked, provider = source.requested, self._core.provider(source.requested.provider)
         spec = decide.like(source.spec, request.params.labels)
         plan = self._sandboxes.plan(provider, sandbox_id, asked.image_id, spec, request.caller, source.owner)
         layered = layering(provider).layered(plan, frozen.files)
-        self._sandboxes.reserve(sandbox_id, provider.name, layered)
-        return events.SandboxCreateRequested(
+        name = self._sandboxes.give(sandbox_id, provider.name, layered)
+        event = events.SandboxCreateRequested(
             owner=source.owner,
             image_id=asked.image_id,
             provider=provider.name,
@@ -110,7 +106,9 @@ class Forks:
             fork_id=fork_id,
             restored_from=source.restored_from,
             needs_image=frozen.needs_image,
+            name=name,
         )
+        return NewEvent(sandbox_id, event, sandbox_id, 0)
 
     async def answer(self, fork_id: str) -> ForkResult:
         """Wait until all forks run, and answer them. Raises what the fork failed with, or the first of them."""

@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from sandkeep import ids
 from sandkeep.clock import now_us, parse_rfc3339
 from sandkeep.errors import CallerError
 from sandkeep.methods import CheckpointRestore, SandboxRestoreAt, SnapshotRestore
@@ -81,14 +80,12 @@ class GoingBack:
         """Make the sandbox."""
         whole: Request[Any] = request
         asked = request.params
-        if asked.new_sandbox_id is not None:
-            ids.check_given_id(asked.new_sandbox_id, ids.SANDBOX, "new_sandbox_id")
         if moment.kind == "checkpoint":
             return await self._bring_back(whole, asked, moment)
         command = SnapshotRestore(
             command_id=asked.command_id,
             snapshot_id=moment.source_id,
-            sandbox_id=asked.new_sandbox_id,
+            name=asked.name,
             labels=asked.labels,
             env=asked.env,
             secrets=asked.secrets,
@@ -104,7 +101,7 @@ class GoingBack:
         command = CheckpointRestore(
             command_id=asked.command_id,
             checkpoint_id=moment.source_id,
-            sandbox_ids=[asked.new_sandbox_id] if asked.new_sandbox_id else [],
+            names=[asked.name] if asked.name else [],
             labels=asked.labels,
         )
         made = await self._checkpoints.restore(replace(request, params=command))

@@ -22,8 +22,8 @@ from sandkeep_store.locks.opening import where
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.locks import LockState
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.access import Request, not_found
+from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.leases import GIVEN_UP, Leases
 from sandkeepd.query import page
 
@@ -42,19 +42,20 @@ class Locking:
         """Take a lock, and keep it until it is released."""
         command, core = request.params, self._core
         _check_name(command.name)
-        if command.name in core.state.sandboxes:
-            request.require_sandbox(core.state, command.name)
+        name = self._called(request, command.name)
+        if name in core.state.sandboxes and not request.sees(core.state.sandboxes[name].owner):
+            raise not_found(core.state, "sandbox", name, "sandbox_id")
         event = events.LockAcquireRequested(
             owner=request.owner,
-            name=command.name,
+            name=name,
             where=self._where(),
             owner_id=str(uuid.uuid4()),
             timeout_s=command.timeout_s,
         )
         lock_id = ids.new_id(ids.LOCK)
-        intent = await core.intend(NewEvent(lock_id, event, command.name, 0), request.meta)
+        intent = await core.intend(NewEvent(lock_id, event, name, 0), request.meta)
         lock, given_up = core.state.locks[lock_id], trio.Event()
-        core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
+        core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {name}")
         try:
             return await self._taken(lock)
         finally:
@@ -107,7 +108,7 @@ class Locking:
         name, force = request.params.name, request.params.force
         lock = self._find(request, name)
         if force and (lock is None or lock.status not in ("held", "releasing")):
-            return await self._steal(request, lock.name if lock is not None else name)
+            return await self._steal(request, lock.name if lock is not None else self._called(request, name))
         if lock is None:
             raise _not_found(name, self._core.state.log.hint)
         if lock.status == "acquiring":
@@ -115,18 +116,19 @@ class Locking:
             raise StateError("not_ready", words, name=lock.name, status=lock.status)
         if lock.status == "held":
             await self._leases.before_release(lock.name)
+        tries = Tries()
         while lock.status == "held":
-            await self._order_release(lock, request)
+            await self._order_release(lock, request, tries)
         return await self._released(lock)
 
-    async def _order_release(self, lock: LockState, request: Request[LockRelease]) -> None:
+    async def _order_release(self, lock: LockState, request: Request[LockRelease], tries: Tries) -> None:
         core = self._core
         event = NewEvent(lock.lock_id, events.LockReleaseRequested(), lock.name, lock.revision)
         try:
             intent = await core.intend(event, request.meta, essential=True)
-        except StateError:
-            return  # it was lost in that moment, or somebody else ordered the same
-        core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
+        except StateError as conflict:
+            return await tries.again(conflict)  # it was lost in that moment, or somebody else ordered the same
+        return core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
 
     async def _released(self, lock: LockState) -> Lock:
         await self._core.settled(lock.lock_id, lambda: not lock.under_way)
@@ -180,8 +182,13 @@ class Locking:
         locks = self._core.state.locks
         if name in locks and request.sees(locks[name].owner):
             return locks[name]
-        named = [lock for lock in locks.values() if lock.name == name and request.sees(lock.owner)]
+        called = (name, self._called(request, name))
+        named = [lock for lock in locks.values() if lock.name in called and request.sees(lock.owner)]
         return max(named, key=_standing, default=None)
+
+    def _called(self, request: Request[Any], name: str) -> str:
+        """The name of a lock: of a sandbox's its id, whatever the owner calls the sandbox."""
+        return request.sandbox_called(self._core.state, name) or name
 
     def _known(self, request: Request[Any], lock_id: str) -> LockState:
         lock = self._core.state.locks.get(lock_id)

@@ -267,8 +267,6 @@ class Processes:
     async def list(self, request: Request[ProcessQuery]) -> ProcessList:
         """List the processes of one sandbox, or of all that the caller has."""
         query, state = request.params, self._core.state
-        if query.sandbox_id is not None:
-            request.require_sandbox(state, query.sandbox_id)
         shown = (
             p
             for p in state.processes.values()
@@ -292,8 +290,10 @@ class Processes:
         `not_found`.
         """
         sandbox = decide.sandbox(self._core.state, sandbox_id)
-        found = sandbox.named.get(name) or self._core.state.processes.get(name) or await self._from_log(sandbox, name)
-        if found is None or found.sandbox_id != sandbox_id:
+        found = sandbox.named.get(name) or self._core.state.processes.get(name)
+        if found is None or found.sandbox_id != sandbox_id:  # another sandbox's is looked for as long as none at all
+            found = await self._from_log(sandbox, name)
+        if found is None:
             raise CallerError(
                 "not_found", f"sandbox {sandbox_id} has no process {name!r}", sandbox_id=sandbox_id, name=name
             )
@@ -303,7 +303,9 @@ class Processes:
         if not process_id.startswith(ids.PROCESS + "_"):
             return None
         facts: list[Recorded] = []
-        while more := await self._core.log.read(facts[-1].position if facts else 0, 100, stream=process_id):
+        while more := await self._core.log.read(
+            facts[-1].position if facts else 0, 100, stream=process_id, sandbox_id=sandbox.sandbox_id
+        ):
             facts += more
         return fold_process(facts, sandbox.sandbox_id)
 

@@ -8,7 +8,7 @@ archive was read from its first byte to its last, whatever its digest says.
 from functools import partial
 from typing import Any
 
-from sandkeep import events, failpoints, ids
+from sandkeep import events, failpoints
 from sandkeep.errors import CallerError, SetupError
 from sandkeep.methods import SandboxRestore, SnapshotRestore
 from sandkeep.model import Sandbox, SandboxSpec
@@ -47,22 +47,13 @@ class Restores:
         """The same, for a sandbox that is to be as `source` was asked to be."""
         command, core = request.params, self._core
         snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
-        sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
-        ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_id")
-        before = decide.interrupted_sandbox(core.state, sandbox_id, request.owner)
-        if self._sandboxes.is_taken(sandbox_id) and before is None:
-            raise decide.id_taken(sandbox_id)
         if source is not None:
             decide.require_secrets(source, command.secrets)
         spec = self._spec(source, snapshot, command)
-        event = await self._planned(request, snapshot, sandbox_id, spec)
-        with self._layers.held(*names_of(core, snapshot)):
-            self._sandboxes.reserve(sandbox_id, event.provider, event.plan)
-            try:
-                revision = before.revision if before is not None else 0
-                intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, revision), request.meta)
-            finally:
-                self._sandboxes.unreserve(sandbox_id)
+        with self._sandboxes.about_to_be(request.owner, command.name) as sandbox_id:
+            event = await self._planned(request, snapshot, sandbox_id, spec)
+            with self._layers.held(*names_of(core, snapshot)):
+                intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta)
         failpoints.reach("restore.planned")
         prepare = partial(self.unpack, snapshot, event.provider, request.progress)
         self._sandboxes.begin(intent, command.secrets, prepare)
@@ -84,15 +75,18 @@ class Restores:
         files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
         image_id = asked.image_id or snapshot.snapshot_id
         plan = self._sandboxes.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
+        plan = layering(provider).layered(plan, files)
+        name = self._sandboxes.give(sandbox_id, provider.name, plan)
         return events.SandboxCreateRequested(
             owner=request.owner,
             image_id=image_id,
             provider=provider.name,
             spec=spec,
             secrets=sorted(request.params.secrets),
-            plan=layering(provider).layered(plan, files),
+            plan=plan,
             restored_from=snapshot.snapshot_id,
             needs_image=layering(provider).needs_image(files),
+            name=name,
         )
 
     # -- over a sandbox's own files -----------------------------------------------------------------------------------
@@ -102,8 +96,6 @@ class Restores:
         command, core = request.params, self._core
         sandbox = decide.sandbox(core.state, command.sandbox_id)
         snapshot = decide.ready_snapshot(core.state, command.snapshot_id or "")
-        if not request.sees(snapshot.owner):
-            decide.snapshot(core.state, "")  # raises what is said of one that is not there
         await self._sandboxes.adopted(sandbox.sandbox_id)
         provider = core.provider(sandbox.requested.provider)
         replacement = replacing(provider)

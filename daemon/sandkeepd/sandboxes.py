@@ -25,7 +25,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.insisting import insist
 from sandkeepd.kills import KILLED, Kills
@@ -86,6 +86,15 @@ class Pending:
         await self.finished.wait()
 
 
+class Planned(msgspec.Struct):
+    """A sandbox that is about to go on record: whose it will be, its name, and what it was given."""
+
+    owner: str
+    name: str | None
+    provider: str = ""
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
 class Maker:
     """How a sandbox is made that is on record as about to be: here, by its provider, of its image."""
 
@@ -118,7 +127,7 @@ class Sandboxes:
         self.on_ended: list[Callable[[SandboxState], Awaitable[None]]] = []
         """What is told of each sandbox that is no more."""
         self._reading: dict[str, set[Pending]] = {}
-        self._planned: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._planned: dict[str, Planned] = {}
         self.unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
 
     # -- making -------------------------------------------------------------------------------------------------------
@@ -126,36 +135,26 @@ class Sandboxes:
     async def create(self, request: Request[SandboxCreate]) -> Sandbox:
         """Make a sandbox and start it."""
         core, command = self._core, request.params
-        sandbox_id = command.sandbox_id or ids.new_id(ids.SANDBOX)
-        before = decide.interrupted_sandbox(core.state, sandbox_id, request.owner)
         provider = core.provider(decide.image(core.state, command.image_id).requested.provider)
-        network = provider.default_network()
-        image, spec = decide.create_sandbox(
-            core.state, command, sandbox_id, self._planned, DISK_LIMIT(), network=network, interrupted=before
-        )
-        if not request.sees(image.owner):
-            raise CallerError("not_found", f"there is no image {command.image_id!r}", image_id=command.image_id)
+        image, spec = decide.create_sandbox(core.state, command, DISK_LIMIT(), network=provider.default_network())
         _check_volumes(request)
-        taken = self._plans(provider.name)
-        plan = provider.plan(
-            sandbox_id, image.image_id, spec, request.caller, taken, details=image.details, owner=request.owner
-        )
-        event = events.SandboxCreateRequested(
-            owner=request.owner,
-            image_id=image.image_id,
-            provider=provider.name,
-            spec=spec,
-            secrets=sorted(command.secrets),
-            plan=plan,
-        )
-        self._images.hold(image.image_id)
-        self._planned[sandbox_id] = (provider.name, plan)
-        try:
-            revision = before.revision if before is not None else 0
-            intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, revision), request.meta)
-        finally:
-            self._images.release(image.image_id)
-            del self._planned[sandbox_id]
+        with self.about_to_be(request.owner, command.name) as sandbox_id:
+            plan = self.plan(provider, sandbox_id, image.image_id, spec, request.caller, request.owner)
+            self.give(sandbox_id, provider.name, plan)
+            event = events.SandboxCreateRequested(
+                owner=request.owner,
+                image_id=image.image_id,
+                provider=provider.name,
+                spec=spec,
+                secrets=sorted(command.secrets),
+                plan=plan,
+                name=command.name,
+            )
+            self._images.hold(image.image_id)
+            try:
+                intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta)
+            finally:
+                self._images.release(image.image_id)
         failpoints.reach("create.planned")
         self.begin(intent, command.secrets)
         return await self.answer_create(sandbox_id)
@@ -183,27 +182,60 @@ class Sandboxes:
             details=image.details if image is not None else {}, owner=owner,
         )  # fmt: skip
 
-    def reserve(self, sandbox_id: str, provider: str, plan: dict[str, Any]) -> None:
-        """Say that a sandbox of that plan is about to go on record: its id is taken, and what it was given. Undo it by
-        `unreserve`.
+    @contextmanager
+    def about_to_be(self, owner: str, name: str | None) -> Iterator[str]:
+        """For the length of a block a sandbox is about to go on record, whose id this is: its name is taken. Raises
+        `invalid` and `conflict` for the name.
         """
-        self._planned[sandbox_id] = (provider, plan)
+        sandbox_id = ids.new_id(ids.SANDBOX)
+        self._claim(owner, {sandbox_id: name}, "name")
+        try:
+            yield sandbox_id
+        finally:
+            self.unreserve(sandbox_id)
+
+    def _claim(self, owner: str, named: Mapping[str, str | None], field: str) -> None:
+        """Take names for sandboxes that are about to go on record. Undo it by `unreserve`."""
+        names = [ids.check_own_name(name, field) for name in named.values() if name is not None]
+        for name in names:
+            if names.count(name) > 1 or self._is_taken(owner, name):
+                raise StateError("conflict", f"you have a sandbox called {name!r}: choose another name", name=name)
+        for sandbox_id, given in named.items():
+            self._planned[sandbox_id] = Planned(owner, given)
+
+    def _is_taken(self, owner: str, name: str) -> bool:
+        """Whether a sandbox of that owner has the name, which has not ended, or is about to be."""
+        found = self._core.state.sandbox_named(owner, name)
+        if found is not None and not found.hidden:
+            return True
+        return any((planned.owner, planned.name) == (owner, name) for planned in self._planned.values())
+
+    def give(self, sandbox_id: str, provider: str, plan: dict[str, Any]) -> str | None:
+        """Say what a sandbox that is about to go on record was given, which no other may be; answer its name."""
+        planned = self._planned[sandbox_id]
+        planned.provider, planned.plan = provider, plan
+        return planned.name
 
     def unreserve(self, *sandbox_ids: str) -> None:
         """They are on record, or will not be."""
         for sandbox_id in sandbox_ids:
             self._planned.pop(sandbox_id, None)
 
-    async def order(self, sandbox_ids: Sequence[str], new: NewEvent, meta: events.Meta) -> Recorded:
-        """Put an order on record that is to make several sandboxes, whose ids are taken from now on. Undo that by
-        `unreserve`.
+    async def order(
+        self, owner: str, names: Sequence[str], count: int, new: Callable[[list[str]], NewEvent], meta: events.Meta
+    ) -> Recorded:
+        """Put an order on record that is to make several sandboxes of these ids, whose names are taken from now on.
+        Undo that by `unreserve`. Raises `invalid` and `conflict`.
         """
-        for sandbox_id in sandbox_ids:
-            self.reserve(sandbox_id, "", {})
+        if names and len(names) != count:
+            words = f"names: {len(names)} are given for {count} sandboxes: give one for each"
+            raise CallerError("invalid", words, field="names")
+        chosen = [ids.new_id(ids.SANDBOX) for _ in range(count)]
+        self._claim(owner, dict(zip(chosen, names, strict=True)) if names else dict.fromkeys(chosen), "names")
         try:
-            return await self._core.intend(new, meta)
+            return await self._core.intend(new(chosen), meta)
         except BaseException:
-            self.unreserve(*sandbox_ids)
+            self.unreserve(*chosen)
             raise
 
     async def undone(self, order: ForkState) -> list[str] | None:
@@ -220,32 +252,18 @@ class Sandboxes:
         return None if order.done and undone == order.sandbox_ids else undone
 
     async def intend_again(self, sandbox_id: str) -> Recorded:
-        """Put it on record that one of these is about to be made after all, by the plan that it had."""
+        """Put it on record that one of these is about to be made after all, by the plan that it had. Raises `conflict`
+        when another has its name by now.
+        """
         sandbox = self._core.state.sandboxes[sandbox_id]
-        self.reserve(sandbox_id, sandbox.requested.provider, sandbox.requested.plan)
+        self._claim(sandbox.owner, {sandbox_id: sandbox.requested.name}, "name")
+        self.give(sandbox_id, sandbox.requested.provider, sandbox.requested.plan)
         try:
             new = NewEvent(sandbox_id, sandbox.requested, sandbox_id, sandbox.revision)
             [intent] = await self._core.record([new], None)
         finally:
             self.unreserve(sandbox_id)
         return intent
-
-    def choose_ids(self, given: Sequence[str], count: int, owner: str) -> list[str]:
-        """What new sandboxes of an owner will be called. Raises `invalid` and `conflict`."""
-        if given and len(given) != count:
-            words = f"sandbox_ids: {len(given)} ids are given for {count} sandboxes: give one for each"
-            raise CallerError("invalid", words, field="sandbox_ids")
-        chosen = list(given) or [ids.new_id(ids.SANDBOX) for _ in range(count)]
-        for sandbox_id in chosen:
-            ids.check_given_id(sandbox_id, ids.SANDBOX, "sandbox_ids")
-            free = decide.interrupted_sandbox(self._core.state, sandbox_id, owner) is not None
-            if (self.is_taken(sandbox_id) and not free) or chosen.count(sandbox_id) > 1:
-                raise decide.id_taken(sandbox_id)
-        return chosen
-
-    def is_taken(self, sandbox_id: str) -> bool:
-        """Whether that id cannot be used."""
-        return sandbox_id in self._planned or sandbox_id in self._core.state.sandboxes
 
     async def created_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
         """The answer to a command that was given before."""
@@ -261,7 +279,7 @@ class Sandboxes:
             for s in self._core.state.sandboxes.values()
             if s.requested.provider == provider and not s.hidden
         ]
-        return kept + [plan for name, plan in self._planned.values() if name == provider]
+        return kept + [planned.plan for planned in self._planned.values() if planned.provider == provider]
 
     async def settled(self, sandbox_id: str) -> None:
         """Wait until the sandbox was made, or was not."""
@@ -352,7 +370,7 @@ class Sandboxes:
 
     async def _ended_by_itself(self, runtime: Runtime, why: Ending) -> None:
         core, sandbox_id = self._core, runtime.instance.sandbox_id
-        sandbox = core.state.sandboxes[sandbox_id]
+        sandbox, tries = core.state.sandboxes[sandbox_id], Tries()
         while decide.may(sandbox, "sandbox.failed"):
             if why.kind == "disk_limit":
                 await self.end(sandbox_id, "disk_limit")
@@ -362,8 +380,9 @@ class Sandboxes:
             ended = NewEvent(sandbox_id, _told_of(why, sandbox), sandbox_id, sandbox.revision)
             try:
                 await core.record([*self._last_of(sandbox, runtime, why), ended], None)
-            except StateError:
-                continue  # something else happened to it at that instant: look again
+            except StateError as conflict:
+                await tries.again(conflict)  # something else happened to it at that instant: look again
+                continue
             self.runtimes.pop(sandbox_id, None)
             await runtime.instance.aclose()
             return
@@ -383,6 +402,7 @@ class Sandboxes:
     async def agree(self, runtime: Runtime) -> None:
         """Put it on record if the sandbox was suspended or resumed from outside."""
         instance, sandbox = runtime.instance, self._core.state.sandboxes[runtime.instance.sandbox_id]
+        tries = Tries()
         while isinstance(instance, Pausing):
             if instance.is_paused() and sandbox.status == "running":
                 event: events.Event = events.SandboxSuspended(outside=True)
@@ -391,8 +411,10 @@ class Sandboxes:
             else:
                 return
             outside = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
-            with suppress(StateError):  # something else happened to it at that instant: look again
+            try:
                 await self._core.record([outside], None, awaited=False)
+            except StateError as conflict:
+                await tries.again(conflict)  # something else happened to it at that instant: look again
 
     async def awake(self, sandbox_id: str) -> None:
         """Wait until the sandbox does not stand still."""
@@ -523,14 +545,15 @@ class Sandboxes:
     async def end(self, sandbox_id: str, reason: str, meta: events.Meta | None = None) -> None:
         """Order the end of a sandbox, if that is not ordered already. It is on record when this returns."""
         core, meta = self._core, meta or events.Meta()
-        sandbox = core.state.sandboxes[sandbox_id]
+        sandbox, tries = core.state.sandboxes[sandbox_id], Tries()
         while decide.may(sandbox, "sandbox.terminate_requested"):
             event = events.SandboxTerminateRequested(reason=reason)
             order = NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)
             try:
                 intent = await core.intend(order, meta, essential=True)
-            except StateError:
-                continue  # something else happened to it at that instant: look again
+            except StateError as conflict:
+                await tries.again(conflict)  # something else happened to it at that instant: look again
+                continue
             except DaemonError as refused:
                 await self._end_unrecorded(order, reason, meta, refused)
             core.carry(partial(self.finish_end, sandbox_id, intent), f"end of {sandbox_id}")
@@ -618,7 +641,7 @@ class Sandboxes:
         if ordered:
             await self.finish_end(order.stream, None)
         else:
-            with suppress(DaemonError):  # then it is tried again
+            with suppress(DaemonError, StateError):  # then it is tried again, or the daemon's log says why not
                 await self.end(order.stream, reason, meta)
 
     async def _exits(self, sandbox: SandboxState, runtime: Runtime | None) -> Callable[[str], Exit | None]:

@@ -25,7 +25,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState, chain, children
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.forks import source_of
 from sandkeepd.insisting import insist
 from sandkeepd.providers.base import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
@@ -252,6 +252,7 @@ class Snapshots:
     async def order_delete(self, snapshot: SnapshotState, reason: str, meta: events.Meta) -> None:
         """Order the end of a snapshot, if that is not ordered already. It is on record when this returns."""
         core = self._core
+        tries = Tries()
         while snapshot.status == "ready":
             order = NewEvent(
                 snapshot.snapshot_id, events.SnapshotDeleteRequested(reason=reason), snapshot.sandbox_id,
@@ -259,8 +260,9 @@ class Snapshots:
             )  # fmt: skip
             try:
                 intent = await core.intend(order, meta, essential=True)
-            except StateError:
-                continue  # somebody else did so at that instant
+            except StateError as conflict:
+                await tries.again(conflict)  # somebody else did so at that instant
+                continue
             what = f"deletion of {snapshot.snapshot_id}"
             core.carry(partial(self.finish_delete, snapshot.snapshot_id, intent), what)
 
@@ -316,8 +318,6 @@ class Snapshots:
     def list_now(self, request: Request[SnapshotQuery]) -> SnapshotList:
         """List the caller's snapshots; an administrator sees all."""
         query = request.params
-        if query.sandbox_id is not None:
-            request.require_sandbox(self._core.state, query.sandbox_id)
         mine = (s for s in self._core.state.snapshots.values() if request.sees(s.owner) and _matches(s, query))
         found, following = page(mine, lambda snapshot: snapshot.snapshot_id, query.after, query.limit)
         return SnapshotList(snapshots=[snapshot.view() for snapshot in found], next=following)

@@ -46,7 +46,6 @@ class Stats:
     def _asked(self, request: Request[StatsQuery]) -> tuple[list[SandboxState], str | None]:
         query, state = request.params, self._core.state
         if query.sandbox_id is not None:
-            request.require_sandbox(state, query.sandbox_id)
             sandbox = decide.sandbox(state, query.sandbox_id)
             decide.require_running(sandbox)
             return [sandbox], None

@@ -18,7 +18,7 @@ from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import decide
 from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.providers.base import Instance, Pausing, Reviving
 from sandkeepd.sandboxes import Pending, Sandboxes
 
@@ -40,19 +40,19 @@ class Suspensions:
 
     async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
         """Have everything in a sandbox stand still. One that is suspended is answered as it is."""
-        sandbox = decide.sandbox(self._core.state, request.params.sandbox_id)
+        sandbox, tries = decide.sandbox(self._core.state, request.params.sandbox_id), Tries()
         while sandbox.status != "suspended":
             if sandbox.status == "resuming":
                 await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "resuming")
-            elif sandbox.status == "suspending" or await self._begin_to_suspend(sandbox, request.meta):
+            elif sandbox.status == "suspending" or await self._begin_to_suspend(sandbox, request.meta, tries):
                 return await self._outcome(sandbox)
         return sandbox.view()
 
-    async def _begin_to_suspend(self, sandbox: SandboxState, meta: events.Meta) -> bool:
+    async def _begin_to_suspend(self, sandbox: SandboxState, meta: events.Meta, tries: Tries) -> bool:
         decide.require_running(sandbox)
         runtime = await self._sandboxes.held(sandbox)
         work = partial(self._suspended, pausing(runtime.instance, sandbox.requested.provider))
-        return await self._order(sandbox, events.SandboxSuspendRequested(), work, meta)
+        return await self._order(sandbox, events.SandboxSuspendRequested(), work, meta, tries)
 
     async def _suspended(self, instance: Pausing) -> Outcome:
         await in_time(instance.suspend)
@@ -64,18 +64,18 @@ class Suspensions:
         """Have a suspended sandbox go on, or start one that was lost or failed anew. One that runs is answered as it
         is.
         """
-        sandbox = decide.sandbox(self._core.state, request.params.sandbox_id)
+        sandbox, tries = decide.sandbox(self._core.state, request.params.sandbox_id), Tries()
         while sandbox.status != "running":
             if sandbox.status == "suspending":
                 await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "suspending")
-            elif sandbox.status == "resuming" or await self._begin_to_resume(sandbox, request):
+            elif sandbox.status == "resuming" or await self._begin_to_resume(sandbox, request, tries):
                 return await self._outcome(sandbox)
         return sandbox.view()
 
-    async def _begin_to_resume(self, sandbox: SandboxState, request: Request[SandboxResume]) -> bool:
+    async def _begin_to_resume(self, sandbox: SandboxState, request: Request[SandboxResume], tries: Tries) -> bool:
         anew = sandbox.status != "suspended"
         work = self._reviving(sandbox, dict(request.params.secrets)) if anew else await self._resuming(sandbox)
-        return await self._order(sandbox, events.SandboxResumeRequested(anew=anew), work, request.meta)
+        return await self._order(sandbox, events.SandboxResumeRequested(anew=anew), work, request.meta, tries)
 
     async def _resuming(self, sandbox: SandboxState) -> Callable[[], Awaitable[Outcome]]:
         runtime = await self._sandboxes.held(sandbox)
@@ -104,7 +104,12 @@ class Suspensions:
     # -- both ---------------------------------------------------------------------------------------------------------
 
     async def _order(
-        self, sandbox: SandboxState, event: events.Event, work: Callable[[], Awaitable[Outcome]], meta: events.Meta
+        self,
+        sandbox: SandboxState,
+        event: events.Event,
+        work: Callable[[], Awaitable[Outcome]],
+        meta: events.Meta,
+        tries: Tries,
     ) -> bool:
         """Put an order on record and begin to carry it out; False when something else has happened to the sandbox
         meanwhile.
@@ -114,7 +119,8 @@ class Suspensions:
             return False
         try:
             intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, sandbox.revision), meta)
-        except StateError:
+        except StateError as conflict:
+            await tries.again(conflict)
             return False
         self._sandboxes.changing[sandbox_id] = Pending()
         core.carry(partial(self._carry, sandbox, work, intent), f"{event.type} of {sandbox_id}")

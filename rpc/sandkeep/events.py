@@ -9,7 +9,7 @@ An event whose name ends in ``_requested`` is an intent: it is durable before an
 `outcomes` follows, after a crash from the reconciliation at start. Secrets are never in an event, only their names.
 
 Each event belongs to one stream, which is named by the id of the entity it tells about; `Daemon...` events are in the
-stream ``daemon``, `Log...` events in the stream ``log``.
+stream ``daemon``, `Log...` events in the stream ``/log``, which no id can be.
 """
 
 from typing import Any, ClassVar, Final, Literal
@@ -29,7 +29,12 @@ from sandkeep.model import (
 
 MAX_EVENT_BYTES: Final = 64 * 1024
 DAEMON_STREAM: Final = "daemon"
-LOG_STREAM: Final = "log"
+LOG_STREAM: Final = "/log"
+OLD_LOG_STREAM: Final = "log"
+"""Where older daemons wrote what the log tells of itself; as callers chose ids then, it may be a sandbox's, too."""
+
+OWN_STREAMS: Final = (DAEMON_STREAM, LOG_STREAM, OLD_LOG_STREAM)
+"""The streams of the daemon and the log, which do not end."""
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):
@@ -212,7 +217,8 @@ class SandboxCreateRequested(Event, frozen=True, kw_only=True):
     """A sandbox is about to be made. `plan` is what its provider decided beforehand, such as the uid it will run as.
 
     It gets the files of the sandbox `forked_from` or of the snapshot `restored_from`; without either the image's.
-    `needs_image` says whether any of them are the image's. The files that a fork shares are called `fork_id`.
+    `needs_image` says whether any of them are the image's. The files that a fork shares are called `fork_id`. `name` is
+    what its owner calls it; older daemons had the caller choose the id itself, which stands for the name then.
     """
 
     type = "sandbox.create_requested"
@@ -227,6 +233,7 @@ class SandboxCreateRequested(Event, frozen=True, kw_only=True):
     fork_id: str | None = None
     restored_from: str | None = None
     needs_image: bool = True
+    name: str | None = None
 
 
 class SandboxCreated(Event, frozen=True, kw_only=True):
@@ -238,8 +245,8 @@ class SandboxCreated(Event, frozen=True, kw_only=True):
 
 
 class SandboxCreateFailed(Event, frozen=True, kw_only=True):
-    """The sandbox was not made and nothing is left of it. `interrupted`: as in `image.create_failed`; then its id is
-    free for its owner, and a new `sandbox.create_requested` may follow.
+    """The sandbox was not made and nothing is left of it, so that its name is free. `interrupted`: as in
+    `image.create_failed`; a new `sandbox.create_requested` may follow then.
     """
 
     type = "sandbox.create_failed"
@@ -358,7 +365,8 @@ class SandboxRestoreFailed(Event, frozen=True, kw_only=True):
 
 
 class SandboxForkRequested(Event, frozen=True, kw_only=True):
-    """Sandboxes of these ids are about to be made with the files that this one has at a moment to come.
+    """Sandboxes of these ids, and `names` if they have any, are about to be made with the files that this one has at a
+    moment to come.
 
     Its stream is called by an id of its own, as are the files that the forks will share.
     """
@@ -366,6 +374,7 @@ class SandboxForkRequested(Event, frozen=True, kw_only=True):
     type = "sandbox.fork_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("sandbox.forked", "sandbox.fork_failed")
     sandbox_ids: list[str]
+    names: list[str] = field(default_factory=list)
 
 
 class SandboxForked(Event, frozen=True, kw_only=True):
@@ -672,8 +681,8 @@ class CheckpointDeleted(Event, frozen=True, kw_only=True):
 
 
 class CheckpointRestoreRequested(Event, frozen=True, kw_only=True):
-    """Sandboxes of these ids are about to be made of a checkpoint. Its stream is called by an id of its own, as that of
-    a fork is.
+    """Sandboxes of these ids, and `names` if they have any, are about to be made of a checkpoint. Its stream is called
+    by an id of its own, as that of a fork is.
     """
 
     type = "checkpoint.restore_requested"
@@ -681,6 +690,7 @@ class CheckpointRestoreRequested(Event, frozen=True, kw_only=True):
     owner: str
     checkpoint_id: str
     sandbox_ids: list[str]
+    names: list[str] = field(default_factory=list)
 
 
 class CheckpointRestored(Event, frozen=True, kw_only=True):

@@ -2,8 +2,10 @@
 
 An id that Sandkeep makes is a three-letter prefix that names its kind, an underscore, and 26 characters of Crockford's
 base 32 in lower case: 48 bits of milliseconds since 1970 and 80 random bits (the layout of a ULID,
-https://github.com/ulid/spec). Sorting ids as text sorts them by the time they were made. An id that a caller gives, and
-the name of a process, follow the same one rule, `NAME_PATTERN`.
+https://github.com/ulid/spec). Sorting ids as text sorts them by the time they were made.
+
+What a caller chooses is a name, of a sandbox among all of its owner's, of a process within its sandbox. Names and ids
+follow one rule, `NAME_PATTERN`, but no name looks like an id.
 """
 
 import os
@@ -41,7 +43,7 @@ def new_id(prefix: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may be an id or a process's name."""
+    """Whether `text` may be an id or a name."""
     return _NAME.match(text) is not None
 
 
@@ -61,15 +63,15 @@ def check_name(text: str, field: str) -> str:
     )
 
 
-def check_given_id(text: str, prefix: str, field: str) -> str:
-    """Return a caller's own id for an object of kind `prefix`; raise `invalid` if it claims to be of another kind.
-
-    The names of events' streams are ids, so that an id of one kind must never look like one of another.
-    """
-    check_name(text, field)
+def looks_like_id(text: str) -> bool:
+    """Whether `text` begins as ids do that Sandkeep makes, of any kind."""
     kind, underscore, _ = text.partition("_")
-    if (underscore and kind in PREFIXES and kind != prefix) or text == "daemon":
-        raise CallerError(
-            "invalid", f"{field}: {text!r} is reserved for another kind of object: choose another id", field=field
-        )
+    return bool(underscore) and kind in (*PREFIXES, "log")
+
+
+def check_own_name(text: str, field: str) -> str:
+    """Return a caller's name for a sandbox; raise `invalid`, naming `field`, for what an id could be."""
+    check_name(text, field)
+    if looks_like_id(text):
+        raise CallerError("invalid", f"{field}: {text!r} looks like an id: choose another name", field=field)
     return text

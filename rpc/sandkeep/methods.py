@@ -114,10 +114,13 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     """What the sandbox is to be. `secrets` are given to its processes' environment and stored nowhere. Without a
     `network` it gets the one that its provider gives, none unless an administrator said otherwise. `volumes` that are
     directories of the host are for administrators.
+
+    With a `name`, which is unique among the owner's sandboxes that have not ended, the owner can use that wherever a
+    `sandbox_id` is asked for.
     """
 
     image_id: Name
-    sandbox_id: Name | None = None
+    name: Name | None = None
     provider: Name | None = None
     cpus: Annotated[float, Meta(ge=0.01, le=1024)] | None = None
     memory_bytes: Annotated[int, Meta(ge=4 * 1024 * 1024, le=2**50)] | None = None
@@ -218,15 +221,14 @@ class SandboxRestoreAt(Mutation, frozen=True, kw_only=True, forbid_unknown_field
     """The sandbox that a new one is to be like, as it was at a moment: after the event at `position`, or at `time`, in
     RFC 3339 with any offset. One of both is given.
 
-    The newest of what was kept of it at or before then is used; no snapshot that was deleted. `new_sandbox_id` is an id
-    of the caller's own. Of the sandbox itself nothing is changed, and it may have ended. The rest is as for
-    `snapshot.restore`.
+    The newest of what was kept of it at or before then is used; no snapshot that was deleted. `name` is the new one's.
+    Of the sandbox itself nothing is changed, and it may have ended. The rest is as for `snapshot.restore`.
     """
 
     sandbox_id: Name
     position: Where | None = None
     time: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    new_sandbox_id: Name | None = None
+    name: Name | None = None
     labels: Labels = field(default_factory=dict)
     env: Environment = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
@@ -234,13 +236,13 @@ class SandboxRestoreAt(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 class SandboxFork(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sandbox to fork, and how many sandboxes shall begin with the files that it has now. They are as it was asked
-    to be, with `labels` besides its own; no process of it goes on in them. `sandbox_ids` are ids of the caller's own,
-    as many as the `count`. Secrets that it had have to be given again.
+    to be, with `labels` besides its own; no process of it goes on in them. `names`, if given, are as many as the
+    `count`. Secrets that it had have to be given again.
     """
 
     sandbox_id: Name
     count: Annotated[int, Meta(ge=1, le=MAX_FORKS)] = 1
-    sandbox_ids: Annotated[list[Name], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
+    names: Annotated[list[Name], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
     labels: Labels = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
 
@@ -295,7 +297,7 @@ class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     snapshot_id: Name
-    sandbox_id: Name | None = None
+    name: Name | None = None
     labels: Labels = field(default_factory=dict)
     env: Environment = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
@@ -370,12 +372,12 @@ class CheckpointDelete(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 class CheckpointRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The checkpoint of which `count` new sandboxes are to be made, with `labels` besides those of the one it is of.
-    `sandbox_ids` are ids of the caller's own, as many as the `count`.
+    `names`, if given, are as many as the `count`.
     """
 
     checkpoint_id: Name
     count: Annotated[int, Meta(ge=1, le=MAX_FORKS)] = 1
-    sandbox_ids: Annotated[list[Name], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
+    names: Annotated[list[Name], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
     labels: Labels = field(default_factory=dict)
 
 
@@ -647,13 +649,17 @@ class StoreRedact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     position: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
+Kind = Literal["sandbox", "image", "snapshot", "checkpoint"]
+"""What a parameter may name."""
+
+
 class Method(Struct, frozen=True, kw_only=True):
     """One row. `deadline_s` is None for a method that waits for what its caller asks it to wait for, or cannot wait at
     all.
 
     With `descriptors` the answer comes with open descriptors (SCM_RIGHTS), attached to a notification before it.
-    `subject` is the parameter that names the object whose owner may call; `admin_if` are values that only an
-    administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
+    The caller must be shown every object that a parameter of `references` names; `admin_if` are values that only
+    an administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
     what writes files: to write one twice does no harm), and by which a repeated command is known. Mutations without
     one, such as a write to a process's input, are remembered beside the log. What `needs_caller` is given up when its
     caller goes; every other mutation goes on.
@@ -664,26 +670,33 @@ class Method(Struct, frozen=True, kw_only=True):
     result: Any
     params: type[Params] = NoParams
     access: Access = Access.ANYONE
-    subject: Literal["sandbox_id", "image_id", "snapshot_id"] | None = None
     mutates: bool = False
     descriptors: int = 0
     intent: str | None = None
     deadline_s: float | None = None
     admin_if: dict[str, Any] = field(default_factory=dict)
     needs_caller: bool = False
+    references: dict[str, Kind] = field(default_factory=dict)
+
+
+REFERENCES: Final[dict[str, Kind]] = {
+    "sandbox_id": "sandbox",
+    "image_id": "image",
+    "snapshot_id": "snapshot",
+    "parent_id": "snapshot",
+    "checkpoint_id": "checkpoint",
+}
+"""The parameters that name an object, in whatever method, and its kind. A sandbox may go by the name its owner gave."""
 
 
 def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:
-    return Method(
-        name=name, summary=summary, result=result, params=params, mutates=issubclass(params, Mutation), **rest
-    )
+    mutates = issubclass(params, Mutation)
+    named = {field: REFERENCES[field] for field in params.__struct_fields__ if field in REFERENCES}
+    return Method(name=name, summary=summary, result=result, params=params, mutates=mutates, references=named, **rest)
 
 
 _M = _method
-_OWNER_OF_SANDBOX: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "sandbox_id"}
-_OWNER_OF_IMAGE: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "image_id"}
-_OWNER_OF_SNAPSHOT: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "snapshot_id"}
-_OWNER_OF_CHECKPOINT: Final[dict[str, Any]] = {"access": Access.OWNER, "subject": "checkpoint_id"}
+_OWNER: Final[dict[str, Any]] = {"access": Access.OWNER}
 _ADMIN: Final[dict[str, Any]] = {"access": Access.ADMIN}
 
 METHODS: Final[dict[str, Method]] = {
@@ -709,13 +722,13 @@ METHODS: Final[dict[str, Method]] = {
             deadline_s=3600.0,
         ),
         _M("image.list", "List images.", model.ImageList, ImageQuery),
-        _M("image.get", "Show an image.", model.Image, ImageRef, **_OWNER_OF_IMAGE),
+        _M("image.get", "Show an image.", model.Image, ImageRef, **_OWNER),
         _M(
             "image.remove",
             "Remove an image.",
             model.Image,
             ImageRemove,
-            **_OWNER_OF_IMAGE,
+            **_OWNER,
             intent="image.remove_requested",
             deadline_s=600.0,
         ),
@@ -732,12 +745,12 @@ METHODS: Final[dict[str, Method]] = {
             "Make a sandbox from an image and start it.",
             model.Sandbox,
             SandboxCreate,
-            **_OWNER_OF_IMAGE,
+            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=120.0,
             admin_if={"network": "host", "isolation": "none"},
         ),
-        _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef, **_OWNER_OF_SANDBOX),
+        _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef, **_OWNER),
         _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),
         _M(
             "sandbox.stats",
@@ -751,7 +764,7 @@ METHODS: Final[dict[str, Method]] = {
             "Run a command to its end and answer its output.",
             model.ExecResult,
             SandboxExec,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="process.launch_requested",
         ),
         _M(
@@ -759,7 +772,7 @@ METHODS: Final[dict[str, Method]] = {
             "End a sandbox and all that runs in it.",
             model.Sandbox,
             SandboxTerminate,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="sandbox.terminate_requested",
             deadline_s=120.0,
         ),
@@ -768,7 +781,7 @@ METHODS: Final[dict[str, Method]] = {
             "Have everything in a sandbox stand still.",
             model.Sandbox,
             SandboxSuspend,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="sandbox.suspend_requested",
             deadline_s=600.0,
         ),
@@ -777,7 +790,7 @@ METHODS: Final[dict[str, Method]] = {
             "Have a suspended sandbox go on, or start one that was lost or failed anew on its files.",
             model.Sandbox,
             SandboxResume,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="sandbox.resume_requested",
             deadline_s=600.0,
         ),
@@ -786,7 +799,7 @@ METHODS: Final[dict[str, Method]] = {
             "Make sandboxes that begin with the files of one.",
             model.ForkResult,
             SandboxFork,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="sandbox.fork_requested",
             deadline_s=3600.0,
         ),
@@ -795,7 +808,7 @@ METHODS: Final[dict[str, Method]] = {
             "Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint.",
             model.Sandbox,
             SandboxRestore,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="sandbox.restore_requested",
             deadline_s=3600.0,
         ),
@@ -804,7 +817,7 @@ METHODS: Final[dict[str, Method]] = {
             "Make a sandbox from the newest of what was kept of one at or before a moment, and start it.",
             model.RestoredAt,
             SandboxRestoreAt,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=6 * 3600.0,
         ),
@@ -813,7 +826,7 @@ METHODS: Final[dict[str, Method]] = {
             "Read a piece of a file.",
             model.FileContent,
             FileRead,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             deadline_s=60.0,
         ),
         _M(
@@ -821,7 +834,7 @@ METHODS: Final[dict[str, Method]] = {
             "Write a file, whole or not at all.",
             model.FileWritten,
             FileWrite,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="sandbox.file_written",
             deadline_s=120.0,
         ),
@@ -830,7 +843,7 @@ METHODS: Final[dict[str, Method]] = {
             "List the files of a directory.",
             model.DirectoryList,
             DirectoryQuery,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             deadline_s=60.0,
         ),
         _M(
@@ -838,7 +851,7 @@ METHODS: Final[dict[str, Method]] = {
             "Hand over a pipe from which a file or tree is read as a tar archive.",
             model.Copied,
             CopyOut,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             descriptors=1,
         ),
         _M(
@@ -846,7 +859,7 @@ METHODS: Final[dict[str, Method]] = {
             "Hand over a pipe to which a file or tree is written as a tar archive.",
             model.Copied,
             CopyIn,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             descriptors=1,
         ),
         _M(
@@ -854,7 +867,7 @@ METHODS: Final[dict[str, Method]] = {
             "Make a copy into a sandbox effective, now that all of it was written.",
             model.Copied,
             CopyCommit,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="sandbox.file_written",
         ),
         _M(
@@ -862,26 +875,26 @@ METHODS: Final[dict[str, Method]] = {
             "The events of a sandbox and of its processes.",
             model.EventPage,
             HistoryQuery,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
         ),
         _M(
             "process.launch",
             "Start a command in the background.",
             model.Process,
             ProcessLaunch,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="process.launch_requested",
             deadline_s=60.0,
         ),
-        _M("process.get", "Show a process.", model.Process, ProcessRef, **_OWNER_OF_SANDBOX),
+        _M("process.get", "Show a process.", model.Process, ProcessRef, **_OWNER),
         _M("process.list", "List processes.", model.ProcessList, ProcessQuery),
-        _M("process.wait", "Wait until a process has ended.", model.Process, ProcessWait, **_OWNER_OF_SANDBOX),
+        _M("process.wait", "Wait until a process has ended.", model.Process, ProcessWait, **_OWNER),
         _M(
             "process.signal",
             "Send a signal to a process and its group.",
             model.Process,
             ProcessSignal,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="process.signalled",
             deadline_s=30.0,
         ),
@@ -890,7 +903,7 @@ METHODS: Final[dict[str, Method]] = {
             "Write to a process's input, or close it.",
             Written,
             ProcessWriteStdin,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             deadline_s=60.0,
         ),
         _M(
@@ -898,14 +911,14 @@ METHODS: Final[dict[str, Method]] = {
             "Read what a process wrote, from byte offsets.",
             model.ProcessOutput,
             ProcessRead,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
         ),
         _M(
             "process.open_output",
             "Hand over the journals of a process, as descriptors for reading.",
             model.OpenOutput,
             ProcessRef,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             descriptors=2,
             deadline_s=60.0,
         ),
@@ -914,7 +927,7 @@ METHODS: Final[dict[str, Method]] = {
             "Attach to the terminal of a process.",
             model.Attachment,
             ProcessAttach,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             descriptors=1,
             deadline_s=60.0,
         ),
@@ -923,7 +936,7 @@ METHODS: Final[dict[str, Method]] = {
             "Resize the terminal of a process that nobody is attached to.",
             model.Process,
             ProcessResize,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             deadline_s=30.0,
         ),
         _M(
@@ -931,18 +944,18 @@ METHODS: Final[dict[str, Method]] = {
             "Keep the files of a sandbox as an archive.",
             model.Snapshot,
             SnapshotCreate,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="snapshot.create_requested",
             deadline_s=6 * 3600.0,
         ),
         _M("snapshot.list", "List snapshots.", model.SnapshotList, SnapshotQuery),
-        _M("snapshot.get", "Show a snapshot.", model.Snapshot, SnapshotRef, **_OWNER_OF_SNAPSHOT),
+        _M("snapshot.get", "Show a snapshot.", model.Snapshot, SnapshotRef, **_OWNER),
         _M(
             "snapshot.delete",
             "Delete a snapshot.",
             model.Snapshot,
             SnapshotDelete,
-            **_OWNER_OF_SNAPSHOT,
+            **_OWNER,
             intent="snapshot.delete_requested",
             deadline_s=600.0,
         ),
@@ -951,7 +964,7 @@ METHODS: Final[dict[str, Method]] = {
             "Make a sandbox with the files of a snapshot and start it.",
             model.Sandbox,
             SnapshotRestore,
-            **_OWNER_OF_SNAPSHOT,
+            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=6 * 3600.0,
         ),
@@ -960,7 +973,7 @@ METHODS: Final[dict[str, Method]] = {
             "Hand over the files of a snapshot as one whole archive, an open file.",
             model.SnapshotExport,
             SnapshotRef,
-            **_OWNER_OF_SNAPSHOT,
+            **_OWNER,
             descriptors=1,
             deadline_s=6 * 3600.0,
         ),
@@ -978,7 +991,7 @@ METHODS: Final[dict[str, Method]] = {
             "Make an image of a snapshot.",
             model.Image,
             SnapshotPromote,
-            **_OWNER_OF_SNAPSHOT,
+            **_OWNER,
             intent="image.create_requested",
             deadline_s=6 * 3600.0,
         ),
@@ -995,18 +1008,18 @@ METHODS: Final[dict[str, Method]] = {
             "Keep a sandbox with all that runs in it.",
             model.Checkpoint,
             CheckpointCreate,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             intent="checkpoint.create_requested",
             deadline_s=3600.0,
         ),
         _M("checkpoint.list", "List checkpoints.", model.CheckpointList, CheckpointQuery),
-        _M("checkpoint.get", "Show a checkpoint.", model.Checkpoint, CheckpointRef, **_OWNER_OF_CHECKPOINT),
+        _M("checkpoint.get", "Show a checkpoint.", model.Checkpoint, CheckpointRef, **_OWNER),
         _M(
             "checkpoint.delete",
             "Delete a checkpoint.",
             model.Checkpoint,
             CheckpointDelete,
-            **_OWNER_OF_CHECKPOINT,
+            **_OWNER,
             intent="checkpoint.delete_requested",
             deadline_s=600.0,
         ),
@@ -1015,7 +1028,7 @@ METHODS: Final[dict[str, Method]] = {
             "Make sandboxes of a checkpoint, in which all goes on that ran.",
             model.CheckpointRestoreResult,
             CheckpointRestore,
-            **_OWNER_OF_CHECKPOINT,
+            **_OWNER,
             intent="checkpoint.restore_requested",
             deadline_s=3600.0,
         ),
@@ -1053,7 +1066,7 @@ METHODS: Final[dict[str, Method]] = {
             "Show a sandbox as the record had it after any event.",
             model.SandboxAt,
             StateQuery,
-            **_OWNER_OF_SANDBOX,
+            **_OWNER,
             deadline_s=600.0,
         ),
         _M(

@@ -41,7 +41,7 @@ def error_codes(row: Method) -> list[str]:
     """The codes that a method may answer by what its row says. What its object and provider add is in the message."""
     expected = {
         "invalid": True,
-        "not_found": row.subject is not None,
+        "not_found": bool(row.references) or row.access is Access.OWNER,
         "permission_denied": row.access is Access.ADMIN or bool(row.admin_if),
         "conflict": row.mutates,
         "not_ready": row.mutates,

@@ -108,7 +108,8 @@ def _method(row: Method) -> Iterator[str]:
 
 def _access(row: Method) -> str:
     only = ", ".join(f"`{name}={value!r}`" for name, value in row.admin_if.items())
-    about = f" (`{row.subject}`)" if row.subject and row.access is Access.OWNER else ""
+    named = ", ".join(f"`{name}`" for name in row.references)
+    about = f" ({named})" if named and row.access is Access.OWNER else ""
     return f"{row.access.value}{about}" + (f"; {only} only for administrators" if only else "")
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep.events import DAEMON_STREAM, LOG_STREAM, Event, ProcessLaunchRequested, SandboxFileWritten
+from sandkeep.events import OWN_STREAMS, Event, ProcessLaunchRequested, SandboxFileWritten
 from sandkeep_store.codec import Codec, UnknownEvent
 from sandkeep_store.database import Database, damaged_file, first_position
 from sandkeep_store.fold import Fold, Named, Names
@@ -249,7 +249,7 @@ class LogReader:
             until = _first_since(connection, before_us)
             for position, stream, sandbox, type in yielding(connection.execute(_OLD, (until,))):
                 name = names[stream]
-                if name in (DAEMON_STREAM, LOG_STREAM):
+                if sandbox is None and name in OWN_STREAMS:
                     goes = last[stream] > position
                 elif sandbox is None or type.startswith("lock."):  # which may outlive what it guards
                     goes = _is_gone(type, name, kept) and last[stream] < until

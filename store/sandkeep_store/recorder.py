@@ -32,7 +32,7 @@ from eventsourcing.persistence import (
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep.events import LOG_STREAM, Event, LogCompacted, LogCompactRequested, LogRedactRequested
+from sandkeep.events import LOG_STREAM, OLD_LOG_STREAM, Event, LogCompacted, LogCompactRequested, LogRedactRequested
 from sandkeep_store import witness as witness_of
 from sandkeep_store.database import Database
 from sandkeep_store.record import (
@@ -79,6 +79,8 @@ _DELETE_ARCHIVED: Final = (
     "DELETE FROM archived WHERE sandbox IN (SELECT value FROM json_each(?)) "
     "AND NOT EXISTS (SELECT 1 FROM streams WHERE id = archived.sandbox)"
 )
+_LOG_STREAMS: Final = (LOG_STREAM, OLD_LOG_STREAM)
+_OF_THE_LOG: Final = "stream IN (SELECT id FROM streams WHERE name IN (?, ?))"
 _KEPT_STREAMS: Final = 8192
 _CHECKPOINT_PAGES: Final = 1000
 """About how many pages the write-ahead log may hold before they are brought into the file."""
@@ -169,8 +171,9 @@ def _row_checksum(connection: sqlite3.Connection, position: int) -> int | None:
 
 def is_compacting(connection: sqlite3.Connection) -> bool:
     """Whether a compaction was begun and not finished."""
-    where = "stream = (SELECT id FROM streams WHERE name = ?) ORDER BY revision DESC LIMIT 1"
-    row = connection.execute(f"SELECT type FROM events WHERE {where}", (LOG_STREAM,)).fetchone()  # noqa: S608
+    where = f"{_OF_THE_LOG} AND type IN (?, ?) ORDER BY position DESC LIMIT 1"
+    values = (*_LOG_STREAMS, LogCompactRequested.type, LogCompacted.type)
+    row = connection.execute(f"SELECT type FROM events WHERE {where}", values).fetchone()  # noqa: S608
     return row is not None and row[0] == LogCompactRequested.type
 
 
@@ -189,9 +192,8 @@ _Told = TypeVar("_Told", LogCompacted, LogRedactRequested)
 
 def _told(connection: sqlite3.Connection, kind: type[_Told]) -> Iterator[_Told]:
     """What the log says of itself in events of one type. A damaged row says nothing."""
-    where = "e.stream = (SELECT id FROM streams WHERE name = ?) AND e.type = ? ORDER BY e.revision"
-    query = f"SELECT {_ROW} FROM events e WHERE {where}"  # noqa: S608
-    for row in connection.execute(query, (LOG_STREAM, kind.type)):
+    query = f"SELECT {_ROW} FROM events e WHERE {_OF_THE_LOG} AND e.type = ? ORDER BY e.position"  # noqa: S608
+    for row in connection.execute(query, (*_LOG_STREAMS, kind.type)):
         if is_sound(row) and row[5] == kind.version:
             yield msgspec.json.decode(row[7], type=kind)
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
-from sandkeep.events import DAEMON_STREAM, LOG_STREAM, LogEventLost, SandboxFileWritten
+from sandkeep.events import LOG_STREAM, OWN_STREAMS, LogEventLost, SandboxFileWritten
 from sandkeep_store import metadata_files, offline, segments, witness
 from sandkeep_store.codec import CODEC
 from sandkeep_store.database import Database
@@ -222,7 +222,7 @@ class Salvage:
 
     def _note_gaps(self, position: int, stream: int, revision: int, sandbox: int | None, kind: str) -> None:
         before, at = self._last.get(stream, (0, 0))
-        endless = self._names[stream] in (DAEMON_STREAM, LOG_STREAM) or kind == SandboxFileWritten.type
+        endless = self._names[stream] in OWN_STREAMS or kind == SandboxFileWritten.type
         starts_late = before == 0 and self._first > 1 and endless
         if not starts_late:
             for missing in range(before + 1, revision):

@@ -14,6 +14,7 @@ from tests.crash import growing
 from tests.crash.growing import HERE, MARKER, OUTPUT, POINTS, RUNNING
 from tests.crash.story import check_intents, events_of
 
+from sandkeep.events import LOG_STREAM
 from sandkeep_store import offline, segments
 from sandkeepd.hostile_files import HostileRoot
 from sandkeepd.keeper import dropping, journal
@@ -52,7 +53,7 @@ def test_a_death_at_every_point(root: Path, lives: dict[str, tuple[int, int]], p
     lines = [line for name in names for line in segments.events(f"{state_dir}/archive/{name}")]
     assert {fact.position for fact in facts} | {line.position for line in lines} == set(range(1, head + 1))
     assert offline.verify(state_dir).problems == []
-    check_intents([fact for fact in facts if fact.stream == "log"])
+    check_intents([fact for fact in facts if fact.stream == LOG_STREAM])
     check_redacted(root, state_dir)
     check_output(state_dir)
     assert not [name for name in os.listdir(f"{state_dir}/archive") if name.startswith(".")]

@@ -30,7 +30,7 @@ def counting(places: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     daemon.start()
     source = tmp_path_factory.mktemp("source")
     with daemon.connect() as client:
-        client.sandbox.create(client.image.create(str(source)).image_id, sandbox_id="box")
+        client.sandbox.create(client.image.create(str(source)).image_id, name="box")
         client.process.launch("box", name="count", command=COUNT)
 
     def running() -> RunningDaemon:

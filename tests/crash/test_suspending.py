@@ -95,7 +95,7 @@ def tell(story: Story, made: Box, source: str) -> None:
     """A sandbox is suspended and resumed, ends by itself, and is started anew."""
     box = made.name
     image = story.ask("image.create", source, provider=made.provider).image_id
-    story.ask("sandbox.create", image, sandbox_id=box, secrets={"KEY": "s3cret"})
+    story.ask("sandbox.create", image, name=box, secrets={"KEY": "s3cret"})
     made.look(story)
     story.ask("process.launch", box, name="cat", command=["cat"], stdin=True)
     story.ask("sandbox.exec", box, "echo kept >file")

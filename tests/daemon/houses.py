@@ -34,12 +34,13 @@ class House:
 
     def __init__(self, state_dir: str, source: str) -> None:
         self._state_dir = state_dir
+        self.sandbox_id = ""
         self._source = source
 
     @property
     def directory(self) -> str:
         """Where the sandbox lies."""
-        return f"{self._state_dir}/sandboxes/box"
+        return f"{self._state_dir}/sandboxes/{self.sandbox_id}"
 
     def daemon(self) -> AbstractAsyncContextManager[Inside]:
         """A daemon on the one state directory that there is."""
@@ -48,8 +49,9 @@ class House:
     async def box(self, daemon: Inside, **options: Any) -> SandboxState:
         """The sandbox."""
         image = await daemon.image(self._source)
-        await daemon.call("sandbox.create", image_id=image, sandbox_id="box", **self.options, **options)
-        return daemon.core.state.sandboxes["box"]
+        made = await daemon.call("sandbox.create", image_id=image, name="box", **self.options, **options)
+        self.sandbox_id = made.sandbox_id
+        return daemon.box()
 
     def stop(self) -> None:
         """Somebody has it stand still. Blocks, as all of these."""
@@ -65,7 +67,7 @@ class House:
 
     def notice(self, daemon: Inside) -> None:
         """The provider sees what others did."""
-        daemon.fake._instances["box"].pause.set(self.stands_still())
+        daemon.fake._instances[self.sandbox_id].pause.set(self.stands_still())
 
     async def outside(self, daemon: Inside, *, paused: bool) -> None:
         """Somebody has it stand still, or go on, and the provider sees it."""
@@ -110,14 +112,14 @@ class LocalHouse(House):
         return Path(self.directory, READ_MARK)
 
     def notice(self, daemon: Inside) -> None:
-        daemon.provider.instances["box"].look()
+        daemon.provider.instances[self.sandbox_id].look()
 
     async def clear(self) -> None:
         if os.path.exists(self._state_dir):
             async with self.daemon() as daemon:
                 await daemon.reconciler.run()
-                if "box" in daemon.core.state.sandboxes:
-                    await daemon.call("sandbox.terminate", sandbox_id="box")
+                if self.sandbox_id in daemon.core.state.sandboxes:
+                    await daemon.call("sandbox.terminate", sandbox_id=self.sandbox_id)
 
 
 class BareHouse(LocalHouse):
@@ -172,11 +174,11 @@ class DockerHouse(LocalHouse):
         self._ask("unpause")
 
     def _ask(self, what: str) -> None:
-        status, body = self._engine.ask("POST", f"/containers/sandbox-box/{what}")
+        status, body = self._engine.ask("POST", f"/containers/sandbox-{self.sandbox_id}/{what}")
         assert status < 300, body
 
     def stands_still(self) -> bool:
-        return bool(self._engine.container_of("box")["State"]["Paused"])
+        return bool(self._engine.container_of(self.sandbox_id)["State"]["Paused"])
 
     def notice(self, daemon: Inside) -> None:
         """It has heard of it."""

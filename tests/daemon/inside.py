@@ -12,6 +12,7 @@ import trio
 from sandkeep.methods import METHODS
 from sandkeep_store.log import EventLog
 from sandkeep_store.metadata_files import MetadataFiles
+from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import app, table
 from sandkeepd.api.call import Call
 from sandkeepd.api.peer import Peer
@@ -57,6 +58,22 @@ class Inside:
         call = Call(method=row, params=row.params(**params), peer=Peer(uid=uid, gid=uid))
         at_once = self._dispatch.immediate.get(method)
         return at_once(call) if at_once else await self._dispatch(call)
+
+    def box(self, name: str = "box", uid: int = 0) -> SandboxState:
+        """A user's sandbox by its name, as the views have it."""
+        found = self.core.state.sandbox_named(f"uid:{uid}", name)
+        assert found is not None, name
+        return found
+
+    def id_of(self, name: str = "box", uid: int = 0) -> str:
+        """The id of a user's sandbox."""
+        return self.box(name, uid).sandbox_id
+
+    async def appears(self, name: str = "box", uid: int = 0) -> str:
+        """Wait until a sandbox of that name is on record; answer its id."""
+        while self.core.state.sandbox_named(f"uid:{uid}", name) is None:
+            await self.core.log.wait(self.core.log.head)
+        return self.id_of(name, uid)
 
     async def types(self, sandbox_id: str) -> list[str]:
         """The types of a sandbox's events."""

@@ -37,7 +37,7 @@ async def test_a_creation_that_fails_is_on_record_and_leaves_the_image_free(stat
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         daemon.fake.faults.create_error = ProviderError("provider_unavailable", "no room")
-        await refused("provider_unavailable", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+        await refused("provider_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
         assert await daemon.types("box") == ["sandbox.create_requested", "sandbox.create_failed"]
         assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
         assert (await daemon.call("image.remove", image_id=image_id)).status == "removed"
@@ -47,9 +47,9 @@ async def test_a_defect_of_a_provider_is_internal_and_on_record(state_dir: str, 
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         daemon.fake.faults.create_error = ZeroDivisionError("oops")  # type: ignore[assignment]
-        error = await refused("internal", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+        error = await refused("internal", daemon.call("sandbox.create", image_id=image_id, name="box"))
         assert "oops" not in error.message
-        assert daemon.core.state.sandboxes["box"].status == "failed"
+        assert daemon.box().status == "failed"
 
 
 async def test_a_sandbox_that_is_being_made_can_be_terminated(state_dir: str, source: str) -> None:
@@ -59,10 +59,10 @@ async def test_a_sandbox_that_is_being_made_can_be_terminated(state_dir: str, so
         daemon.fake.faults.create_delay_s = 3600
 
         async def create() -> None:
-            await refused("conflict", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+            await refused("conflict", daemon.call("sandbox.create", image_id=image_id, name="box"))
 
         nursery.start_soon(create)
-        await daemon.core.settled("box", lambda: "box" in daemon.core.state.sandboxes)
+        await daemon.appears("box")
         assert (await daemon.call("sandbox.list")).sandboxes[0].status == "creating"
         await refused("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command="true"))
         await refused("in_use", daemon.call("image.remove", image_id=image_id))
@@ -81,7 +81,7 @@ async def test_an_end_that_fails_is_tried_until_it_works(
     monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.01)
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         image_id = await daemon.image(source)
-        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=image_id, name="box")
         daemon.fake.faults.terminate_error = ProviderError("provider_unavailable", "stuck")
         ended = trio.Event()
 
@@ -90,7 +90,7 @@ async def test_an_end_that_fails_is_tried_until_it_works(
             ended.set()
 
         nursery.start_soon(terminate)
-        await daemon.core.settled("box", lambda: daemon.core.state.sandboxes["box"].status == "stopping")
+        await daemon.core.settled(daemon.id_of(), lambda: daemon.box().status == "stopping")
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert not ended.is_set()
         daemon.fake.faults.terminate_error = None
@@ -101,7 +101,7 @@ async def test_an_end_that_fails_is_tried_until_it_works(
 async def test_two_that_terminate_at_once_do_it_once(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
-        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=image_id, name="box")
         async with trio.open_nursery() as nursery:
             for _ in range(8):
                 nursery.start_soon(lambda: daemon.call("sandbox.terminate", sandbox_id="box"))
@@ -122,7 +122,7 @@ async def test_two_that_take_one_id_or_name_at_once(state_dir: str, source: str)
 
         async with trio.open_nursery() as nursery:
             for _ in range(5):
-                nursery.start_soon(lambda: attempt("sandbox.create", image_id=image_id, sandbox_id="box"))
+                nursery.start_soon(lambda: attempt("sandbox.create", image_id=image_id, name="box"))
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(
@@ -148,7 +148,7 @@ async def test_an_outcome_that_the_disk_refuses_is_recorded_later(
             return await append(new, meta, **more)
 
         monkeypatch.setattr(daemon.core.log, "append", fails_for_outcomes)
-        await refused("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+        await refused("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
         head = daemon.core.log.head
         monkeypatch.setattr(daemon.core.log, "append", append)
         with trio.fail_after(10):
@@ -168,7 +168,7 @@ async def test_an_end_that_the_disk_refuses_while_it_is_made_is_recorded_later(
         works = trio.Event()
 
         async def fails(new: Any, meta: Meta, **more: Any) -> Any:
-            box = daemon.core.state.sandboxes.get("box")
+            box = daemon.core.state.sandbox_named("uid:0", "box")
             making = box is not None and box.status == "creating"
             made = isinstance(new[0].event, events.SandboxCreated)
             if making and not (made and works.is_set()):
@@ -176,7 +176,7 @@ async def test_an_end_that_the_disk_refuses_while_it_is_made_is_recorded_later(
             return await append(new, meta, **more)
 
         monkeypatch.setattr(daemon.core.log, "append", fails)
-        await refused("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, sandbox_id="box"))
+        await refused("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
         await refused("storage_unavailable", daemon.call("sandbox.terminate", sandbox_id="box"))
         works.set()
         with trio.fail_after(10):
@@ -189,7 +189,7 @@ async def test_journals_that_the_disk_does_not_take_keep_no_end_from_being_known
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with inside(state_dir) as daemon:
-        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
 
         def fails(fd: int) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -217,13 +217,13 @@ async def test_intents_without_an_outcome_are_undone_or_finished(state_dir: str,
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         spare = (await daemon.call("image.create", source=source, provider="fake", clean=True)).image_id
-        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="ending")
+        ending = (await daemon.call("sandbox.create", image_id=image_id, name="ending")).sandbox_id
         half = events.ImageCreateRequested(owner="uid:0", provider="fake", kind="directory", source=source)
         await recorded(
             daemon,
             NewEvent("img_half", half),
             NewEvent("half-made", asked(image_id), "half-made"),
-            NewEvent("ending", events.SandboxTerminateRequested(reason="requested"), "ending"),
+            NewEvent(ending, events.SandboxTerminateRequested(reason="requested"), ending),
             NewEvent(spare, events.ImageRemoveRequested()),
         )
     async with inside(state_dir) as daemon:
@@ -231,7 +231,7 @@ async def test_intents_without_an_outcome_are_undone_or_finished(state_dir: str,
         state = daemon.core.state
         assert (state.images["img_half"].status, state.images[spare].status) == ("failed", "removed")
         assert "daemon stopped while it was being made" in (state.images["img_half"].view().error or "")
-        assert (state.sandboxes["half-made"].status, state.sandboxes["ending"].status) == ("failed", "stopped")
+        assert (state.sandboxes["half-made"].status, daemon.box("ending").status) == ("failed", "stopped")
         assert await daemon.fake.found() == ([], [image_id])
 
 
@@ -240,7 +240,7 @@ async def test_what_a_client_begins_before_the_start_has_looked_is_not_undone(st
     half = events.ImageCreateRequested(owner="uid:0", provider="fake", kind="directory", source=source)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
-        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        box = (await daemon.call("sandbox.create", image_id=image_id, name="box")).sandbox_id
         await recorded(daemon, NewEvent("img_earlier", half))
     async with inside(state_dir) as daemon:
         fork = events.SandboxForkRequested(sandbox_ids=["other"])
@@ -250,8 +250,8 @@ async def test_what_a_client_begins_before_the_start_has_looked_is_not_undone(st
             daemon,
             NewEvent("img_half", half),
             NewEvent("half-made", asked(image_id), "half-made"),
-            NewEvent("snp_half", archive, "box"),
-            NewEvent("frk_half", fork, "box"),
+            NewEvent("snp_half", archive, box),
+            NewEvent("frk_half", fork, box),
         )
         begin = trio.Event()
         begin.set()
@@ -295,10 +295,10 @@ async def _no_progress(message: str) -> None:
 async def test_a_launch_that_never_reached_the_sandbox_failed(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
-        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=image_id, name="box")
         await daemon.call("process.launch", sandbox_id="box", command=["sleep", "60"], name="runs")
-        launch = events.ProcessLaunchRequested(sandbox_id="box", name="lost", command=["true"])
-        await recorded(daemon, NewEvent("prc_lost", launch, "box"))
+        launch = events.ProcessLaunchRequested(sandbox_id=daemon.id_of(), name="lost", command=["true"])
+        await recorded(daemon, NewEvent("prc_lost", launch, daemon.id_of()))
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
         with trio.fail_after(10):
@@ -314,7 +314,7 @@ async def test_an_exit_code_survives_many_restarts(state_dir: str, source: str) 
     """Each daemon asks after what runs, and the answers lie before the line that tells the end."""
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
-        view = await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        view = await daemon.call("sandbox.create", image_id=image_id, name="box")
         script = "while [ ! -e stop ]; do sleep 0.02; done; exit 3"
         await daemon.call("process.launch", sandbox_id="box", command=script, name="web")
     for _ in range(8):
@@ -343,12 +343,12 @@ async def test_a_sandbox_that_hangs_delays_nobody_else(
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         for name in ("hangs", "well"):
-            await daemon.call("sandbox.create", image_id=image_id, sandbox_id=name)
+            await daemon.call("sandbox.create", image_id=image_id, name=name)
     async with inside(state_dir) as daemon:
         adopt, tries = daemon.fake.adopt, list[str]()
 
         async def hang(sandbox_id: str, *rest: Any) -> Any:
-            if sandbox_id == "hangs":
+            if sandbox_id == daemon.id_of("hangs"):
                 tries.append(sandbox_id)
                 if len(tries) < 4:
                     await trio.sleep_forever()
@@ -383,12 +383,12 @@ async def test_what_cannot_be_undone_at_once_is_undone_later(
         daemon.fake.faults.terminate_error = ProviderError("provider_unavailable", "not now")
         nursery.start_soon(daemon.reconciler.run)
         nursery.start_soon(lambda: daemon.call("sandbox.terminate", sandbox_id="ended"))
-        await daemon.core.settled("ended", lambda: daemon.core.state.sandboxes["ended"].status == "stopping")
+        await daemon.core.settled(daemon.id_of("ended"), lambda: daemon.box("ended").status == "stopping")
         assert (await daemon.call("sandbox.get", sandbox_id="later")).status == "creating"
         daemon.fake.faults.terminate_error = None
         with trio.fail_after(20):
-            await daemon.core.settled("later", lambda: daemon.core.state.sandboxes["later"].status == "failed")
-            await daemon.core.settled("ended", lambda: daemon.core.state.sandboxes["ended"].status == "stopped")
+            await daemon.core.settled(daemon.id_of("later"), lambda: daemon.box("later").status == "failed")
+            await daemon.core.settled(daemon.id_of("ended"), lambda: daemon.box("ended").status == "stopped")
         assert "sandbox.create_failed" not in await daemon.types("ended")
 
 
@@ -398,7 +398,7 @@ async def test_a_process_whose_sandbox_does_not_answer_at_first_is_followed_late
     monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.05)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
-        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=image_id, name="box")
         await daemon.call("process.launch", sandbox_id="box", command="read x; exit 3", name="web", stdin=True)
     find, asked_for = KeeperInstance.find, list[str]()
 

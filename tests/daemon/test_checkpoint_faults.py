@@ -251,7 +251,7 @@ async def test_one_that_does_not_answer_makes_way_for_what_was_there(
     monkeypatch.setattr(checkpoints, "_found", silent)
     async with inside(state_dir, opened=opened) as daemon:
         image = await daemon.image(source)
-        await daemon.call("sandbox.create", image_id=image, sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=image, name="box")
         checkpoint = await daemon.call("checkpoint.create", sandbox_id="box", leave_running=True)
         back = {"sandbox_id": "box", "checkpoint_id": checkpoint.checkpoint_id}
         await daemon.call("sandbox.exec", sandbox_id="box", command="echo new >new")

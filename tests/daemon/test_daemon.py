@@ -15,7 +15,7 @@ import pytest
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
-from sandkeep.methods import METHODS
+from sandkeep.methods import METHODS, Access
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -197,10 +197,10 @@ def test_names_are_unique_also_of_ended_processes(client: Any, sandbox_id: str) 
 
 
 def test_a_given_id_is_kept_and_taken(client: Any, image_id: str) -> None:
-    assert client.sandbox.create(image_id, sandbox_id="my-box.1").sandbox_id == "my-box.1"
-    refused("conflict", client.sandbox.create, image_id, sandbox_id="my-box.1")
+    assert client.sandbox.create(image_id, name="my-box.1").sandbox_id == "my-box.1"
+    refused("conflict", client.sandbox.create, image_id, name="my-box.1")
     client.sandbox.terminate("my-box.1")
-    refused("conflict", client.sandbox.create, image_id, sandbox_id="my-box.1")
+    refused("conflict", client.sandbox.create, image_id, name="my-box.1")
 
 
 def test_images_are_shared_by_content(client: Any, project: str, image_id: str) -> None:
@@ -489,7 +489,10 @@ GIVEN = ("path", "snapshot_id")
 """Those that are given although they have a default: one of two has to be, as it may be."""
 
 
-@pytest.mark.parametrize("method", sorted(name for name, row in METHODS.items() if row.subject == "sandbox_id"))
+@pytest.mark.parametrize(
+    "method",
+    sorted(name for name, row in METHODS.items() if row.access is Access.OWNER and "sandbox_id" in row.references),
+)
 def test_unknown_sandboxes_are_not_found(client: Any, method: str) -> None:
     row = METHODS[method]
     fields = msgspec.structs.fields(row.params)

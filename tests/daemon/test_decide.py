@@ -9,6 +9,7 @@ from tests.store.test_views import Log, running_sandbox
 from sandkeep import events
 from sandkeep.errors import SandkeepError
 from sandkeep.events import EVENTS, MAX_EVENT_BYTES
+from sandkeep.ids import PREFIXES, check_own_name
 from sandkeep.methods import METHODS, ProcessLaunch, SandboxCreate, SandboxExec
 from sandkeep.model import SandboxStatus
 from sandkeep_store.codec import CODEC
@@ -119,34 +120,34 @@ def test_an_image_in_use_is_not_removed() -> None:
     assert decide.remove_image(world(sandboxes=0), "img_1", []) == events.ImageRemoveRequested()
 
 
-@pytest.mark.parametrize("given", ["prc_1", "img_1", "daemon", "../x", "a/b", "", "x" * 65, "ü", "a\n"])
-def test_ids_of_another_kind_or_shape_are_refused(given: str) -> None:
-    command = SandboxCreate(image_id="img_1")
-    assert refused("invalid", decide.create_sandbox, world(), command, given, {}, 1).data["field"] == "sandbox_id"
+NO_NAMES = [*(f"{prefix}_1" for prefix in sorted(PREFIXES)), "log_1", "../x", "a/b", "", "x" * 65, "ü", "a\n"]
 
 
-def test_a_taken_id_is_a_conflict() -> None:
-    command = SandboxCreate(image_id="img_1")
-    refused("conflict", decide.create_sandbox, world(), command, "sbx_0", {}, 1)
-    refused("conflict", decide.create_sandbox, world(), command, "new", {"new": ()}, 1)
+@pytest.mark.parametrize("given", NO_NAMES)
+def test_names_that_could_be_ids_or_have_another_shape_are_refused(given: str) -> None:
+    assert refused("invalid", check_own_name, given, "name").data["field"] == "name"
+
+
+@pytest.mark.parametrize("given", ["log", "daemon", "sbx", "my_box", "x" * 64, "1.0-rc_1"])
+def test_other_names_are_free(given: str) -> None:
+    assert check_own_name(given, "name") == given
 
 
 def test_the_spec_of_a_sandbox_is_complete() -> None:
-    image, spec = decide.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0), "new", {}, 4096)
+    image, spec = decide.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0), 4096)
     assert (image.image_id, spec.cpus, spec.disk_bytes) == ("img_1", 2.0, 4096)
 
 
 def test_another_provider_than_the_images_is_refused() -> None:
     command = SandboxCreate(image_id="img_1", provider="docker")
     assert (
-        "made for the provider 'fake'"
-        in refused("not_supported", decide.create_sandbox, world(), command, "new", {}, 1).message
+        "made for the provider 'fake'" in refused("not_supported", decide.create_sandbox, world(), command, 1).message
     )
 
 
 def test_an_environment_too_large_for_the_record_is_refused() -> None:
     command = SandboxCreate(image_id="img_1", env={"A": "x" * decide.MAX_SPEC_BYTES})
-    assert refused("invalid", decide.create_sandbox, world(), command, "new", {}, 1).data["field"] == "env"
+    assert refused("invalid", decide.create_sandbox, world(), command, 1).data["field"] == "env"
 
 
 def test_names_of_processes_are_unique_in_a_sandbox() -> None:

@@ -20,7 +20,7 @@ def daemon(new_daemon: Callable[[], Any], dockerd: Any) -> Any:
     made.start()
     with made.connect() as client:
         image = client.image.create(dockerd.bare(), provider="docker").image_id
-        client.sandbox.create(image, sandbox_id="box")
+        client.sandbox.create(image, name="box")
     return made
 
 

@@ -393,7 +393,7 @@ def test_an_engine_that_is_down_leaves_nothing_half_done(world: World, client: A
     world.engine.stop()
     try:
         for work in (
-            lambda: client.sandbox.fork(box, sandbox_ids=["never"]),
+            lambda: client.sandbox.fork(box, names=["never"]),
             lambda: client.snapshot.create(box),
             lambda: client.snapshot.restore(made.snapshot_id),
             lambda: client.sandbox.restore(box, made.snapshot_id),
@@ -404,7 +404,7 @@ def test_an_engine_that_is_down_leaves_nothing_half_done(world: World, client: A
     finally:
         world.engine.start()
     assert client.snapshot.list(sandbox_id=box).snapshots == [made]
-    assert [fork.sandbox_id for fork in client.sandbox.fork(box, sandbox_ids=["never"]).sandboxes] == ["never"]
+    assert [fork.sandbox_id for fork in client.sandbox.fork(box, names=["never"]).sandboxes] == ["never"]
     client.sandbox.terminate("never")
     soon(lambda: world.kept() == set())
 
@@ -415,7 +415,7 @@ def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, 
     sh(client, box, "head -c 200m /dev/urandom >large")
     place, half = f"{world.engine.root}/data/tmp", f"half-{number}"
     with ThreadPoolExecutor(1) as pool:
-        forking = pool.submit(refused, "provider_unavailable", lambda: client.sandbox.fork(box, sandbox_ids=[half]))
+        forking = pool.submit(refused, "provider_unavailable", lambda: client.sandbox.fork(box, names=[half]))
         soon(lambda: bool(os.listdir(place)) or forking.done())
         world.engine.send(number)
         forking.result(60)
@@ -424,7 +424,7 @@ def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, 
             world.engine.start()
         else:
             world.engine.send(signal.SIGCONT)
-    client.sandbox.fork(box, sandbox_ids=[half])
+    client.sandbox.fork(box, names=[half])
     assert sh(client, half, "sha256sum large") == sh(client, box, "sha256sum large")
     client.sandbox.terminate(half)
     soon(lambda: world.kept() == set())

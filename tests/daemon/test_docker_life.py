@@ -53,7 +53,7 @@ class World:
 
     def box(self, name: str = "box", **options: Any) -> str:
         with self.daemon.connect() as client:
-            return str(client.sandbox.create(self.image, sandbox_id=name, **options).sandbox_id)
+            return str(client.sandbox.create(self.image, name=name, **options).sandbox_id)
 
     def status(self, box: str = "box") -> str:
         with self.daemon.connect() as client:
@@ -242,7 +242,7 @@ def everything_else_works(world: World) -> None:
 def told_at_once(world: World, box: str) -> None:
     """What needs an engine is refused, and an end is ordered."""
     world.refused("provider_unavailable", lambda client: client.sandbox.suspend("box"))
-    world.refused("provider_unavailable", lambda client: client.sandbox.create(world.image, sandbox_id="new"))
+    world.refused("provider_unavailable", lambda client: client.sandbox.create(world.image, name="new"))
     assert world.status("new") == "failed"
     for _ in range(2):
         message = world.refused("provider_unavailable", lambda client: client.sandbox.terminate(box))
@@ -389,7 +389,7 @@ def make(world: World, name: str, labels: dict[str, str], command: str = "sleep 
 def test_a_name_that_is_somebody_elses(world: World) -> None:
     make(world, "sandbox-taken", {})
     try:
-        message = world.refused("conflict", lambda client: client.sandbox.create(world.image, sandbox_id="taken"))
+        message = world.refused("conflict", lambda client: client.sandbox.create(world.image, name="taken"))
         assert "is not ours" in message
         world.cli("rm", "taken")
         assert world.engine.container_of("taken")["State"]["Running"]

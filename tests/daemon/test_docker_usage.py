@@ -76,7 +76,7 @@ def test_an_image_without_a_shell_is_measured_too(new_daemon: Callable[[], Any],
     daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none")
     with daemon.connect() as client:
         image = client.image.create(dockerd.bare(), provider="docker").image_id
-        client.sandbox.create(image, sandbox_id="bare", memory_bytes=64 * MIB)
+        client.sandbox.create(image, name="bare", memory_bytes=64 * MIB)
         [found] = client.sandbox.stats().sandboxes
         assert found.memory_limit_bytes == 64 * MIB
         assert found.cpu_s > 0

@@ -33,7 +33,7 @@ class Gate:
 async def running(daemon: Inside, source: str, *, stdin: bool = False, timeout_s: float | None = None) -> str:
     """A sandbox called ``box`` with a process called ``web``."""
     image_id = await daemon.image(source)
-    await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+    await daemon.call("sandbox.create", image_id=image_id, name="box")
     command = "echo up; exec cat" if stdin else "echo up; exec sleep 60"
     launched = await daemon.call(
         "process.launch", sandbox_id="box", name="web", command=command, stdin=stdin, timeout_s=timeout_s
@@ -71,10 +71,10 @@ async def test_an_end_that_comes_before_the_adoption_does_not_wait_for_it(state_
     async with inside(state_dir) as daemon:
         await running(daemon, source)
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
-        await daemon.sandboxes.end("box", "requested")
+        await daemon.sandboxes.end(daemon.id_of(), "requested")
         nursery.start_soon(daemon.reconciler.run)
         with trio.fail_after(10):
-            await daemon.core.settled("box", lambda: daemon.core.state.sandboxes["box"].status == "stopped")
+            await daemon.core.settled(daemon.id_of(), lambda: daemon.box().status == "stopped")
         assert (await daemon.types("box"))[-1] == "sandbox.terminated"
 
 
@@ -83,7 +83,7 @@ async def test_a_process_that_is_being_started_can_be_signalled(
 ) -> None:
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         image_id = await daemon.image(source)
-        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=image_id, name="box")
         gate = Gate(monkeypatch, KeeperInstance, "launch")
         nursery.start_soon(lambda: daemon.call("process.launch", sandbox_id="box", name="web", command="sleep 60"))
         await gate.reached.wait()
@@ -192,7 +192,7 @@ async def test_a_process_with_a_long_life_is_read_from_the_log_to_its_end(state_
             await daemon.call("process.signal", sandbox_id="box", name="web", signal="CONT")
         await daemon.call("process.write_stdin", sandbox_id="box", name="web", eof=True)
         assert await ended(daemon) == 0
-        del daemon.core.state.processes[process_id], daemon.core.state.sandboxes["box"].named["web"]
+        del daemon.core.state.processes[process_id], daemon.box().named["web"]
         old = await daemon.call("process.get", sandbox_id="box", name=process_id)
         assert (old.status, old.exit_code) == ("exited", 0)
         await daemon.call("sandbox.terminate", sandbox_id="box")
@@ -225,13 +225,13 @@ async def test_an_end_that_is_ordered_when_a_sandbox_was_just_made(
             monkeypatch.setattr(owner, name, original)
             with trio.CancelScope(shield=True):
                 made = await original(*args, **more) if moment == "made" else None
-                await daemon.sandboxes.end("box", "requested")
+                await daemon.sandboxes.end(daemon.id_of(), "requested")
                 return made or await original(*args, **more)
 
         monkeypatch.setattr(owner, name, interrupted)
         with trio.fail_after(10):
             with pytest.raises(SandkeepError) as caught:
-                await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+                await daemon.call("sandbox.create", image_id=image_id, name="box")
             assert caught.value.code == "conflict"
             assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
         assert await daemon.types("box") == [

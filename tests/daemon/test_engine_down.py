@@ -38,7 +38,7 @@ async def test_an_end_is_ordered_and_told_and_carried_out_when_the_engine_answer
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         image_id = await daemon.image(source)
         for sandbox_id in ("box", "other"):
-            await daemon.call("sandbox.create", image_id=image_id, sandbox_id=sandbox_id)
+            await daemon.call("sandbox.create", image_id=image_id, name=sandbox_id)
         await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
         told = trio.Event()
 
@@ -71,7 +71,7 @@ async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         for sandbox_id in ("box", "other"):
-            await daemon.call("sandbox.create", image_id=image_id, sandbox_id=sandbox_id)
+            await daemon.call("sandbox.create", image_id=image_id, name=sandbox_id)
         daemon.fake.faults.down = DOWN
         await unavailable(daemon.call("sandbox.terminate", sandbox_id="box"))
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
@@ -90,7 +90,7 @@ async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
 
 async def test_the_end_of_one_that_is_not_adopted_is_ordered(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
-        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         daemon.fake.faults.down = DOWN
         nursery.start_soon(daemon.reconciler.run)
@@ -122,7 +122,7 @@ async def test_what_fails_for_another_reason_is_tried_again_before_anybody_is_to
 ) -> None:
     monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.01)
     async with inside(state_dir) as daemon:
-        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
         terminate, tries = daemon.fake.terminate, list[int]()
 
         async def stuck_at_first(*arguments: Any) -> None:

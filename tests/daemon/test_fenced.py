@@ -25,7 +25,7 @@ def test_archives_of_a_guarded_sandbox_carry_its_fence(
     bucket = connect().client.bucket(gcs_bucket)
     with daemon.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
-        client.sandbox.create(image, sandbox_id="box")
+        client.sandbox.create(image, name="box")
         unguarded = client.snapshot.create("box")
         lock = client.lock.acquire("box")
         guarded = client.snapshot.create("box")

@@ -178,7 +178,7 @@ async def flood(directory: Path, source: str, frames: int, seed: int) -> None:
 
 async def _furnish(daemon: Inside, source: str) -> None:
     image_id = await daemon.image(source)
-    await daemon.call("sandbox.create", image_id=image_id, sandbox_id="box")
+    await daemon.call("sandbox.create", image_id=image_id, name="box")
     await daemon.call(
         "process.launch", sandbox_id="box", name="web", command="trap '' TERM; exec cat >/dev/null", stdin=True
     )

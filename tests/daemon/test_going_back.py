@@ -186,13 +186,13 @@ def test_it_is_as_the_sandbox_was_asked_to_be(client: Any, box: str, story: dict
     began = client.snapshot.restore(story["one"][0], labels={"of": "itself"}, env={"A": "1"}).sandbox_id
     write(client, began, "changed")
     end = client.daemon.status().position
-    made = client.sandbox.restore_at(began, end, new_sandbox_id="mine", labels={"more": "2"}, env={"B": "2"})
+    made = client.sandbox.restore_at(began, end, name="mine", labels={"more": "2"}, env={"B": "2"})
     assert made.moment.source_id == story["one"][0]
     assert made.moment.position > story["end"]
     assert made.sandbox.sandbox_id == "mine"
     assert made.sandbox.spec.labels == {"of": "itself", "more": "2"}
     assert sh(client, "mine", "echo $A$B; cat file") == "12\none"
-    refused("conflict", lambda: client.sandbox.restore_at(began, end, new_sandbox_id="mine"))
+    refused("conflict", lambda: client.sandbox.restore_at(began, end, name="mine"))
 
 
 def test_its_secrets_have_to_be_given_again(client: Any, box: str, source: str) -> None:
@@ -239,7 +239,7 @@ async def test_what_was_archived_is_told(state_dir: str, source: str) -> None:
     known nothing is counted.
     """
     async with inside(state_dir) as daemon:
-        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
         for _ in range(RECENT_UNNAMED + 5):
             await daemon.call("sandbox.exec", sandbox_id="box", command="true")
         log, head = daemon.core.log, daemon.core.log.head
@@ -254,7 +254,7 @@ async def test_what_was_archived_is_told(state_dir: str, source: str) -> None:
         then = await daemon.call("event.state_at", sandbox_id="box", position=head)
         assert then.sandbox == await daemon.call("sandbox.get", sandbox_id="box")
         assert "in the archive" in then.note
-        box, made = daemon.core.state.sandboxes["box"], then.sandbox
+        box, made = daemon.box(), then.sandbox
         asked = Asked(now_us(), head)
         for position, between in ((log.first_position - 1, None), (head, 0)):
             moment = Moment(kind="snapshot", source_id="s", owner="o", position=position, time_us=0, status="ready")
@@ -265,7 +265,7 @@ async def test_what_was_archived_is_told(state_dir: str, source: str) -> None:
 
 async def test_what_was_redacted_does_not_come_back(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
-        await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box")
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
         await daemon.call("sandbox.exec", sandbox_id="box", command="echo hunter2 >/dev/null")
         head = daemon.core.log.head
         events = (await daemon.call("sandbox.history", sandbox_id="box")).events

@@ -326,13 +326,14 @@ async def test_a_lock_is_its_owners(world: World, tmp_path: Path) -> None:
         assert (await daemon.call("lock.release", name="box")).status == "released"  # an administrator
 
 
-async def test_the_name_of_another_users_sandbox_is_not_to_be_had(world: World, tmp_path: Path) -> None:
+async def test_the_lock_of_another_users_sandbox_is_not_to_be_had(world: World, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     async with world.daemon(tmp_path / "state") as daemon:
         image = await daemon.image(str(tmp_path / "source"))
-        await daemon.call("sandbox.create", image_id=image, sandbox_id="box")
-        await refused("not_found", acquire(daemon, uid=BOB))
-        await acquire(daemon)
+        box = (await daemon.call("sandbox.create", image_id=image, name="box")).sandbox_id
+        await refused("not_found", acquire(daemon, box, uid=BOB))
+        assert (await acquire(daemon, uid=BOB)).name == "box"  # which is nothing to him but a name
+        assert (await acquire(daemon)).name == box
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
 
@@ -636,21 +637,21 @@ async def test_freeing_that_was_interrupted_is_told(world: World, tmp_path: Path
 
 
 async def test_a_lock_is_in_the_history_of_its_sandbox(world: World, tmp_path: Path) -> None:
-    """Also what was before the sandbox was made, and for the lock's owner alone."""
+    """By whichever of its names it was taken, and for the lock's owner alone."""
     (tmp_path / "source").mkdir()
     async with world.daemon(tmp_path / "state") as daemon:
         image = await daemon.image(str(tmp_path / "source"))
         await acquire(daemon, uid=ALICE)
         await daemon.call("lock.release", uid=ALICE, name="box")
-        await acquire(daemon)
-        await daemon.call("sandbox.create", image_id=image, sandbox_id="box")
-        await daemon.call("lock.release", name="box")
+        box = (await daemon.call("sandbox.create", image_id=image, name="box")).sandbox_id
+        for name in ("box", box):
+            lock = await acquire(daemon, name)
+            assert lock.name == box
+            assert (await daemon.call("lock.get", name="box")).lock_id == lock.lock_id
+            await daemon.call("lock.release", name="box")
         page = await daemon.call("sandbox.history", sandbox_id="box")
-        theirs = 4
-        assert [event.type for event in page.events[theirs:]] == [
-            "lock.acquire_requested", "lock.acquired", "sandbox.create_requested", "sandbox.created",
-            "lock.release_requested", "lock.released",
-        ]  # fmt: skip
+        taken = ["lock.acquire_requested", "lock.acquired", "lock.release_requested", "lock.released"]
+        assert [event.type for event in page.events] == ["sandbox.create_requested", "sandbox.created", *taken, *taken]
         await daemon.call("sandbox.terminate", sandbox_id="box")
         await daemon.core.files.flush()
 
@@ -662,7 +663,7 @@ async def test_a_lock_of_somebody_else_is_in_nobodys_history(world: World, tmp_p
         image = await daemon.image(source, uid=ALICE)
         await acquire(daemon, uid=BOB)
         await daemon.call("lock.release", uid=BOB, name="box")
-        await daemon.call("sandbox.create", uid=ALICE, image_id=image, sandbox_id="box")
+        await daemon.call("sandbox.create", uid=ALICE, image_id=image, name="box")
         page = await daemon.call("sandbox.history", uid=ALICE, sandbox_id="box")
         assert {event.type.split(".")[0] for event in page.events} == {"sandbox"}
-        await daemon.call("sandbox.terminate", sandbox_id="box")
+        await daemon.call("sandbox.terminate", uid=ALICE, sandbox_id="box")

@@ -39,30 +39,37 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where metadata is shared."""
     (tmp_path / "shared").mkdir()
     monkeypatch.setenv("SANDBOX_METADATA_MOUNT_PATH", str(tmp_path / "shared"))
-    return tmp_path / "shared/sandboxes/box/metadata.json"
+    return tmp_path / "shared"
+
+
+def documents(shared: Path) -> list[Path]:
+    """What is there of sandboxes."""
+    return list(shared.glob("sandboxes/*/metadata.json"))
 
 
 def told(shared: Path) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.json.decode(shared.read_bytes())
-    return document
+    [document] = documents(shared)
+    content: dict[str, Any] = msgspec.json.decode(document.read_bytes())
+    assert content["sandbox_id"] == document.parent.name
+    return content
 
 
-async def made(daemon: Inside, source: str, uid: int = 0) -> None:
+async def made(daemon: Inside, source: str, uid: int = 0) -> str:
     image = await daemon.call("image.create", uid=uid, source=source, provider="fake")
-    await daemon.call("sandbox.create", uid=uid, image_id=image.image_id, sandbox_id="box")
+    return str((await daemon.call("sandbox.create", uid=uid, image_id=image.image_id, name="box")).sandbox_id)
 
 
 async def test_what_a_lock_guards_is_published_with_its_fence(
     world: World, shared: Path, tmp_path: Path, source: str
 ) -> None:
     async with world.daemon(tmp_path / "state") as daemon:
-        await made(daemon, source)
+        box = await made(daemon, source)
         await daemon.publishing.flush()
-        assert not shared.exists()
+        assert documents(shared) == []
         lock = await acquire(daemon)
         await daemon.publishing.flush()
         first = told(shared)
-        assert (first["sandbox_id"], first["fence"], first["status"]) == ("box", lock.fence, "running")
+        assert (first["sandbox_id"], first["fence"], first["status"]) == (box, lock.fence, "running")
         await daemon.call("sandbox.exec", sandbox_id="box", command=["true"])
         await daemon.call("lock.release", name="box")
         last = told(shared)
@@ -77,7 +84,7 @@ async def test_a_later_daemon_goes_on_publishing(world: World, shared: Path, tmp
         await made(daemon, source)
         lock = await acquire(daemon)
     async with world.daemon(tmp_path / "state") as daemon:
-        await until(lambda: daemon.leases.holds("box"))
+        await until(lambda: daemon.leases.holds(daemon.id_of()))
         await settle()
         await daemon.publishing.flush()
         assert told(shared)["fence"] == lock.fence
@@ -86,19 +93,20 @@ async def test_a_later_daemon_goes_on_publishing(world: World, shared: Path, tmp
 async def test_an_old_owner_overwrites_nothing(world: World, shared: Path, tmp_path: Path, source: str) -> None:
     """Who lost the lock and knows it does not even try; who does not know it is told by the number that is there."""
     async with world.daemon(tmp_path / "state") as daemon:
-        await made(daemon, source)
+        box = await made(daemon, source)
         lock = await acquire(daemon)
         await daemon.publishing.flush()
-        theirs = msgspec.json.encode({"sandbox_id": "box", "fence": lock.fence + 1})
-        shared.write_bytes(theirs)
-        daemon.publishing.mark("box")
+        theirs = msgspec.json.encode({"sandbox_id": box, "fence": lock.fence + 1})
+        [document] = documents(shared)
+        document.write_bytes(theirs)
+        daemon.publishing.mark(box)
         await daemon.publishing.flush()
-        assert shared.read_bytes() == theirs
-        shared.unlink()
+        assert document.read_bytes() == theirs
+        document.unlink()
         world.clock.wall += 51  # it stood still
-        daemon.publishing.mark("box")
+        daemon.publishing.mark(box)
         await daemon.publishing.flush()
-        assert not shared.exists()
+        assert not document.exists()
 
 
 async def test_a_store_that_does_not_answer_is_asked_again(
@@ -110,9 +118,9 @@ async def test_a_store_that_does_not_answer_is_asked_again(
     async with world.daemon(tmp_path / "state") as daemon:
         await made(daemon, source)
         lock = await acquire(daemon)
-        shared.parents[2].rename(tmp_path / "away")
+        shared.rename(tmp_path / "away")
         await daemon.publishing.flush()
-        (tmp_path / "away").rename(shared.parents[2])
+        (tmp_path / "away").rename(shared)
         await daemon.publishing.flush()
         assert told(shared)["fence"] == lock.fence
 
@@ -138,12 +146,11 @@ async def test_a_lock_that_an_administrator_took_guards_the_owners_sandbox(
     source: str,
 ) -> None:
     async with world.daemon(tmp_path / "state") as daemon:
-        early = await acquire(daemon, uid=1002)  # who had the name first guards nothing of a stranger's sandbox
-        await made(daemon, source, uid=ALICE)
-        assert daemon.leases.fence("box", "uid:1001") is None
-        await daemon.call("lock.release", name=early.lock_id)
-        lock = await acquire(daemon)
-        fence = daemon.leases.fence("box", "uid:1001")
+        await acquire(daemon, uid=1002)  # who uses the name for himself guards nothing of a stranger's sandbox
+        box = await made(daemon, source, uid=ALICE)
+        assert daemon.leases.fence(box, "uid:1001") is None
+        lock = await acquire(daemon, box)
+        fence = daemon.leases.fence(box, "uid:1001")
         assert fence is not None
         assert fence.number == lock.fence
         await daemon.publishing.flush()
@@ -157,9 +164,9 @@ async def test_a_lost_lock_is_remembered_as_long_as_its_sandbox(
     again.
     """
     async with world.daemon(tmp_path / "state") as daemon:
-        await made(daemon, source)
+        box = await made(daemon, source)
         lock = await acquire(daemon)
-        world.other().replace("box")
+        world.other().replace(box)
         await world.pass_time(31)
         state = daemon.core.state
         await until(lambda: state.locks[lock.lock_id].status == "lost")
@@ -170,7 +177,7 @@ async def test_a_lost_lock_is_remembered_as_long_as_its_sandbox(
         assert len(state.ended_locks) == RECENT_LOCKS
         assert state.ended_locks[0] == lock.lock_id
         assert not goes_before(state, state.locks[lock.lock_id], 2**60)
-        error = await refused("lock_lost", as_call(lambda: daemon.leases.fence("box", "uid:0")))
+        error = await refused("lock_lost", as_call(lambda: daemon.leases.fence(box, "uid:0")))
         assert error.data["reason"] == "taken"
         await acquire(daemon)
         assert goes_before(state, state.locks[lock.lock_id], 2**60)

@@ -38,7 +38,7 @@ async def test_a_sandbox_that_was_archived_is_not_found_and_leaves_nothing(tmp_p
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         for box in ("old", "new"):
-            await daemon.call("sandbox.create", image_id=image_id, sandbox_id=box)
+            await daemon.call("sandbox.create", image_id=image_id, name=box)
             await daemon.call("sandbox.exec", sandbox_id=box, command="echo hello")
         token = (await daemon.call("event.list", limit=1)).next
         await daemon.call("sandbox.terminate", sandbox_id="old")
@@ -64,7 +64,7 @@ async def test_a_sandbox_that_was_archived_is_not_found_and_leaves_nothing(tmp_p
         types = await daemon.types("new")
         assert types[:2] == ["sandbox.create_requested", "sandbox.created"]
         assert types.count("process.launch_requested") == 2
-        await daemon.call("sandbox.create", image_id=image_id, sandbox_id="old")
+        await daemon.call("sandbox.create", image_id=image_id, name="old")
         for box in ("old", "new"):
             await daemon.call("sandbox.terminate", sandbox_id=box)
         await daemon.core.files.flush()
@@ -75,7 +75,7 @@ async def test_pages_of_a_history_go_on_where_events_left(tmp_path: Path, source
     async with inside(str(tmp_path / "state")) as daemon:
         image_id = await daemon.image(source)
         for box in ("here", "gone"):
-            await daemon.call("sandbox.create", image_id=image_id, sandbox_id=box)
+            await daemon.call("sandbox.create", image_id=image_id, name=box)
         await daemon.call("sandbox.terminate", sandbox_id="gone")
         await daemon.retention.archive(now_us() + HOUR_US, Meta())
         page = await daemon.call("sandbox.history", sandbox_id="here", limit=1)

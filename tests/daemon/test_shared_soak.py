@@ -30,7 +30,7 @@ def start(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> Callable[[
             daemon.env[name] = str(tmp_path / "shared")
         daemon.start()
         with daemon.connect() as client:
-            client.sandbox.create(client.image.create(str(tmp_path / "source")).image_id, sandbox_id="box")
+            client.sandbox.create(client.image.create(str(tmp_path / "source")).image_id, name="box")
         return daemon
 
     return start

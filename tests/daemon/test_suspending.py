@@ -40,13 +40,18 @@ async def refused(code: str, call: Any) -> SandkeepError:
     return caught.value
 
 
+BOXES: list[str] = []
+"""The ids of those that a test has made with `box_in`."""
+
+
 async def box_in(daemon: Inside, source: str, **options: Any) -> SandboxState:
-    await daemon.call("sandbox.create", image_id=await daemon.image(source), sandbox_id="box", **options)
+    made = await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box", **options)
+    BOXES.append(made.sandbox_id)
     return state(daemon)
 
 
 def state(daemon: Inside) -> SandboxState:
-    return daemon.core.state.sandboxes["box"]
+    return daemon.box()
 
 
 async def suspend(daemon: Inside, **more: Any) -> str:
@@ -73,7 +78,7 @@ async def written(daemon: Inside, name: str, expected: bytes) -> None:
 async def until(daemon: Inside, status: str) -> None:
     with trio.fail_after(20):
         while state(daemon).status != status:
-            await daemon.core.changed("box")
+            await daemon.core.changed(daemon.id_of())
 
 
 async def adopted(daemon: Inside) -> None:
@@ -82,7 +87,7 @@ async def adopted(daemon: Inside) -> None:
 
 
 def box_of(state_dir: str) -> str:
-    return f"{state_dir}/sandboxes/box"
+    return f"{state_dir}/sandboxes/{BOXES[-1]}"
 
 
 @pytest.fixture(params=HOUSES)
@@ -158,7 +163,7 @@ async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(house: House)
         await suspend(daemon)
         for method, params in REFUSED.items():
             error = await refused("not_ready", daemon.call(method, sandbox_id="box", **params))
-            assert error.message == "sandbox box is suspended: resume it", method
+            assert error.message == f"sandbox {house.sandbox_id} is suspended: resume it", method
             assert error.data["status"] == "suspended"
         assert (await daemon.call("process.read", sandbox_id="box", name="web")).stdout == b"hi\n"
         assert (await daemon.call("process.get", sandbox_id="box", name="web")).status == "running"
@@ -226,7 +231,7 @@ async def test_it_is_told_when_it_ends_by_itself(state_dir: str, source: str) ->
         await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
         await suspend(daemon)
         daemon.fake.faults.ending = Ending(kind="lost", message="it was removed outside Sandkeep")
-        await daemon.fake.lose("box", sandbox.handle)
+        await daemon.fake.lose(daemon.id_of(), sandbox.handle)
         await until(daemon, "lost")
         view = await daemon.call("sandbox.get", sandbox_id="box")
         assert (view.error, view.last_status) == ("it was removed outside Sandkeep", "suspended")
@@ -298,7 +303,9 @@ async def test_what_failed_before_says_nothing_of_now(state_dir: str, source: st
         await refused("provider_unavailable", suspend(daemon))
         daemon.fake.faults.mend()
         assert await resume(daemon) == "running"
-        await House(state_dir, source).outside(daemon, paused=True)
+        house = House(state_dir, source)
+        house.sandbox_id = daemon.id_of()
+        await house.outside(daemon, paused=True)
         await until(daemon, "suspended")
         assert await suspend(daemon) == "suspended"
 
@@ -318,7 +325,7 @@ async def test_an_end_interrupts_it(state_dir: str, source: str, monkeypatch: py
         nursery.start_soon(refused, "not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
         await until(daemon, "suspending")
         assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
-        assert ended == ["box"]
+        assert ended == [daemon.id_of()]
         assert (await daemon.types("box"))[-2:] == ["sandbox.terminate_requested", "sandbox.terminated"]
 
 
@@ -430,7 +437,7 @@ async def test_an_order_without_an_outcome_is_what_the_sandbox_says(
         await house.box(daemon)
         if order is RESUME:
             await suspend(daemon)
-        await daemon.core.log.append([NewEvent("box", order, "box")], Meta(owner="uid:0", **by))
+        await daemon.core.log.append([NewEvent(daemon.id_of(), order, daemon.id_of())], Meta(owner="uid:0", **by))
         if carried_out:
             await trio.to_thread.run_sync(house.stop if order is SUSPEND else house.go_on)
         daemon.core.carry = lambda *_: None  # type: ignore[method-assign]  # it dies
@@ -554,7 +561,7 @@ async def test_it_is_ended_for_its_disk_all_the_same(house: House) -> None:
         await house.box(daemon, disk_bytes=1 << 20)
         await run(daemon, "head -c 600000 /dev/zero >one; head -c 600000 /dev/zero >two")
         await suspend(daemon)
-        await daemon.provider.disks.check(daemon.provider.instances["box"])
+        await daemon.provider.disks.check(daemon.provider.instances[daemon.id_of()])
         await until(daemon, "stopped")
         assert state(daemon).terminated_reason == "disk_limit"
 
@@ -578,7 +585,8 @@ async def test_what_nobody_owns_is_removed_though_it_stands_still(house: House) 
     async with house.daemon() as daemon:
         await house.box(daemon)
         await suspend(daemon)
-        await daemon.core.log.append([NewEvent("box", events.SandboxTerminated(reason="requested"), "box")], Meta())
+        ended = NewEvent(house.sandbox_id, events.SandboxTerminated(reason="requested"), house.sandbox_id)
+        await daemon.core.log.append([ended], Meta())
     async with house.daemon() as daemon:
         await adopted(daemon)
         assert (await daemon.provider.found())[0] == []
@@ -590,7 +598,7 @@ async def test_what_nobody_owns_is_removed_though_it_stands_still(house: House) 
 
 async def failed(daemon: Inside) -> None:
     """The sandbox ends by itself."""
-    await daemon.fake.lose("box", state(daemon).handle)
+    await daemon.fake.lose(daemon.id_of(), state(daemon).handle)
     await until(daemon, "failed")
 
 
@@ -649,7 +657,7 @@ async def test_what_cannot_be_started_anew_says_why(state_dir: str, source: str)
     async with inside(state_dir) as daemon:
         await box_in(daemon, source)
         await failed(daemon)
-        upper = f"{state_dir}/sandboxes/box/upper"
+        upper = f"{state_dir}/sandboxes/{daemon.id_of()}/upper"
         os.rename(upper, f"{upper}.away")
         error = await refused("not_ready", resume(daemon))
         assert "files" in error.message
@@ -678,10 +686,12 @@ async def test_a_revival_that_a_dying_daemon_left_is_undone_and_can_be_ordered_a
         await run(daemon, "echo kept >file")
         await failed(daemon)
         order = events.SandboxResumeRequested(anew=True)
-        await daemon.core.log.append([NewEvent("box", order, "box")], Meta(owner="uid:0", command_id="order"))
+        await daemon.core.log.append(
+            [NewEvent(daemon.id_of(), order, daemon.id_of())], Meta(owner="uid:0", command_id="order")
+        )
         if halfway:
             asked = state(daemon).requested
-            await daemon.fake.revive("box", asked.image_id, asked.spec, {}, asked.plan, state(daemon).handle)
+            await daemon.fake.revive(daemon.id_of(), asked.image_id, asked.spec, {}, asked.plan, state(daemon).handle)
     async with inside(state_dir) as daemon:
         assert state(daemon).status == "resuming"
         await adopted(daemon)
@@ -727,7 +737,7 @@ def test_by_the_command_line(with_fake: Any, source: str, provider: str) -> None
     cli = with_fake.cli
     with with_fake.connect() as client:
         image = client.image.create(source, provider=provider).image_id
-        boxes = [client.sandbox.create(image, sandbox_id=name, secrets={"KEY": "v"}).sandbox_id for name in ("a", "b")]
+        boxes = [client.sandbox.create(image, name=name, secrets={"KEY": "v"}).sandbox_id for name in ("a", "b")]
     assert said(cli("suspend", *boxes)) == boxes
     listed = said(cli("ls"))
     assert sum("suspended" in line for line in listed) == 2

@@ -99,7 +99,7 @@ def box(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     (source / "dir" / "inner").write_text("x")
     with shared_daemon.connect() as client:
         image = client.image.create(str(source))
-        client.sandbox.create(image.image_id, sandbox_id="api-tests")
+        client.sandbox.create(image.image_id, name="api-tests")
         client.process.launch("api-tests", ["true"], name="migrate")
         client.process.wait("api-tests", "migrate")
         client.process.launch("api-tests", ["sleep", "1000"], name="web")

@@ -33,7 +33,7 @@ CASES = [
 def box(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with shared_daemon.connect() as client:
         image = client.image.create(str(tmp_path_factory.mktemp("source")))
-        client.sandbox.create(image.image_id, sandbox_id="box")
+        client.sandbox.create(image.image_id, name="box")
         client.process.launch("box", ["sleep", "1000"], name="long")
         yield "box"
         client.sandbox.terminate("box")

@@ -52,13 +52,13 @@ def screen(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with shared_daemon.connect() as client:
         image = client.image.create(str(source), labels={"note": HOSTILE})
         first = client.sandbox.create(image.image_id, labels={"who": HOSTILE})
-        client.sandbox.create(image.image_id, sandbox_id="api-tests")
+        named = client.sandbox.create(image.image_id, name="api-tests")
         client.process.launch("api-tests", ["sh", "-c", "echo hello; exit 3"], name="migrate")
         client.process.wait("api-tests", "migrate")
         client.process.launch("api-tests", ["sh", "-c", "sleep 1000", WIDE], name="web")
         client.process.launch("api-tests", ["sh", "-c", "sleep 1000", HOSTILE], name="a-name-of-27-letters-or-so")
         client.process.launch(first.sandbox_id, ["sleep", "1000"], name="worker")
-    ids = {image.image_id: "IMG_", first.sandbox_id: "SBX_"}
+    ids = {image.image_id: "IMG_", first.sandbox_id: "SBX_", named.sandbox_id: "API_"}
 
     def show(*words: str, columns: int = 80, **env: str) -> str:
         words = tuple(next((id_ for id_, name in ids.items() if name == word), word) for word in words)
@@ -114,9 +114,9 @@ def test_what_sandboxes_say_does_not_drive_the_terminal(screen: Callable[..., st
 @pytest.mark.needs("bwrap")
 def test_sandboxes_at_80_columns(screen: Callable[..., str]) -> None:
     assert bare(screen("ls")) == [
-        "SANDBOX                         STATUS   AGE  RUNS  IMAGE",
-        "SBX_..........................  running  9s   1     " + shortened(screen),
-        "api-tests                       running  9s   2     " + shortened(screen),
+        "SANDBOX                         NAME       STATUS   AGE  RUNS  IMAGE",
+        "SBX_..........................             running  9s   1     " + shortened(screen),
+        "API_..........................  api-tests  running  9s   2     " + shortened(screen),
     ]
 
 
@@ -129,7 +129,7 @@ def shortened(screen: Callable[..., str]) -> str:
 
 @pytest.mark.needs("bwrap")
 def test_sandboxes_at_60_columns_lose_the_image_and_at_120_nothing(screen: Callable[..., str]) -> None:
-    assert bare(screen("ls", columns=60))[0] == "SANDBOX                         STATUS   AGE  RUNS"
+    assert bare(screen("ls", columns=60))[0] == "SANDBOX                         NAME       STATUS   AGE"
     assert bare(screen("ls", columns=120))[1].endswith("IMG_..........................")
 
 

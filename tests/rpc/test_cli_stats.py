@@ -115,8 +115,8 @@ def boxes(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """One with limits in which something is busy, and one at rest."""
     with shared_daemon.connect() as client:
         image = client.image.create(str(tmp_path_factory.mktemp("image"))).image_id
-        client.sandbox.create(image, sandbox_id="at-rest")
-        client.sandbox.create(image, sandbox_id="at-work", memory_bytes=64 * MIB, pids=50)
+        client.sandbox.create(image, name="at-rest")
+        client.sandbox.create(image, name="at-work", memory_bytes=64 * MIB, pids=50)
         client.process.launch("at-work", ["sh", "-c", "while :; do :; done"], name="spin")
         until(lambda: client.sandbox.stats(sandbox_id="at-work").sandboxes[0].cpu_s > 0.3)
         yield "at-work", "at-rest"
@@ -254,14 +254,14 @@ def test_somebody_else_has_the_terminal_while_it_is_stopped(screen: Screen) -> N
 def test_it_ends_with_the_last_that_was_named(screen: Screen, shared_daemon: Any, boxes: tuple[str, str]) -> None:
     with shared_daemon.connect() as client:
         image = client.sandbox.get(boxes[0]).image_id
-        client.sandbox.create(image, sandbox_id="short")
+        client.sandbox.create(image, name="short")
         screen.open("$SK stats short at-rest --interval 0.1")
         screen.until("short")
         client.sandbox.terminate("short")
         screen.until(lambda seen: "short" not in seen and "at-rest" in seen)
         screen.type("q")
         screen.until_prompt()
-        client.sandbox.create(image, sandbox_id="shorter")
+        client.sandbox.create(image, name="shorter")
         screen.open("$SK stats shorter --interval 0.1; echo it was $?")
         screen.until("shorter")
         client.sandbox.terminate("shorter")

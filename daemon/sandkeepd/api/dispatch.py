@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from sandkeep.clock import now_us
 from sandkeep.errors import DaemonError, StateError
-from sandkeep.events import Meta
+from sandkeep.events import Meta, SandboxCreateRequested
 from sandkeep.methods import METHODS, Mutation
 from sandkeep_store.command_key import is_keyed, without_digest
 from sandkeep_store.commands import REMEMBERED_US, Past
@@ -75,8 +76,9 @@ class Dispatch:
             return await handle(request)
         key = (request.owner, request.params.command_id)
         async with self._turn(key):
-            command = self._core.log.command_key.keyed(await fingerprint(request.method, request.params))
-            return await self._once(msgspec.structs.replace(request, command=command), handle, *key)
+            digest = await fingerprint(request.method, _as_known_again(call, request))
+            command = self._core.log.command_key.keyed(digest)
+            return await self._once(replace(request, command=command), handle, *key)
 
     @asynccontextmanager
     async def _turn(self, key: tuple[str, str]) -> AsyncIterator[None]:
@@ -94,6 +96,7 @@ class Dispatch:
         first = await self._core.log.find_command(command_id, owner)
         if first is not None and now_us() - first.time_us < REMEMBERED_US:
             self._check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
+            request = _of_the_same(request, first)
             answer = await self._again[request.method.name](request, first)
             return await handle(request) if answer is ANEW else answer
         past = self._remembered(request, owner, command_id)
@@ -101,7 +104,7 @@ class Dispatch:
             return await handle(request)
         if past.done:
             return await self._done[request.method.name](request)
-        answer = await handle(msgspec.structs.replace(request, past=past))
+        answer = await handle(replace(request, past=past))
         past.finish()
         return answer
 
@@ -135,6 +138,22 @@ class Dispatch:
             lost = same_method and is_keyed(recorded) and not key.made(recorded)
             why = _KEY_LOST if lost else "was given with another command: use a new one"
             raise StateError("conflict", f"command_id {request.command_id!r} {why}", command_id=request.command_id)
+
+
+def _as_known_again(call: Call, request: Request[Any]) -> Mutation:
+    """The parameters by which a command is known when it is given again: as they were sent, since a name may mean
+    another sandbox by then. What makes no event tells of no sandbox, so that there it has to mean the same one.
+    """
+    assert isinstance(call.params, Mutation)
+    return call.params if request.method.intent is not None else request.params
+
+
+def _of_the_same(request: Request[Any], first: Recorded) -> Request[Any]:
+    """The request, of the sandbox that it was of when it was given first."""
+    filed = request.method.intent == first.type != SandboxCreateRequested.type  # that is filed under the new sandbox
+    if not filed or getattr(request.params, "sandbox_id", None) in (None, first.sandbox_id):
+        return request
+    return replace(request, params=replace(request.params, sandbox_id=first.sandbox_id))
 
 
 def _command_of(first: Recorded) -> str:

@@ -37,8 +37,8 @@ class Attach:
         _, _, sandbox_id, name = visitor.target.parts
         query = visitor.query(AttachQuery)
         wanted = checked(ProcessAttach, sandbox_id=sandbox_id, name=name)
-        visitor.request(self._core, "process.attach", wanted)
-        process = await self._processes.find(sandbox_id, name)
+        request = visitor.request(self._core, "process.attach", wanted)
+        process = await self._processes.find(request.params.sandbox_id, name)
         attached = Attached(self._core, self._processes, process, visitor, query)
         return attached.terminal if process.requested.tty else attached.journal
 

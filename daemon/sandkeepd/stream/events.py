@@ -41,8 +41,6 @@ class Events:
         query = visitor.query(EventsQuery)
         wanted = checked(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
         request = visitor.request(self._core, "event.list", wanted)
-        if query.sandbox is not None:
-            request.require_sandbox(self._core.state, query.sandbox)
         after = self._history.start(query.after)
 
         async def talk(session: Session) -> None:

@@ -16,7 +16,6 @@ import trio
 from sandkeep.errors import CallerError
 from sandkeep.frames import Done, End, FilesQuery
 from sandkeep.methods import CopyIn, CopyOut
-from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import Core
 from sandkeepd.files import Files, Incoming, path_of
@@ -37,17 +36,14 @@ class FileStreams:
     async def __call__(self, visitor: Visitor) -> Talk:
         """See that the visitor may; what the path leads to is found out when the copy begins."""
         query = visitor.query(FilesQuery)
-        sandbox_id = visitor.target.parts[2]
+        called = visitor.target.parts[2]
         form: Form = "bytes" if query.kind == "file" else "contents" if query.contents else "whole"
         if query.op == "get":
-            asked = checked(CopyOut, sandbox_id=sandbox_id, path_bytes=query.path)
-            visitor.request(self._core, "sandbox.copy_out", asked)
-            decide.sandbox(self._core.state, sandbox_id)
-            path = path_of(asked)
+            asked = checked(CopyOut, sandbox_id=called, path_bytes=query.path)
+            sandbox_id, path = visitor.request(self._core, "sandbox.copy_out", asked).params.sandbox_id, path_of(asked)
             return lambda session: session.while_it_listens(lambda: self._get(session, sandbox_id, path, form))
-        given = checked(CopyIn, sandbox_id=sandbox_id, transfer_id=_TRANSFER, path_bytes=query.path)
+        given = checked(CopyIn, sandbox_id=called, transfer_id=_TRANSFER, path_bytes=query.path)
         request = visitor.request(self._core, "sandbox.copy_in", given)
-        decide.sandbox(self._core.state, sandbox_id)
         return lambda session: self._put(session, request, path_of(given), form)
 
     async def _get(self, session: Session, sandbox_id: str, path: str, form: Form) -> None:

@@ -4,7 +4,16 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.options import CHECKPOINT, SANDBOX, Frontend, command, common, given, label_option
+from sandkeep.cli.options import (
+    CHECKPOINT,
+    SANDBOX,
+    Frontend,
+    command,
+    common,
+    given,
+    label_option,
+    sandbox_name_option,
+)
 from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
 from sandkeep.cli.progress import progress
 from sandkeep.methods import MAX_FORKS
@@ -114,25 +123,25 @@ def rm(front: Frontend, checkpoints: tuple[str, ...]) -> None:
 )
 @click.argument("checkpoint", type=CHECKPOINT, metavar="CHECKPOINT")
 @click.option("--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="How many sandboxes.")
-@click.option("--id", "sandbox_id", metavar="ID", help="An id of your own for the new sandbox.")
+@sandbox_name_option
 @click.option("--over", type=SANDBOX, metavar="SANDBOX", help="Have this sandbox, whose checkpoint it is, be so again.")
 @label_option
 @common()
-def restore(front: Frontend, checkpoint: str, count: int, sandbox_id: str | None, over: str | None, label: Any) -> None:
+def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over: str | None, label: Any) -> None:
     """Make sandboxes of CHECKPOINT, in which all goes on that ran, and print their ids.
 
     With --over the sandbox that it is of goes back to that moment. What its processes wrote since stays in their
     output.
     """
-    if over and (sandbox_id or label or count > 1):
-        raise click.UsageError("--over takes a sandbox as it is: leave out --id, --count and --label")
-    if sandbox_id and count > 1:
-        raise click.UsageError("--id is for one sandbox: leave out --count")
+    if over and (name or label or count > 1):
+        raise click.UsageError("--over takes a sandbox as it is: leave out --name, --count and --label")
+    if name and count > 1:
+        raise click.UsageError("--name is for one sandbox: leave out --count")
     with progress("restoring") as told, front.client() as client:
         if over:
             sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=told)
             return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
-        asked = given(labels=dict(label), sandbox_ids=[sandbox_id] if sandbox_id else None)
+        asked = given(labels=dict(label), names=[name] if name else None)
         made = client.checkpoint.restore(checkpoint, count=count, progress=told, **asked)
     if front.as_json:
         return json_line(made)

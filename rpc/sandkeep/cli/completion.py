@@ -106,7 +106,9 @@ def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str 
     def question(client: Client) -> list[Item]:
         found = client.sandbox.list().sandboxes
         return [
-            CompletionItem(s.sandbox_id + suffix, type=kind, help=f"{s.status}, {age(s.created_at)}") for s in found
+            CompletionItem(called + suffix, type=kind, help=f"{s.status}, {age(s.created_at)}")
+            for s in found
+            for called in dict.fromkeys(filter(None, (s.sandbox_id, s.name)))
         ]
 
     return _beginning(incomplete, _ask(ctx, question))

@@ -5,7 +5,18 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.options import SANDBOX, At, Frontend, command, common, env_option, given, label_option, secret_option
+from sandkeep.cli.options import (
+    SANDBOX,
+    At,
+    Frontend,
+    command,
+    common,
+    env_option,
+    given,
+    label_option,
+    sandbox_name_option,
+    secret_option,
+)
 from sandkeep.cli.output import json_line, note, plain
 from sandkeep.cli.progress import progress
 from sandkeep.cli.timeline import elapsed
@@ -26,7 +37,7 @@ from sandkeep.model import RestoredAt
     metavar="POSITION|TIME",
     help="A position, as `sandkeep history` shows it, or a time such as 2026-11-22T09:00:00Z.",
 )
-@click.option("--id", "new_sandbox_id", metavar="ID", help="An id of your own for the new sandbox.")
+@sandbox_name_option
 @env_option
 @secret_option
 @label_option

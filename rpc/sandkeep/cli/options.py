@@ -39,7 +39,7 @@ __all__ = [
     "CHECKPOINT", "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "LOCK", "METHOD", "PLACE", "PROCESS",
     "PROVIDER", "REFERENCE", "RUNNING", "SANDBOX", "SIGNAL", "SNAPSHOT", "SOURCE", "VARIABLE", "At", "Command",
     "Frontend", "Mount", "Pair", "Refusal", "Size", "command", "common", "cwd_option", "env_option", "given",
-    "label_option", "secret_option", "timeout_option",
+    "label_option", "sandbox_name_option", "secret_option", "timeout_option",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -274,6 +274,19 @@ timeout_option = click.option(
     "--timeout", type=float, metavar="SECONDS", help="Kill it and all it started after that long."
 )
 label_option = click.option("--label", type=Pair(from_environment=False), multiple=True, metavar="K=V", help="A label.")
+
+
+class _NameOption(click.Option):
+    """``--name``, which also goes by ``--id``, as it was called once; help does not show that."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        parser.add_option(obj=self, opts=["--id"], dest=self.name, action="store", nargs=1)
+
+
+sandbox_name_option = click.option(
+    "--name", cls=_NameOption, metavar="NAME", help="Name for the new sandbox, unique among yours."
+)
 
 
 def given(**values: Any) -> dict[str, Any]:

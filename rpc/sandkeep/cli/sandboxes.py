@@ -18,6 +18,7 @@ from sandkeep.cli.options import (
     env_option,
     given,
     label_option,
+    sandbox_name_option,
     secret_option,
 )
 from sandkeep.cli.output import Column, age, facts, identifier, json_line, size, status, table, when
@@ -30,11 +31,11 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
         "sandkeep create $IMG",
         "BOX=$(sandkeep create $IMG --memory 512M --pids 64 --disk 2G)",
         "sandkeep create $IMG --network bridge --volume cache:/var/cache",
-        "sandkeep create $IMG --id tests --env CI=1 --secret TOKEN --idle-timeout 600",
+        "sandkeep create $IMG --name tests --env CI=1 --secret TOKEN --idle-timeout 600",
     ]
 )
 @click.argument("image", type=IMAGE, metavar="IMAGE")
-@click.option("--id", "sandbox_id", metavar="ID", help="An id of your own.")
+@sandbox_name_option
 @click.option("--provider", type=PROVIDER, metavar="NAME", help="Who runs it; the image's own provider otherwise.")
 @click.option("--cpus", type=float, metavar="N", help="How many processors it may use.")
 @click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Memory, such as 512M.")
@@ -82,9 +83,11 @@ def ls(front: Frontend, everything: bool) -> None:
         found: list[Sandbox] = every(client.sandbox.list, "sandboxes", all=everything)
     if front.as_json:
         return json_line(found)
+    named = any(s.name for s in found)
     rows = [
         (
             s.sandbox_id,
+            *([s.name or ""] if named else []),
             s.status + _remark(s),
             age(s.created_at),
             s.running_processes,
@@ -92,7 +95,8 @@ def ls(front: Frontend, everything: bool) -> None:
         )
         for s in found
     ]
-    return table(("SANDBOX", status(), "AGE", Column("RUNS", least=4, spare=True), identifier("IMAGE")), rows)
+    columns: list[str | Column] = [status(), "AGE", Column("RUNS", least=4, spare=True), identifier("IMAGE")]
+    return table(("SANDBOX", *(["NAME"] if named else []), *columns), rows)
 
 
 def _remark(sandbox: Sandbox) -> str:
@@ -140,6 +144,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
     isolation = sandbox.isolation
     return [
         ("sandbox", sandbox.sandbox_id),
+        ("name", sandbox.name),
         ("status", sandbox.status + (f" ({sandbox.terminated_reason})" if sandbox.terminated_reason else "")),
         ("error", sandbox.error),
         ("note", sandbox.note),

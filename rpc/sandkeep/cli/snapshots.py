@@ -16,6 +16,7 @@ from sandkeep.cli.options import (
     env_option,
     given,
     label_option,
+    sandbox_name_option,
     secret_option,
 )
 from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
@@ -224,7 +225,7 @@ def import_(
     ]
 )
 @click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
-@click.option("--id", "sandbox_id", metavar="ID", help="An id of your own for the new sandbox.")
+@sandbox_name_option
 @click.option("--over", type=SANDBOX, metavar="SANDBOX", help="Replace the files of this sandbox instead.")
 @click.option("--end-processes", is_flag=True, help="With --over: end what runs in it.")
 @env_option
@@ -234,7 +235,7 @@ def import_(
 def restore(
     front: Frontend,
     snapshot: str,
-    sandbox_id: str | None,
+    name: str | None,
     over: str | None,
     end_processes: bool,
     env: Any,
@@ -246,8 +247,8 @@ def restore(
     With --over the files of a sandbox that is there are replaced. It is started anew for that, so what runs in it has
     to be ended.
     """
-    if over and (sandbox_id or env or label):
-        raise click.UsageError("--over takes a sandbox as it is: leave out --id, --env and --label")
+    if over and (name or env or label):
+        raise click.UsageError("--over takes a sandbox as it is: leave out --name, --env and --label")
     if end_processes and not over:
         raise click.UsageError("--end-processes ends what runs in the sandbox of --over: say which, or leave it out")
     with progress("restoring") as told, front.client() as client:
@@ -256,7 +257,7 @@ def restore(
                 over, snapshot_id=snapshot, end_processes=end_processes, secrets=dict(secret), progress=told
             )
         else:
-            options = given(sandbox_id=sandbox_id, env=dict(env), secrets=dict(secret), labels=dict(label))
+            options = given(name=name, env=dict(env), secrets=dict(secret), labels=dict(label))
             sandbox = client.snapshot.restore(snapshot, progress=told, **options)
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 

@@ -102,7 +102,7 @@ class SandboxStrategy(Protocol):
         ...
 
     def get_container(self, iteration: int, branch: int) -> str:
-        """The id of the sandbox that was set up for a branch. Raises `not_found`."""
+        """The name of the sandbox that was set up for a branch. Raises `not_found`."""
         ...
 
     def clean_up_container(self, container_id: str) -> None:
@@ -147,7 +147,7 @@ class _Branches(ABC):
         container_id = f"{self.prefix}_{iteration}_{branch}_{secrets.token_hex(4)}"
         labels = {"gcri.iteration": str(iteration), "gcri.branch": str(branch)}
         with _daemon() as client:
-            self._create(client, self._image(client), sandbox_id=container_id, provider=self.provider, labels=labels)
+            self._create(client, self._image(client), name=container_id, provider=self.provider, labels=labels)
             try:
                 copy_in(client, f"{os.path.abspath(source_dir)}/.", container_id, ".", without=IGNORED)
             except BaseException:

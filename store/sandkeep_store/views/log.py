@@ -1,11 +1,17 @@
-"""The log's own stream: what went into the archive, and is therefore in no view any more."""
+"""The log's own stream: what went into the archive, and is therefore in no view any more.
 
-from typing import TYPE_CHECKING
+Such an event may be in the stream of an object all the same: a tombstone that a repair put there, or what older daemons
+wrote where a sandbox was called ``log``. It moves that stream on.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct, field
 
 from sandkeep import events
 from sandkeep.clock import rfc3339
+from sandkeep.events import Event
 from sandkeep_store.blanks import REDACTED, redact_event
 from sandkeep_store.views.base import Fact, folds
 from sandkeep_store.views.locks import forget_before
@@ -42,7 +48,28 @@ class LogState(Struct, kw_only=True, array_like=True):
         return f" (what ended before {rfc3339(self.archived_before_us)} was archived)"
 
 
-@folds(events.LogCompactRequested)
+_E = TypeVar("_E", bound=Event)
+_Fold = Callable[["State", _E, Fact], None]
+
+
+def _folds(kind: type[_E]) -> Callable[[_Fold[_E]], _Fold[_E]]:
+    """Register a handler of an event of the log's, which moves on whatever the stream is of."""
+
+    def register(handler: _Fold[_E]) -> _Fold[_E]:
+        @folds(kind)
+        def fold(state: "State", event: _E, fact: Fact) -> None:
+            handler(state, event, fact)
+            for held in (state.sandboxes, state.images, state.snapshots, state.checkpoints, state.locks, state.forks):
+                found = held.get(fact.stream)
+                if found is not None:
+                    found.revision = fact.revision
+
+        return handler
+
+    return register
+
+
+@_folds(events.LogCompactRequested)
 def _compact_requested(state: "State", event: events.LogCompactRequested, fact: Fact) -> None:
     log = state.log
     log.archived_before_us = max(log.archived_before_us, event.before_us)
@@ -51,7 +78,7 @@ def _compact_requested(state: "State", event: events.LogCompactRequested, fact: 
         state.images.pop(image_id, None)
     _forget_snapshots(state, set(event.snapshots), set(event.sandboxes))
     forget_before(state, event.before_us)
-    without_sandbox = set()
+    without_sandbox, without_name = set(), True
     for sandbox_id in event.sandboxes:
         sandbox = state.sandboxes.pop(sandbox_id, None)
         if sandbox is None:
@@ -59,6 +86,9 @@ def _compact_requested(state: "State", event: events.LogCompactRequested, fact: 
             continue
         for process in (*sandbox.active.values(), *sandbox.recent_named, *sandbox.recent_unnamed):
             state.processes.pop(process.process_id, None)
+        without_name = without_name and sandbox.name is None
+    if not without_name:
+        state.look_names_up()
     if without_sandbox:  # their events are half gone
         gone = [process_id for process_id, of in state.processes.items() if of.sandbox_id in without_sandbox]
         for process_id in gone:
@@ -73,12 +103,12 @@ def _forget_snapshots(state: "State", ended: set[str], sandboxes: set[str]) -> N
             del held[name]
 
 
-@folds(events.LogRedactRequested)
+@_folds(events.LogRedactRequested)
 def _redact_requested(state: "State", event: events.LogRedactRequested, fact: Fact) -> None:
     state.log.redacting = [*state.log.redacting, event.position]
 
 
-@folds(events.LogRedacted)
+@_folds(events.LogRedacted)
 def _redacted(state: "State", event: events.LogRedacted, fact: Fact) -> None:
     """Forget in the views what is no longer in the log."""
     state.log.redacting = [position for position in state.log.redacting if position != event.position]
@@ -116,11 +146,11 @@ def _blank(
         entity.error = (entity.error[0], REDACTED) if entity.error else None
 
 
-@folds(events.LogEventLost)
+@_folds(events.LogEventLost)
 def _event_lost(state: "State", event: events.LogEventLost, fact: Fact) -> None:
     """Changes nothing: what it stood for is not known."""
 
 
-@folds(events.LogCompacted)
+@_folds(events.LogCompacted)
 def _compacted(state: "State", event: events.LogCompacted, fact: Fact) -> None:
     state.log.compacting, state.log.leaving = False, []

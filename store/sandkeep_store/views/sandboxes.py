@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sandkeep import events, model
+from sandkeep import events, ids, model
 from sandkeep.clock import optional_rfc3339, rfc3339
 from sandkeep_store.views.base import Fact, folds
 from sandkeep_store.views.processes import ProcessState
@@ -102,6 +102,11 @@ class SandboxState(Struct, kw_only=True):
         return self.requested.owner
 
     @property
+    def name(self) -> str | None:
+        """What its owner calls it. The id is that, too, where an older daemon had the caller choose it."""
+        return self.requested.name or (None if ids.looks_like_id(self.sandbox_id) else self.sandbox_id)
+
+    @property
     def spec(self) -> model.SandboxSpec:
         """What it was asked to be."""
         return self.requested.spec
@@ -157,12 +162,13 @@ class SandboxState(Struct, kw_only=True):
             restored_from=self.restored_from,
             latest_snapshot_id=self.snapshots[-1].snapshot_id if self.snapshots else None,
             latest_checkpoint_id=self.checkpoints[-1].checkpoint_id if self.checkpoints else None,
+            name=self.name,
         )
 
 
 @folds(events.SandboxCreateRequested)
 def _create_requested(state: "State", event: events.SandboxCreateRequested, fact: Fact) -> None:
-    state.sandboxes[fact.stream] = SandboxState(
+    made = state.sandboxes[fact.stream] = SandboxState(
         sandbox_id=fact.stream,
         requested=event,
         requested_us=fact.time_us,
@@ -172,6 +178,7 @@ def _create_requested(state: "State", event: events.SandboxCreateRequested, fact
         touched=fact.position,
         restored_from=event.restored_from,
     )
+    state.note_name(made)
 
 
 @folds(events.SandboxCreated)

@@ -36,6 +36,7 @@ class State:
         self.forks: dict[str, ForkState] = {}
         self.locks: dict[str, LockState] = {}
         self.ended_locks: deque[str] = deque()
+        self._names: dict[tuple[str, str], str] = {}
 
     def apply(self, event: Event, fact: Fact) -> None:
         """Move on by one event."""
@@ -57,6 +58,21 @@ class State:
             return None
         found = self.images.get(stream) or self.snapshots.get(stream)
         return found.owner if found else None
+
+    def sandbox_named(self, owner: str, name: str) -> SandboxState | None:
+        """The owner's sandbox of that name: of several the last, as all the others have ended."""
+        return self.sandboxes.get(self._names.get((owner, name), ""))
+
+    def note_name(self, sandbox: SandboxState) -> None:
+        """A sandbox was added; its name means it from now on."""
+        if sandbox.name is not None:
+            self._names[sandbox.owner, sandbox.name] = sandbox.sandbox_id
+
+    def look_names_up(self) -> None:
+        """Find out anew which names mean what: sandboxes were removed, or read from a file."""
+        self._names.clear()
+        for sandbox in sorted(self.sandboxes.values(), key=lambda s: (not s.hidden, s.requested_us)):
+            self.note_name(sandbox)
 
     def image_users(self, image_id: str) -> Iterator[SandboxState]:
         """The sandboxes that still need an image."""

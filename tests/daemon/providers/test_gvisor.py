@@ -301,7 +301,7 @@ def test_daemons_that_share_a_place_leave_each_others_sandboxes(
     first.start()
     with first.connect() as client:
         image = client.image.create(str(source), provider="gvisor").image_id
-        client.sandbox.create(image, sandbox_id="box")
+        client.sandbox.create(image, name="box")
         standing = client.sandbox.create(image).sandbox_id
         client.sandbox.suspend(standing)
         second.start()
@@ -309,7 +309,7 @@ def test_daemons_that_share_a_place_leave_each_others_sandboxes(
             until(lambda: other.daemon.status().foreign, 20)
             assert f"{base}/runsc_bundle_{standing}" in "".join(other.daemon.status().foreign)
             theirs = other.image.create(str(source), provider="gvisor").image_id
-            error = refused("not_configured", other.sandbox.create, theirs, sandbox_id="box")
+            error = refused("not_configured", other.sandbox.create, theirs, name="box")
             assert "another daemon's" in error.message
             own = other.sandbox.create(theirs).sandbox_id
             assert other.sandbox.exec(own, "echo hi").stdout == b"hi\n"
