@@ -150,6 +150,11 @@ class PrivateEngine:
         """The same with Python."""
         return self.image("test/python:1", rootfs.python, "ENV PATH=/usr/bin:/bin:/usr/sbin:/sbin", 'CMD ["/bin/sh"]')
 
+    def hostile(self) -> str:
+        """An image with what hostile programs take, and a user of its own."""
+        tools = "ENV PATH=/usr/bin:/bin:/usr/sbin:/sbin"
+        return self.image("test/hostile:1", rootfs.hostile, tools, "USER 1234:1234", 'CMD ["/bin/sh"]')
+
     def shell(self) -> str:
         """An image with a shell, and nothing else."""
         return self.image("test/shell:1", rootfs.shell, "ENV PATH=/bin")

@@ -6,22 +6,25 @@ start, and say by `busy` that the harm is being done; most go on with it for eve
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tests.crash.story import environments
 
 from sandkeep.demo import traces
+from sandkeepd import hostprocess
 from sandkeepd.hostprocess import owned_by, pids_where
 
 BEGIN = """
 P=/run/sandkeep/out/p EXITS=/run/sandkeep/out/exits IN=/run/sandkeep/in
+T=/run/sandkeep/tty; [ -d $T ] || T=$P
 busy() { : >$P/busy; }
 stay() { busy; while :; do sleep 1000; done; }
 until [ -e $P/go ]; do sleep 0.01; done
 """
 
 PYTHON = """
-import ctypes, os, signal, socket, sys, time
+import os, signal, socket, sys, time
 P, EXITS = "/run/sandkeep/out/p", "/run/sandkeep/out/exits"
 def busy(): open(P + "/busy", "w").close()
 def stay():
@@ -60,9 +63,8 @@ def terminal(name: str, script: str, **options: Any) -> Enemy:
     return Enemy(name, [*SH, BEGIN + script], options, tty=True)
 
 
-LIMITS: dict[str, Any] = {"pids": 48, "disk_bytes": 32 << 20}
-
-_REPLACE = "for f in $P/*.stdout $P/*.stderr $P/*.pid; do rm -rf $f; %s; done; stay"
+_REPLACE = "for f in $P/*.stdout $P/*.stderr; do rm -rf $f; %s || exit 1; done; stay"
+"""One that cannot do it ends, and is never seen to do its harm."""
 
 ENEMIES = [
     # what lies where a journal should be
@@ -72,9 +74,9 @@ ENEMIES = [
     shell("links to its input", _REPLACE % "ln -s /proc/1/fd/0 $f"),
     shell("pipes", _REPLACE % "mkfifo $f"),
     shell("directories", _REPLACE % "mkdir -p $f/deep/down"),
-    shell("devices", _REPLACE % "mknod $f c 1 5 || :"),
+    shell("devices", _REPLACE % "{ mknod $f c 1 5 || :; }"),
     shell("holes", _REPLACE % "truncate -s 32M $f"),
-    shell("hard links to its answers", _REPLACE % "ln $EXITS $f || :"),
+    shell("hard links to its answers", _REPLACE % "{ ln $EXITS $f || :; }"),
     python("sockets", """
 for name in os.listdir(P):
     os.unlink(P + "/" + name)
@@ -144,6 +146,7 @@ for n in 1 2 3 4; do
 done
 stay"""),
     python("as a tracer", """
+import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace(16, 1, 0, 0)  # attach
 stay()"""),
@@ -182,24 +185,86 @@ for f in $IN/.keeper $IN/.control $IN; do
 done
 stay"""),
     # what it does to its terminal
-    terminal("terminal without a server", "busy; tmux -S $P/*.tmux kill-server; stay"),
-    terminal("terminal of another kind", "for f in $P/*.tmux; do rm $f; mkfifo $f; done; stay"),
+    terminal("terminal without a server", "busy; tmux -S $T/*.tmux kill-server; stay"),
+    terminal("terminal of another kind", "for f in $T/*.tmux; do rm $f && mkfifo $f || exit 1; done; stay"),
     terminal("terminal full of nonsense", "busy; cat /dev/urandom"),
 ]  # fmt: skip
 
 
-# -- what is left ------------------------------------------------------------------------------------------------------
+QUICK = (
+    "links", "pipes", "ever others", "forged ends", "one long answer", "answers for ever", "locked answers", "disk",
+    "output", "forks", "deaf", "kills", "stops", "as a tracer", "names", "locked doors", "other keepers",
+    "terminal of another kind",
+)  # fmt: skip
+"""Of each class some, for where trying all would take too long."""
+
+# -- what is there of a sandbox, and what is left of it ----------------------------------------------------------------
 
 
-def remains(state_dir: str, sandbox_id: str, uid: int) -> list[str]:
-    """What is left of a sandbox that has ended: processes, mounts, control groups, files that are no journals."""
+class Traces(NamedTuple):
+    """What a sandbox that runs has on this machine: processes, by pid and start, the control groups that they are in
+    and we are not, and its uid, if that is nobody else's.
+    """
+
+    processes: set[tuple[int, int | None]]
+    groups: set[str]
+    uid: int | None
+
+    def remaining(self) -> list[str]:
+        """What of it is still there."""
+        alive = {pid for pid, started in self.processes if started and hostprocess.start_time(pid) == started}
+        alive |= set() if self.uid is None else set(pids_where(owned_by(self.uid)))
+        return [f"process {pid}" for pid in alive] + [group for group in sorted(self.groups) if os.path.exists(group)]
+
+
+def traces_of(sandbox_id: str, uid: int | None) -> Traces:
+    """Find them. That there are some is what makes their absence mean something later."""
     mark = f"SANDKEEP_SANDBOX={sandbox_id}".encode()
-    found = [f"process {pid}" for pid, env in environments() if mark in env]
-    if uid != os.geteuid():
-        found += [f"process {pid} of uid {uid}" for pid in pids_where(owned_by(uid))]
+    found = {int(pid) for pid, env in environments() if mark in env and not _is_runsc(int(pid))}
+    spaces = {space for pid in found if (space := _pid_namespace(pid)) not in (None, _pid_namespace(os.getpid()))}
+    found |= set(pids_where(lambda pid: _pid_namespace(pid) in spaces))
+    found |= set(pids_where(lambda pid: _is_runsc(pid) and sandbox_id.encode() in _read(pid, "cmdline")))
+    assert found, f"nothing was found of {sandbox_id}: is it still known by what we look for?"
+    groups = {group for pid in found for group in _groups(pid)} - set(_groups(os.getpid()))
+    return Traces({(pid, hostprocess.start_time(pid)) for pid in found}, groups, uid)
+
+
+def _is_runsc(pid: int) -> bool:
+    return _read(pid, "cmdline").startswith(b"runsc")
+
+
+def _pid_namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
+
+
+def _groups(pid: int) -> Iterator[str]:
+    """The control groups of a process, as directories."""
+    for line in _read(pid, "cgroup").decode().splitlines():
+        _, names, path = line.split(":", 2)
+        base = "/sys/fs/cgroup/" + (names.removeprefix("name=") or "unified")
+        if path != "/" and os.path.isdir(base + path):
+            yield base + path
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def remains(state_dir: str, sandbox_id: str, before: Traces, engine: Any = None) -> list[str]:
+    """What is left of a sandbox that has ended: processes, mounts, control groups, containers, volumes, files that are
+    no journals.
+    """
+    found = before.remaining()
+    mark = f"SANDKEEP_SANDBOX={sandbox_id}".encode()
+    found += [f"process {pid}" for pid, env in environments() if mark in env]
     found += [f"mount {path}" for path in traces.mounts(sandbox_id)]
-    for directory, names, _ in os.walk("/sys/fs/cgroup"):
-        found += [f"{directory}/{name}" for name in names if sandbox_id in name]
     place = f"{state_dir}/sandboxes/{sandbox_id}"
     found += [
         f"{place}/{name}" for name in os.listdir(place) if name not in ("out", "metadata.json", ".metadata.json.new")
@@ -208,10 +273,18 @@ def remains(state_dir: str, sandbox_id: str, uid: int) -> list[str]:
     found += [
         f"{place}/out/p/{name}" for name in os.listdir(f"{place}/out/p") if not _is_journal(f"{place}/out/p/{name}")
     ]
-    trash = [
-        name for name in os.listdir(f"{state_dir}/trash") if not name.startswith("probe-")
-    ]  # the daemon tries things
-    return found + [f"trash/{name}" for name in trash]
+    trash = os.listdir(f"{state_dir}/trash")
+    found += [f"trash/{name}" for name in trash if not name.startswith("probe-")]  # the daemon tries things
+    kernels = f"{state_dir}/gvisor"
+    found += [name for name in os.listdir(kernels) if sandbox_id in name] if os.path.isdir(kernels) else []
+    return found + (_left_in(engine, sandbox_id) if engine is not None else [])
+
+
+def _left_in(engine: Any, sandbox_id: str) -> list[str]:
+    volumes = engine.get("/volumes")["Volumes"] or ()
+    return [name for one in engine.containers() for name in one["Names"] if sandbox_id in name] + [
+        volume["Name"] for volume in volumes if sandbox_id in volume["Name"]
+    ]
 
 
 def _is_journal(path: str) -> bool:
@@ -242,6 +315,13 @@ class Burden:
         """What is open that was not."""
         before = list(self._descriptors)
         return [what for what in self.descriptors() if what not in before or before.remove(what)]  # type: ignore[func-returns-value]
+
+    def more_sockets(self) -> int:
+        """How many more sockets are open than were, whichever they are."""
+        before, now = (
+            sum(what.startswith("socket:") for what in found) for found in (self._descriptors, self.descriptors())
+        )
+        return now - before
 
     def bytes_more(self) -> int:
         """By how much its memory has grown at its peak."""

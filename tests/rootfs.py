@@ -86,8 +86,14 @@ def tools() -> bytes:
 
 
 @cache
+def hostile() -> bytes:
+    """The same with all that hostile programs take."""
+    return _of_packages((*TOOLS, *PYTHON, "libpython3.11-stdlib"))
+
+
+@cache
 def python() -> bytes:
-    """The same with this machine's Python."""
+    """That of `tools` with this machine's Python."""
     return _of_packages((*TOOLS, *PYTHON))
 
 
@@ -111,7 +117,9 @@ def _files_of(packages: Iterable[str]) -> Iterable[str]:
 
 
 def _libraries(files: Iterable[str]) -> set[str]:
-    programs = [path for path in files if os.access(path, os.X_OK) and not os.path.islink(path)]
+    programs = [
+        path for path in files if not os.path.islink(path) and (os.access(path, os.X_OK) or path.endswith(".so"))
+    ]
     said = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
     words = {word for line in said.splitlines() for word in line.split() if word.startswith("/") and ":" not in word}
     return {path for path in words if os.path.exists(path)}

@@ -1,155 +1,33 @@
 """Enemies inside: whatever one does, it hurts its own sandbox only, that can always be ended, and nothing is left.
 
 All in one real daemon: a neighbour is served while each does its worst, and others wait for it, read from it and write
-to it. See `tests.hostile` for the enemies.
+to it. See `tests.hostile` for the enemies, `tests.siege` for the rest; here all of them are in local sandboxes, and in
+`test_hostile_elsewhere.py` in those of other providers, and as other users.
 """
 
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.boxes import at_most, until
-from tests.hostile import ENEMIES, LIMITS, Burden, Enemy, python, remains
+from tests.hostile import ENEMIES, Burden, Enemy, python, traces_of
+from tests.siege import MEMORY_BUDGET, Box, House, attack, follow, fought
 
-from sandkeep.errors import SandkeepError
 from sandkeepd.providers.local_bubblewrap import PATH
 
 pytestmark = pytest.mark.needs("bwrap")
 
-MEMORY_BUDGET = 48 << 20
-"""How much more memory than without it one enemy may cost the daemon, with all who read from it."""
-
-SECRET = b"of the host\n"
-
-
-class House:
-    """The daemon, an image, and a neighbour with a process that runs."""
-
-    def __init__(self, daemon: Any, client: Any, source: str) -> None:
-        self.daemon = daemon
-        self.client = client
-        self.image = client.image.create(source).image_id
-        self.neighbour = client.sandbox.create(self.image).sandbox_id
-        client.process.launch(self.neighbour, name="steady", command="echo up; exec sleep 1000")
-        self.canary = os.path.join(daemon.root, "canary")
-        with open(self.canary, "wb") as file:
-            file.write(SECRET)
-
-    def let_loose(self, enemy: Enemy, **options: Any) -> tuple[str, int]:
-        """Start an enemy in a sandbox of its own; answer that and its uid. It waits for `go`."""
-        made = self.client.sandbox.create(self.image, **{**LIMITS, **options, **enemy.options})
-        how: dict[str, Any] = {"tty": True} if enemy.tty else {"stdin": True}
-        env = {"CANARY": self.canary}
-        self.client.process.launch(made.sandbox_id, name="enemy", command=enemy.program, env=env, **how)
-        return made.sandbox_id, made.isolation.host_uid
-
-    def go(self, box: str) -> None:
-        """Let it begin, and wait until the harm is being done."""
-        place = f"{self.daemon.state_dir}/sandboxes/{box}/out/p"
-        os.close(os.open(f"{place}/go", os.O_CREAT | os.O_EXCL))
-        until(lambda: os.path.lexists(f"{place}/busy"), 20)
-
-    def check_neighbour(self) -> None:
-        """The other sandbox does what is asked of it."""
-        done = self.client.sandbox.exec(self.neighbour, command="echo fine")
-        assert (done.exit_code, done.stdout) == (0, b"fine\n")
-        assert self.client.process.read(self.neighbour, "steady", wait_s=10).stdout == b"up\n"
-        assert self.client.process.get(self.neighbour, "steady").status == "running"
-
 
 @pytest.fixture(scope="module")
-def house(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    source = tmp_path_factory.mktemp("source")
-    (source / "file").write_text("from the image\n")
+def house(shared_daemon: Any) -> Iterator[House]:
     with shared_daemon.connect() as client:
-        made = House(shared_daemon, client, str(source))
-        made.check_neighbour()
+        made = House(shared_daemon, client)
         yield made
         client.sandbox.terminate(made.neighbour)
-
-
-class Dealings:
-    """What others have to do with an enemy's sandbox at the same time, each with a client of their own."""
-
-    def __init__(self, house: House, box: str, pool: ThreadPoolExecutor) -> None:
-        self._house = house
-        self._box = box
-        self._pool = pool
-        self.begun: list[Future[Any]] = []
-
-    def begin(self, work: Callable[[Any, str], Any]) -> None:
-        self.begun.append(self._pool.submit(self._deal, work))
-
-    def _deal(self, work: Callable[[Any, str], Any]) -> Any:
-        with self._house.daemon.connect() as client:
-            try:
-                return work(client, self._box)
-            except SandkeepError as error:
-                return error
-
-    def results(self) -> list[Any]:
-        """What became of all of it, by now."""
-        return [future.result(30) for future in self.begun]
-
-
-def follow(client: Any, box: str) -> bytes:
-    """Everything that the enemy writes, as it comes; of very much the beginning."""
-    found = bytearray()
-    for piece in client.read_output(box, "enemy", follow=True):
-        found += piece.stdout[: 1 << 20] + piece.stderr[: 1 << 20]
-        if len(found) > 4 << 20:
-            break
-    return bytes(found)
-
-
-def take_journals(client: Any, box: str) -> bytes:
-    """Both journals as descriptors. What is no file is not handed out."""
-    with client.with_descriptors("process.open_output", box, "enemy") as call:
-        descriptors = call.receive()
-        call.answer()
-    try:
-        return b"".join(os.pread(fd, 1 << 16, 0) for fd in descriptors)  # nothing that could be waited for
-    finally:
-        for fd in descriptors:
-            os.close(fd)
-
-
-def words(answer: Any) -> bytes:
-    """All bytes of an answer that came from the sandbox."""
-    if isinstance(answer, bytes):
-        return answer
-    if isinstance(answer, SandkeepError):
-        return str(answer).encode()
-    return b"".join(getattr(answer, name, b"") or b"" for name in ("stdout", "stderr", "data"))
-
-
-@contextmanager
-def fought(house: House, enemy: Enemy) -> Iterator[tuple[str, Dealings]]:
-    """The enemy at work, with those who have to do with it. It is ended after the block, and looked after."""
-    burden = Burden(house.daemon.process.pid)
-    box, uid = house.let_loose(enemy)
-    with ThreadPoolExecutor(8) as pool:
-        dealings = Dealings(house, box, pool)
-        try:
-            dealings.begin(follow)
-            dealings.begin(lambda client, box: client.process.wait(box, "enemy"))
-            house.go(box)
-            yield box, dealings
-        finally:
-            with at_most(60):
-                ended = house.client.sandbox.terminate(box)
-    with at_most(60):
-        answers = dealings.results()
-    assert ended.status in ("stopped", "failed")
-    assert not any(SECRET in words(answer) for answer in answers), answers
-    assert remains(house.daemon.state_dir, box, uid) == []
-    until(lambda: not burden.more_descriptors(), 10)
-    assert burden.bytes_more() < MEMORY_BUDGET
 
 
 def can(enemy: Enemy) -> bool:
@@ -162,19 +40,7 @@ def can(enemy: Enemy) -> bool:
 def test_an_enemy_hurts_itself_only(house: House, enemy: Enemy) -> None:
     if not can(enemy):
         pytest.skip("the programs that it takes are not here")
-    with fought(house, enemy) as (box, dealings):
-        dealings.begin(lambda client, box: client.sandbox.exec(box, command="echo one; echo two >&2"))
-        dealings.begin(lambda client, box: client.sandbox.read_file(box, path="file", max_bytes=1000))
-        dealings.begin(lambda client, box: client.sandbox.list_dir(box, path="/run/sandkeep/out/p", limit=100))
-        dealings.begin(lambda client, box: client.process.write_stdin(box, "enemy", data=b"x" * 200_000))
-        with at_most(60):
-            house.check_neighbour()
-            for _ in range(5):
-                for look in (take_journals, lambda client, box: client.process.read(box, "enemy", max_bytes=1 << 16)):
-                    answer = dealings._deal(look)
-                    assert SECRET not in words(answer)
-            assert house.client.sandbox.get(box).sandbox_id == box
-            house.check_neighbour()
+    attack(house, enemy)
 
 
 def test_many_followers_of_one_that_writes_at_full_speed(house: House) -> None:
@@ -187,35 +53,20 @@ def test_many_followers_of_one_that_writes_at_full_speed(house: House) -> None:
                 house.check_neighbour()
 
 
-def test_enemies_outlive_the_daemon_and_are_ended_by_the_next(
-    running_daemon: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_enemies_outlive_the_daemon_and_are_ended_by_the_next(running_daemon: Any) -> None:
     """What they do to the files of answers, and to those of helpers, does not keep a new daemon from the others."""
     names = ("pipes", "ever others", "answers for ever", "answers with holes", "kills", "forks", "stops")
     with running_daemon.connect() as client:
-        house = House(running_daemon, client, str(tmp_path_factory.mktemp("source")))
+        house = House(running_daemon, client)
         boxes = [house.let_loose(enemy) for enemy in ENEMIES if enemy.name in names and can(enemy)]
-        for box, _ in boxes:
-            house.go(box)
+        for box in boxes:
+            house.go(box.id)
         running_daemon.kill()
         running_daemon.start()
         with at_most(60):
             house.check_neighbour()
-            end_all(house, boxes)
+            house.end_all(boxes)
             house.check_neighbour()
-
-
-def end_all(house: House, boxes: list[tuple[str, int]]) -> None:
-    """End them all at once, and see that nothing is left."""
-
-    def end(box: str) -> Any:
-        with house.daemon.connect() as client:
-            return client.sandbox.terminate(box).status
-
-    with ThreadPoolExecutor(16) as pool:
-        assert set(pool.map(end, [box for box, _ in boxes])) <= {"stopped", "failed"}
-    for box, uid in boxes:
-        assert remains(house.daemon.state_dir, box, uid) == []
 
 
 # -- deep and slow -----------------------------------------------------------------------------------------------------
@@ -228,13 +79,13 @@ THOUSANDS = int(os.environ.get("SANDKEEP_SOAK_THOUSANDS", "1000"))
 
 
 @pytest.mark.soak
-def test_all_enemies_at_once(running_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_all_enemies_at_once(running_daemon: Any) -> None:
     """One of each, for a while, with the daemon killed in between."""
     with running_daemon.connect() as client:
-        house = House(running_daemon, client, str(tmp_path_factory.mktemp("source")))
+        house = House(running_daemon, client)
         boxes = [house.let_loose(enemy, cpus=0.1) for enemy in ENEMIES if can(enemy)]
-        for box, _ in boxes:
-            house.go(box)
+        for box in boxes:
+            house.go(box.id)
         for _ in range(2):
             burden = Burden(running_daemon.process.pid)
             ends = time.monotonic() + SOAK_S / 2
@@ -243,7 +94,7 @@ def test_all_enemies_at_once(running_daemon: Any, tmp_path_factory: pytest.TempP
             assert burden.bytes_more() < 4 * MEMORY_BUDGET
             running_daemon.kill()
             running_daemon.start()
-        end_all(house, boxes)
+        house.end_all(boxes)
         house.check_neighbour()
 
 
@@ -258,18 +109,18 @@ for place in (P, "."):
         for m in range(1000): open(f"{place}/{n}/{m}", "w").close()
 open(P + "/all", "w").close(); time.sleep(1000)""".replace("THOUSANDS", str(THOUSANDS // 2))
     boxes = [house.let_loose(python("million files", script), disk_bytes=1 << 40) for _ in range(5)]
-    for box, _ in boxes:
-        house.go(box)
-    for box, _ in boxes:
-        until(lambda box=box: os.path.exists(f"{house.daemon.state_dir}/sandboxes/{box}/out/p/all"), 1000)
+    for box in boxes:
+        house.go(box.id)
+    for box in boxes:
+        until(lambda box=box.id: os.path.exists(f"{house.daemon.state_dir}/sandboxes/{box}/out/p/all"), 1000)
     with ThreadPoolExecutor(1) as pool:
-        ending = pool.submit(end_all, house, boxes)
-        made: list[tuple[str, int]] = []
+        ending = pool.submit(house.end_all, boxes)
+        made: list[Box] = []
         while not ending.done():
             box = house.client.sandbox.create(house.image).sandbox_id
             assert house.client.sandbox.exec(box, command="echo fine").stdout == b"fine\n"
-            made.append((box, -1))
+            made.append(Box(box, traces_of(box, None)))
             house.check_neighbour()
         ending.result()
-    end_all(house, made)
+    house.end_all(made)
     assert len(made) > 10

@@ -1,0 +1,76 @@
+"""Enemies inside Docker's and gVisor's sandboxes, and enemies who are root inside: they hurt their own sandbox only.
+
+One daemon for each provider and user. Of each class of enemies a few are tried; `make soak` tries all.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from tests.boxes import at_most
+from tests.conftest import RunningDaemon
+from tests.hostile import ENEMIES, QUICK, Enemy
+from tests.siege import House, attack
+
+pytestmark = pytest.mark.needs("root")
+
+LOCAL = pytest.param(("local", "0"), marks=pytest.mark.needs("bwrap"), id="local-root")
+DOCKER = [pytest.param(("docker", user), marks=pytest.mark.needs("docker"), id=f"docker{name}")
+          for user, name in ((None, ""), ("0", "-root"))]  # fmt: skip
+GVISOR = [pytest.param(("gvisor", user), marks=pytest.mark.needs("runsc"), id=f"gvisor{name}")
+          for user, name in ((None, ""), ("0", "-root"))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def house(request: pytest.FixtureRequest, places: str) -> Iterator[House]:
+    """One for each provider and user, since tests of one come after each other."""
+    kind, user = request.param
+    engine = request.getfixturevalue("dockerd") if kind == "docker" else None
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    with ExitStack() as stack:
+        stack.callback(daemon.clear)
+        if engine is not None:
+            daemon.env["DOCKER_HOST"] = engine.host
+        daemon.start()
+        client = stack.enter_context(daemon.connect())
+        made = House(daemon, client, kind, engine, user)
+        yield made
+
+
+def named(*names: str) -> list[Enemy]:
+    found = [enemy for enemy in ENEMIES if enemy.name in names]
+    assert len(found) == len(names)
+    return found
+
+
+def by_name(enemy: Enemy) -> str:
+    return enemy.name.replace(" ", "-")
+
+
+@pytest.mark.parametrize("house", [DOCKER[0], GVISOR[0]], indirect=True)
+@pytest.mark.parametrize("enemy", named(*QUICK), ids=by_name)
+def test_an_enemy_hurts_itself_only(house: House, enemy: Enemy) -> None:
+    attack(house, enemy)
+
+
+@pytest.mark.parametrize("house", [LOCAL, DOCKER[1], GVISOR[1]], indirect=True)
+def test_enemies_who_are_root_inside_hurt_themselves_only(house: House) -> None:
+    """A few at once."""
+    names = ("links", "one long answer", "kills", "locked doors", "other keepers", "terminal of another kind")
+    boxes = [house.let_loose(enemy) for enemy in named(*names)]
+    for box in boxes:
+        house.go(box.id)
+    with at_most(60):
+        house.check_neighbour()
+        house.end_all(boxes)
+        house.check_neighbour()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("house", [LOCAL, *DOCKER, *GVISOR], indirect=True)
+@pytest.mark.parametrize("enemy", ENEMIES, ids=by_name)
+def test_every_enemy_hurts_itself_only(house: House, enemy: Enemy) -> None:
+    attack(house, enemy)
