@@ -15,7 +15,7 @@ import re
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -36,9 +36,16 @@ _OPEN_TREE_CLONE: Final = 1
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _MOUNT_ATTR_IDMAP: Final = 0x100000
 _MOUNT_ATTRIBUTES: Final = struct.Struct("QQQQ")
-_SYS_OPEN_TREE: Final = 428  # these three are the same on every architecture
+_SYS_OPEN_TREE: Final = 428  # these five are the same on every architecture
 _SYS_MOVE_MOUNT: Final = 429
+_SYS_FSCONFIG: Final = 431
+_SYS_FSPICK: Final = 433
 _SYS_MOUNT_SETATTR: Final = 442
+
+_FSPICK_CLOEXEC: Final = 1
+_FSPICK_EMPTY_PATH: Final = 8
+_FSCONFIG_SET_STRING: Final = 1
+_FSCONFIG_CMD_RECONFIGURE: Final = 7
 
 _WORD: Final = b"here\n"
 _MNT_DETACH: Final = 2
@@ -235,6 +242,19 @@ def detached(directory: int, flags: int) -> int:
 def _set_attributes(tree: int, attributes: int, namespace: int = 0) -> None:
     packed = _MOUNT_ATTRIBUTES.pack(attributes, 0, 0, namespace)
     _syscall(_SYS_MOUNT_SETATTR, "mount_setattr", tree, b"", _AT_EMPTY_PATH, packed, ctypes.c_size_t(len(packed)))
+
+
+def reconfigure(root: int, options: Mapping[str, str]) -> None:
+    """Give the filesystem whose root directory is open new options, in whatever mount namespace it is seen. It has no
+    others of its own kind then. Needs CAP_SYS_ADMIN there. Raises OSError.
+    """
+    context = _syscall(_SYS_FSPICK, "fspick", root, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)
+    try:
+        for name, value in options.items():
+            _syscall(_SYS_FSCONFIG, "fsconfig", context, _FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
+        _syscall(_SYS_FSCONFIG, "fsconfig", context, _FSCONFIG_CMD_RECONFIGURE, None, None, 0)
+    finally:
+        os.close(context)
 
 
 def overlay_read_only(lowers: Sequence[str], target: str) -> None:

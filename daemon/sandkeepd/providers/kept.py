@@ -4,6 +4,7 @@ A sandbox is held by a descriptor of its first process: when that ends, the sand
 What it wrote lies in `out` in a directory of its own on the host, where it can be read also without the sandbox.
 """
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -17,12 +18,14 @@ from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
 from sandkeepd.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, keep_descriptors_private, open_process, reap, wait_ended
-from sandkeepd.keeper import dropping, journal
+from sandkeepd.keeper import dropping, journal, pty
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.base import Chunk, Dropped, Ending, Exit
 from sandkeepd.turns import my_turn
+
+logger = logging.getLogger("sandkeepd")
 
 SWEEP_PERIOD_S: Final = 20.0
 """How often the keepers are asked after ends that were not told."""
@@ -87,6 +90,15 @@ class KeptInstance(KeeperInstance):
         await super().aclose()
 
 
+def _limit_terminals(pid: int) -> None:
+    if os.geteuid() != 0:  # a user's daemon cannot, from outside
+        return
+    try:
+        pty.limit_terminals(pid)
+    except OSError as error:
+        logger.warning("the terminals of a sandbox could not be limited: %s", error)
+
+
 InstanceT = TypeVar("InstanceT", bound=Held)
 ProviderT = TypeVar("ProviderT", bound="KeptProvider[Any]")
 
@@ -142,6 +154,7 @@ class KeptProvider(ABC, Generic[InstanceT]):
         except BaseException:
             os.close(pidfd)
             raise
+        _limit_terminals(first.pid)  # of a new sandbox no code runs yet
         instance.pidfd, instance.scope = pidfd, trio.CancelScope()
         self._instances[instance.sandbox_id] = instance
         self._nursery.start_soon(self._await_end, instance)

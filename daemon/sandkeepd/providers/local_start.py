@@ -5,6 +5,7 @@ that thread enters a mount namespace in which it builds what the sandbox will se
 thread, since only a program of one thread may enter a user namespace; there ``unshare`` and a shell do the same.
 """
 
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,21 +19,25 @@ from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
-from sandkeepd.keeper import program
+from sandkeepd.keeper import program, pty
+from sandkeepd.pools import ceilings
 from sandkeepd.providers.local_bubblewrap import INSIDE, View, arguments, marks, write_etc
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.local_plan import Plan
+
+logger = logging.getLogger("sandkeepd")
 
 START_DEADLINE_S: Final = 30.0
 _INFO_FD: Final = 3
 
 # Mounts for a user's daemon, in the namespaces that `unshare` made: $1 the sandbox's directory, $2 the overlay's
-# options or nothing. What is in `out` must not be run.
+# options or nothing, $3 NAME=NUMBER... for `ceilings`. What is in `out` must not be run.
 _USER_MOUNTS: Final = """
+for ceiling in $3; do echo "${ceiling#*=}" >"/proc/sys/user/${ceiling%%=*}" || exit 125; done
 cd -- "$1" || exit 125
 [ -z "$2" ] || mount -t overlay -o "$2" sandkeep mount || exit 125
 mount -o bind,nosuid,nodev,noexec out out || exit 125
-shift 2; exec "$@"
+shift 3; exec "$@"
 """
 
 
@@ -228,6 +233,7 @@ def _as_user(job: Job) -> tuple[list[str], str]:
         "sh",
         directory,
         overlay,
+        " ".join(f"{name}={most}" for name, most in ceilings().items()),
     ]
     return [*enter, *_program(job, view)], workspace
 
@@ -283,9 +289,22 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
     if newline:
         pid = child if job.plan.mechanism == "none" else msgspec.json.decode(os.read(info, 65536))["child-pid"]
         first = identify(pid)
+    if first is not None and job.plan.uid is None and job.plan.mechanism != "none":
+        _limit_terminals(child, first)
     if first is None:
         kill_all(lambda: marked(job.marks, {os.geteuid(), job.plan.uid or 0}))
         reap(child)
         sentence = ready.decode(errors="replace").strip()[:500] or "it did not say why"
         raise ProviderError("provider_unavailable", f"the sandbox did not start: {sentence}")
     return first
+
+
+def _limit_terminals(child: int, first: Identity) -> None:
+    """The same as `pty.limit_terminals` where only the user namespace that `child` is in may do that."""
+    options = f"remount,ptmxmode=0666,mode=0620,max={pty.MOST}"
+    enter = [f"--user=/proc/{child}/ns/user", f"--mount=/proc/{first.pid}/ns/mnt", "--preserve-credentials", "--"]
+    mount = ["mount", "--no-canonicalize", "-i", "-n", "-t", "devpts", "-o", options, "devpts", "/dev/pts"]
+    done = run_tool(["nsenter", *enter, *mount])
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[:300]
+        logger.warning("the terminals of a sandbox could not be limited: %s", said)

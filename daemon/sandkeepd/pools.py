@@ -1,0 +1,25 @@
+"""The pools that the kernel counts by user, and a sandbox's share of each.
+
+Where sandboxes have one user in common, with each other or with the host's root, what keeps them apart is a user
+namespace for each: the kernel counts what is taken in it both for its user there, with a ceiling of its own, and for
+the user outside.
+"""
+
+import os
+from typing import Final
+
+SHARE: Final = 8
+"""A sandbox gets that part of what the daemon's user may have: enough to watch some ten thousand files."""
+
+_PLACE: Final = "/proc/sys/user"
+_COUNTED: Final = ("inotify", "fanotify")
+
+
+def ceilings() -> dict[str, int]:
+    """What a sandbox's user namespace gets, by the names of `/proc/sys/user`."""
+    found = dict[str, int]()
+    for name in os.listdir(_PLACE):
+        if name.startswith("max_") and name.split("_")[1] in _COUNTED:
+            with open(f"{_PLACE}/{name}", encoding="ascii") as file:
+                found[name] = max(1, int(file.read()) // SHARE)
+    return found
