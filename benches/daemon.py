@@ -72,7 +72,7 @@ def run_bare() -> None:
 
 
 @contextmanager
-def daemon(directory: str | None = None) -> Iterator[tuple[Any, str]]:
+def daemon(directory: str | None = None, **environment: str) -> Iterator[tuple[Any, str]]:
     """A client of a real daemon, and the directory that it works in, a new one in `directory`."""
     root = tempfile.mkdtemp(prefix="skb-", dir=directory or os.environ.get("SANDKEEP_BENCH_DIR"))
     env = {
@@ -81,6 +81,7 @@ def daemon(directory: str | None = None) -> Iterator[tuple[Any, str]]:
         "SANDKEEP_SOCKET": f"{root}/sock",
         "SANDKEEP_LOG_LEVEL": "warning",
         "SANDKEEP_RETAIN_OUTPUT": "unlimited",  # a gigabyte of journal is just beyond the default
+        **environment,
     }
     process = subprocess.Popen([sys.executable, "-m", "sandkeepd.main"], env=env)
     try:

@@ -2,15 +2,18 @@
 // What a process writes, as it comes, through Sandkeep's stream server; cut off, it goes on exactly where it was.
 // Nothing is needed but Node's standard library.
 //
-//     node examples/tail.mjs SANDBOX PROCESS [unix:/PATH | tcp://127.0.0.1:PORT]
+//     node examples/tail.mjs SANDBOX PROCESS [unix:/PATH | tls://127.0.0.1:PORT]
 //
-// On a Unix socket the kernel says who you are. On TCP a token does: SANDKEEP_TOKEN=$(sandkeep rpc stream.access | jq -r .token)
+// On a Unix socket the kernel says who you are. On TCP a token does, and a pin says who the server is. `stream.access` on the
+// daemon's socket answers both: SANDKEEP_TOKEN=$(sandkeep rpc stream.access | jq -r .token), SANDKEEP_PIN the same by .pin
 
 import { randomBytes } from 'node:crypto'
 import { once } from 'node:events'
 import { request } from 'node:http'
+import { connect } from 'node:net'
 import { dirname } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { connect as connectTls } from 'node:tls'
 
 import { defaultSocket } from './client.mjs'
 
@@ -20,14 +23,28 @@ const CONTINUATION = 0, TEXT = 1, CLOSE = 8, PING = 9, PONG = 10
 /** Raised for what trying again does not mend: the daemon has said why. */
 class Refused extends Error {}
 
-const place = (address) => {
-  if (address.startsWith('unix:')) return { socketPath: address.slice('unix:'.length) }
-  const { hostname, port } = new URL(address)
-  return { host: hostname.replace(/^\[|\]$/g, ''), port }
+/** A connection; over TLS to the server that has the pin, and to nobody else, as the token is sent next. */
+async function connected(address) {
+  if (address.startsWith('unix:')) {
+    const socket = connect(address.slice('unix:'.length))
+    await once(socket, 'connect')
+    return socket
+  }
+  const { protocol, hostname, port } = new URL(address)
+  if (protocol !== 'tls:') throw new Refused(`${address} has no TLS: give unix:/PATH or tls://HOST:PORT`)
+  const host = hostname.replace(/^\[|\]$/g, '')
+  // No authority has signed the certificate; the pin is looked at instead.
+  const socket = connectTls({ host, port, minVersion: 'TLSv1.3', rejectUnauthorized: false })
+  await once(socket, 'secureConnect')
+  const shown = socket.getPeerCertificate().fingerprint256.replaceAll(':', '').toLowerCase()
+  if (shown === process.env.SANDKEEP_PIN) return socket
+  socket.destroy()
+  throw new Refused(`who listens on ${address} has another key than SANDKEEP_PIN says, and was sent nothing`)
 }
 
 /** A websocket: the answered request's connection, with what came along with the answer. */
-function open(address, path) {
+async function open(address, path) {
+  const socket = await connected(address)
   const token = process.env.SANDKEEP_TOKEN
   const headers = {
     Connection: 'Upgrade',
@@ -37,7 +54,7 @@ function open(address, path) {
     ...(token && { Authorization: `Bearer ${token}` }),
   }
   return new Promise((resolve, reject) => {
-    const asked = request({ ...place(address), path, headers })
+    const asked = request({ createConnection: () => socket, path, headers })
     asked.on('upgrade', (_, socket, head) => resolve({ socket, head }))
     asked.on('response', async (answer) => {
       const body = Buffer.concat(await answer.toArray()).toString()
@@ -127,7 +144,7 @@ async function tail(address, sandbox, name) {
 
 const [sandbox, name, address = `unix:${dirname(defaultSocket())}/stream.sock`] = process.argv.slice(2)
 if (!name) {
-  console.error('usage: tail.mjs SANDBOX PROCESS [unix:/PATH | tcp://127.0.0.1:PORT]')
+  console.error('usage: tail.mjs SANDBOX PROCESS [unix:/PATH | tls://127.0.0.1:PORT]')
   process.exitCode = 2
 } else {
   tail(address, sandbox, name).then(

@@ -61,7 +61,6 @@ from sandkeepd.keeping import Kept
 from sandkeepd.leases import Leases
 from sandkeepd.listeners import Listeners, opened
 from sandkeepd.output import Output
-from sandkeepd.passed import address_of
 from sandkeepd.processes import Processes
 from sandkeepd.providers.base import Provider
 from sandkeepd.providers.registry import open_providers
@@ -72,6 +71,7 @@ from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.status import Software
 from sandkeepd.stream.access import Access
 from sandkeepd.stream.endpoints import endpoints
+from sandkeepd.stream.identity import Identity
 from sandkeepd.stream.server import StreamServer
 from sandkeepd.stream.tokens import Tokens
 from sandkeepd.systemd import Manager
@@ -146,8 +146,10 @@ async def _run_parts(
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)
         software.adopting = sandboxes.adopting
-        software.stream = [address_of(listener) for listener in listeners.stream]
-        stream_access = Access(software.stream, tokens)
+        software.stream = [listener.address for listener in listeners.stream]
+        secure = any(listener.is_secure for listener in listeners.stream)
+        identity = Identity.of(config.state_dir) if secure else None
+        stream_access = Access(software.stream, tokens, identity.pin if identity else None)
         retention = Retention(core, sandboxes)
         leases = Leases(core)
         kept.archives.fence = leases.fence
@@ -173,7 +175,7 @@ async def _run_parts(
             carriers.start_soon(caching.check_later, core)
             carriers.start_soon(upkeep.recover, core)
         reason = await _serve_until_stopped(
-            listeners, dispatch, stream, software, stopping, manager, holdings, task_status
+            listeners, dispatch, stream, identity, software, stopping, manager, holdings, task_status
         )
         carriers.cancel_scope.cancel()
     failpoints.reach("stop.carriers_ended")
@@ -186,6 +188,7 @@ async def _serve_until_stopped(
     listeners: Listeners,
     dispatch: table.Dispatch,
     stream: StreamServer,
+    identity: Identity | None,
     software: Software,
     stopping: trio.Event,
     manager: Manager,
@@ -211,7 +214,8 @@ async def _serve_until_stopped(
             partial(serve, listeners.api, dispatch, grace_s=CALLS_PATIENCE_S, holdings=holdings)
         )
         for listener in listeners.stream:
-            await api.start(stream.serve, listener)
+            tls = identity.context if identity and listener.is_secure else None
+            await api.start(stream.serve, listener.socket, tls)
         logger.info(
             "ready",
             extra={"socket": software.socket, "state_dir": software.state_dir, "position": core.log.head},

@@ -16,11 +16,23 @@ from sandkeepd.passed import Passed, address_of, held
 _BACKLOG: Final = 128
 
 
+class StreamListener(Struct, frozen=True):
+    """A socket of the stream server's, and its address, whose scheme says whether there is TLS on it."""
+
+    socket: socket.socket
+    address: str
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether TLS is spoken on it."""
+        return self.address.startswith("tls://")
+
+
 class Listeners(Struct, frozen=True, kw_only=True):
     """Sockets that listen, non-blocking: the API's, and the stream server's."""
 
     api: socket.socket
-    stream: tuple[socket.socket, ...] = ()
+    stream: tuple[StreamListener, ...] = ()
 
 
 @contextlib.contextmanager
@@ -29,16 +41,24 @@ def opened(api_path: str, stream_addresses: Sequence[str], passed: Passed) -> It
 
     Raises `not_configured` and `conflict`, naming the setting.
     """
+    for address in stream_addresses:
+        settings.refuse_plaintext(address)
     with contextlib.ExitStack() as stack:
         access = who_may_connect()
-        given = [stack.enter_context(held(listener)) for listener in passed.stream]
+        given = [_named(stack.enter_context(held(listener)), stream_addresses) for listener in passed.stream]
         if passed.rpc is not None:
             api = stack.enter_context(held(passed.rpc))
         else:
             api = stack.enter_context(listening(api_path, *access))
-        missing = [address for address in stream_addresses if address not in map(address_of, given)]
+        missing = [address for address in stream_addresses if address not in {one.address for one in given}]
         made = [stack.enter_context(_stream_listener(address, *access)) for address in missing]
         yield Listeners(api=api, stream=(*given, *made))
+
+
+def _named(listener: socket.socket, stream_addresses: Sequence[str]) -> StreamListener:
+    """What was passed on TCP is for TLS, unless the setting names it without."""
+    plain = address_of(listener, "tcp")
+    return StreamListener(listener, plain if plain in stream_addresses else address_of(listener))
 
 
 def who_may_connect() -> tuple[int, str | None]:
@@ -54,14 +74,14 @@ def who_may_connect() -> tuple[int, str | None]:
 
 
 @contextlib.contextmanager
-def _stream_listener(address: str, mode: int, group: str | None) -> Iterator[socket.socket]:
+def _stream_listener(address: str, mode: int, group: str | None) -> Iterator[StreamListener]:
     kind, _, path = address.partition(":")
     if kind == "unix":
         with listening(path, mode, group, settings.STREAM.name) as listener:
-            yield listener
+            yield StreamListener(listener, address_of(listener))
     else:
         with _tcp_listener(address) as listener:
-            yield listener
+            yield StreamListener(listener, address_of(listener, kind))
 
 
 def _tcp_listener(address: str) -> socket.socket:

@@ -69,13 +69,13 @@ def held(listener: socket.socket) -> Iterator[socket.socket]:
         yield listener
 
 
-def address_of(listener: socket.socket) -> str:
-    """The address of a listener as `SANDKEEP_STREAM` writes it."""
+def address_of(listener: socket.socket, scheme: str = "tls") -> str:
+    """The address of a listener as `SANDKEEP_STREAM` writes it, with `scheme` if it is TCP's."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{os.fsdecode(name)}"
     host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
-    return f"tcp://{host}:{name[1]}"
+    return f"{scheme}://{host}:{name[1]}"
 
 
 def _listener(fd: int) -> socket.socket:

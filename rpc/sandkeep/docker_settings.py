@@ -7,7 +7,7 @@ import os
 import re
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from sandkeep.settings import Setting
+from sandkeep.settings import Setting, parse_switch
 
 VolumeMode: TypeAlias = Literal["session", "user", "static", "none"]
 
@@ -33,12 +33,6 @@ def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError("give a name of letters, digits, '_', '.' and '-'")
     return text
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
-        raise ValueError("give 1 or 0")
-    return text.lower() in ("1", "true", "yes", "on")
 
 
 def _user(text: str) -> str:
@@ -92,7 +86,7 @@ VOLUME_PREFIX = Setting(
 )
 READ_ONLY = Setting(
     "SANDBOX_DOCKER_READ_ONLY",
-    _switch,
+    parse_switch,
     lambda: True,
     "1",
     "Whether a Docker sandbox can change nothing but its workspace, its volumes, `/tmp` and `/run`.",

@@ -7,15 +7,9 @@ import os
 import re
 from typing import Final
 
-from sandkeep.settings import Setting
+from sandkeep.settings import Setting, parse_switch
 
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]{0,30}")
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
-        raise ValueError("give 1 or 0")
-    return text.lower() in ("1", "true", "yes", "on")
 
 
 def _directory(text: str) -> str:
@@ -43,35 +37,35 @@ PLATFORM = Setting(
 )
 IGNORE_CGROUPS = Setting(
     "RUNSC_IGNORE_CGROUPS",
-    _switch,
+    parse_switch,
     lambda: True,
     "1",
     "Whether `runsc` leaves control groups alone. Sandkeep puts it into groups of its own either way.",
 )
 USE_SUDO = Setting(
     "RUNSC_USE_SUDO",
-    _switch,
+    parse_switch,
     lambda: False,
     "0",
     "Whether a user's daemon starts `runsc` by `sudo -n`. Only `0` is supported: have the daemon run as root.",
 )
 ROOTLESS = Setting(
     "RUNSC_ROOTLESS",
-    _switch,
+    parse_switch,
     lambda: False,
     "0 for root's daemon; a user's is always rootless",
     "Whether `runsc` is to need no rights of root's.",
 )
 DISABLE_NETWORKING = Setting(
     "RUNSC_DISABLE_NETWORKING",
-    _switch,
+    parse_switch,
     lambda: False,
     "0",
     "Whether no gVisor sandbox gets a network, whatever is asked for.",
 )
 READONLY_FILESYSTEM = Setting(
     "RUNSC_READONLY_FILESYSTEM",
-    _switch,
+    parse_switch,
     lambda: False,
     "0",
     "Whether no gVisor sandbox can write to its files, as with `create --read-only`.",
@@ -99,14 +93,14 @@ DEBUG_LOG_DIR = Setting[str | None](
 )
 STRACE = Setting(
     "RUNSC_STRACE",
-    _switch,
+    parse_switch,
     lambda: False,
     "0",
     "Whether the system calls of sandboxes are told there, too.",
 )
 LOG_PACKETS = Setting(
     "GVISOR_LOG_PACKETS",
-    _switch,
+    parse_switch,
     lambda: False,
     "0",
     "Whether their packets are.",

@@ -1034,7 +1034,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "stream.access",
-            "Where the stream server listens, and the caller's token for it on TCP.",
+            "Where the stream server listens, and for TCP the caller's token and the server's pin.",
             model.StreamAccess,
             StreamQuery,
             deadline_s=30.0,

@@ -498,13 +498,15 @@ class Copied(Struct, frozen=True, kw_only=True):
 
 
 class StreamAccess(Struct, frozen=True, kw_only=True):
-    """Where the stream server listens, as ``unix:/path`` or ``tcp://127.0.0.1:PORT``, and the caller's token for TCP.
+    """Where the stream server listens, as ``unix:/path`` or ``tls://127.0.0.1:PORT``, and the caller's token for TCP.
 
-    The token is a password: it stands for the caller until it is renewed.
+    The token is a password: it stands for the caller until it is renewed. `pin` is the SHA-256 of the certificate that
+    the server shows on TLS: send the token to nobody who shows another. It is null where there is no TLS.
     """
 
     addresses: list[str]
     token: str
+    pin: str | None = None
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):

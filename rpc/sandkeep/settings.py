@@ -162,6 +162,13 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def parse_switch(text: str) -> bool:
+    """A yes or no. Raises ValueError."""
+    if text.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
+        raise ValueError("give 1 or 0")
+    return text.lower() in ("1", "true", "yes", "on")
+
+
 def _stream(text: str) -> tuple[str, ...]:
     """Addresses to listen on; `tcp_place` says the same of one of them."""
     return () if text == "none" else tuple(_stream_address(address) for address in _list(text))
@@ -176,13 +183,28 @@ def _stream_address(text: str) -> str:
 
 
 def tcp_place(address: str) -> tuple[str, int]:
-    """The host and port of ``tcp://HOST:PORT``. Raises ValueError for others, and for hosts that are not loopback's."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not address.startswith("tcp://") or host not in LOOPBACK or not port.isdigit() or int(port) > 65535:
+    """The host and port of ``tls://HOST:PORT``, or of ``tcp://HOST:PORT`` without TLS.
+
+    Raises ValueError for others, and for hosts that are not loopback's.
+    """
+    scheme, _, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    if scheme not in ("tls", "tcp") or host not in LOOPBACK or not port.isdigit() or int(port) > 65535:
         raise ValueError(
-            "give unix:/PATH, tcp://127.0.0.1:PORT or tcp://[::1]:PORT, several with commas between, or none"
+            "give unix:/PATH, tls://127.0.0.1:PORT or tls://[::1]:PORT, several with commas between, or none"
         )
     return host.strip("[]"), int(port)
+
+
+def refuse_plaintext(address: str) -> None:
+    """Raise `not_configured` for ``tcp://`` unless SANDKEEP_STREAM_PLAINTEXT allows it."""
+    if address.startswith("tcp://") and not STREAM_PLAINTEXT():
+        secure = address.replace("tcp:", "tls:", 1)
+        words = (
+            f"{address} has no TLS, so that whoever takes that port while the daemon is away is sent tokens: "
+            f"say {secure}, or, if nobody else uses this machine, set {STREAM_PLAINTEXT.name}=1, for clients too"
+        )
+        raise SetupError("not_configured", words, setting=STREAM_PLAINTEXT.name)
 
 
 LOOPBACK: Final = ("127.0.0.1", "[::1]")
@@ -235,8 +257,16 @@ STREAM = Setting(
     _stream,
     lambda: (f"unix:{os.path.dirname(SOCKET())}/stream.sock",),
     "unix:stream.sock beside SANDKEEP_SOCKET",
-    "Where the stream server listens: `unix:/PATH`, `tcp://127.0.0.1:PORT` or `tcp://[::1]:PORT`, several with commas "
+    "Where the stream server listens: `unix:/PATH`, `tls://127.0.0.1:PORT` or `tls://[::1]:PORT`, several with commas "
     "between; `none` for nowhere. Port 0 is any: `stream.access` tells which.",
+)
+STREAM_PLAINTEXT = Setting(
+    "SANDKEEP_STREAM_PLAINTEXT",
+    parse_switch,
+    lambda: False,
+    "0",
+    "With 1, SANDKEEP_STREAM may name `tcp://HOST:PORT` as well, without TLS, and clients send tokens there. Another "
+    "user who takes that port while the daemon is away is then sent them, and can act as their owners.",
 )
 STREAM_ORIGINS = Setting(
     "SANDKEEP_STREAM_ORIGINS",

@@ -9,7 +9,7 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from sandkeep.settings import Setting
+from sandkeep.settings import Setting, parse_switch
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _REGION: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -48,12 +48,6 @@ def _region(text: str) -> str:
     if not _REGION.fullmatch(text):
         raise ValueError("give the name of a region such as eu-central-1")
     return text
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
-        raise ValueError("give 1 or 0")
-    return text.lower() in ("1", "true", "yes", "on")
 
 
 def _absent() -> None:
@@ -149,7 +143,7 @@ S3_REGION = Setting[str | None](
 )
 S3_USE_SSL = Setting(
     "SANDBOX_S3_USE_SSL",
-    _switch,
+    parse_switch,
     lambda: True,
     "1",
     "Whether S3 is spoken over TLS, when SANDBOX_S3_ENDPOINT_URL does not say.",

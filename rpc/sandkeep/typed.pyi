@@ -508,7 +508,7 @@ class TrioStream:
         command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.StreamAccess:
-        """Where the stream server listens, and the caller's token for it on TCP."""
+        """Where the stream server listens, and for TCP the caller's token and the server's pin."""
 
 class TrioLock:
     async def acquire(
@@ -1111,7 +1111,7 @@ class BlockingStream:
         command_id: str | None = ...,
         progress: Callable[[str], None] | None = ...,
     ) -> model.StreamAccess:
-        """Where the stream server listens, and the caller's token for it on TCP."""
+        """Where the stream server listens, and for TCP the caller's token and the server's pin."""
 
 class BlockingLock:
     def acquire(

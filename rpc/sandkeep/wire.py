@@ -39,6 +39,21 @@ MAX_REFUSAL_BYTES: Final = 64 * 1024
 """How much a server may say when it refuses. Ours says a sentence."""
 
 
+@asynccontextmanager
+async def turn(lock: trio.Lock) -> AsyncIterator[None]:
+    """Senders come one after the other. Who need not wait goes on at once: fifty who have the same to tell are then
+    through with the first when they come to the second.
+    """
+    if lock.locked():
+        await lock.acquire()
+    else:
+        lock.acquire_nowait()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class Wire(trio.abc.Stream):
     """A connected socket, as trio-websocket wants it. `gone` is set when the other end is not there any more.
 
@@ -64,26 +79,12 @@ class Wire(trio.abc.Stream):
         """Send all of it, as the other end makes room. After one that was broken off nothing can be sent: what came
         next would be taken for its rest.
         """
-        async with self._turn():
+        async with turn(self._sending):
             rest = memoryview(data)
             while rest and not self._broken:
                 rest = rest[await self._send(rest, begun=len(rest) < len(data)) :]
             if rest:
                 raise trio.BrokenResourceError
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Senders come one after the other. Who need not wait goes on at once: fifty who have the same to tell are then
-        through with the first when they come to the second.
-        """
-        if self._sending.locked():
-            await self._sending.acquire()
-        else:
-            self._sending.acquire_nowait()
-        try:
-            yield
-        finally:
-            self._sending.release()
 
     async def _send(self, rest: memoryview, *, begun: bool) -> int:
         try:
@@ -105,7 +106,7 @@ class Wire(trio.abc.Stream):
         """Wait until the socket has room."""
         if self.has_room:
             return
-        async with self._turn():
+        async with turn(self._sending):
             await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -146,11 +147,24 @@ class Wire(trio.abc.Stream):
 
 
 class Connection(WebSocketConnection):
-    """A websocket on a `Wire`. Its reading task is `read`; `rejection` is what a server answered instead of a yes."""
+    """A websocket on a `Wire`, or on the `secure` stream over it. Its reading task is `read`; `rejection` is what a
+    server answered instead of a yes.
+    """
 
-    def __init__(self, wire: Wire, side: ConnectionType, max_message_bytes: int, **request: Any) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        side: ConnectionType,
+        max_message_bytes: int,
+        secure: trio.abc.Stream | None = None,
+        **request: Any,
+    ) -> None:
         super().__init__(
-            wire, WSConnection(side), max_message_size=max_message_bytes, receive_buffer_size=RECEIVE_BYTES, **request
+            secure or wire,
+            WSConnection(side),
+            max_message_size=max_message_bytes,
+            receive_buffer_size=RECEIVE_BYTES,
+            **request,
         )
         self.wire = wire
         self.rejection: ConnectionRejected | None = None
@@ -215,7 +229,7 @@ class Connection(WebSocketConnection):
 
     async def _send(self, event: Event) -> None:
         try:
-            await self.wire.send_all(self._wsproto.send(event))  # which takes turns by itself
+            await self._stream.send_all(self._wsproto.send(event))  # which takes turns by itself
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             await self._abort_web_socket()
             raise ConnectionClosed(self._close_reason) from None

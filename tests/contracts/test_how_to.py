@@ -41,7 +41,7 @@ PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 def daemon(places: str) -> Iterator[RunningDaemon]:
     """One whose stream server is on TCP too."""
     daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    daemon.start(SANDKEEP_STREAM=f"unix:{daemon.root}/stream.sock,tcp://127.0.0.1:0")
+    daemon.start(SANDKEEP_STREAM=f"unix:{daemon.root}/stream.sock,tls://127.0.0.1:0")
     yield daemon
     daemon.clear()
 

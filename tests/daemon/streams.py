@@ -16,6 +16,7 @@ from wsproto import ConnectionType
 from sandkeep import frames
 from sandkeep.stream import StreamClient
 from sandkeep.stream.dial import close
+from sandkeep.tls import SecureStream, client_context
 from sandkeep.wire import Connection, Wire
 
 
@@ -29,15 +30,17 @@ class House:
             image_id = client.image.create(f"{daemon.root}/image").image_id
             self.sandbox_id = client.sandbox.create(image_id).sandbox_id
             access = client.stream.access()
-        self.unix, self.tcp = access.addresses
-        self.token = access.token
+        self.unix, self.tls = access.addresses
+        self.token, self.pin = access.token, access.pin
 
     @property
     def port(self) -> int:
-        return int(self.tcp.rpartition(":")[2])
+        return int(self.tls.rpartition(":")[2])
 
     def streams(self, way: str = "unix", **options: Any) -> StreamClient:
-        return StreamClient(self.unix, **options) if way == "unix" else StreamClient(self.tcp, self.token, **options)
+        if way == "unix":
+            return StreamClient(self.unix, **options)
+        return StreamClient(self.tls, self.token, pin=self.pin, **options)
 
     def launch(self, command: Any, name: str, **options: Any) -> None:
         with self.daemon.connect() as client:
@@ -52,21 +55,21 @@ class House:
         return self.wait(name)
 
     def plain(self, way: str = "unix") -> socket.socket:
-        """A socket, for what no client of ours would send."""
+        """A socket, for what no client of ours would send: to the Unix socket, to the port bare, or in TLS with it."""
         if way == "unix":
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.connect(self.unix.removeprefix("unix:"))
         else:
             sock = socket.create_connection(("127.0.0.1", self.port))
         sock.settimeout(30)
-        return sock
+        return client_context().wrap_socket(sock) if way == "tls" else sock
 
 
 @contextmanager
 def house_in(places: str, **environment: str) -> Iterator[House]:
     daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
     os.chmod(daemon.root, 0o711)
-    daemon.env["SANDKEEP_STREAM"] = f"unix:{daemon.root}/stream.sock,tcp://127.0.0.1:0"
+    daemon.env["SANDKEEP_STREAM"] = f"unix:{daemon.root}/stream.sock,tls://127.0.0.1:0"
     daemon.env.update(environment)
     daemon.start()
     try:
@@ -80,14 +83,17 @@ async def websocket(
     sock: socket.socket,
     target: str,
     *,
+    tls: bool = False,
     host: str = "localhost",
     headers: list[tuple[bytes, bytes]] | None = None,
     subprotocols: tuple[str, ...] = (),
 ) -> AsyncIterator[Connection]:
     """A websocket as it is; `rejection` is set when there is none."""
     sock.setblocking(False)
+    wire = Wire(sock)
+    secure = SecureStream(wire, client_context(), server_side=False) if tls else None
     connection = Connection(
-        Wire(sock), ConnectionType.CLIENT, 1 << 26,
+        wire, ConnectionType.CLIENT, 1 << 26, secure,
         host=host, path=target, client_extra_headers=headers or [], client_subprotocols=subprotocols,
     )  # fmt: skip
     async with trio.open_nursery() as nursery:

@@ -152,7 +152,7 @@ async def test_who_is_in_by_a_token_that_is_renewed_has_to_go(house: House) -> N
     headers = bearer(house.token)
     target = frames.target("events", after="now")
     async with (
-        websocket(house.plain("tcp"), target, headers=headers) as thief,
+        websocket(house.plain("tcp"), target, tls=True, headers=headers) as thief,
         websocket(house.plain("unix"), target) as other,
     ):
         assert (await message(thief))["kind"] == (await message(other))["kind"] == "caught_up"
@@ -162,7 +162,7 @@ async def test_who_is_in_by_a_token_that_is_renewed_has_to_go(house: House) -> N
             await message(thief)
         await other.send_message("{}")
         assert (await message(other))["kind"] == "error"  # the kernel vouches for this one: it was still there
-    async with websocket(house.plain("tcp"), target, headers=headers) as again:
+    async with websocket(house.plain("tcp"), target, tls=True, headers=headers) as again:
         assert refusal(again) == (401, "permission_denied")
 
 

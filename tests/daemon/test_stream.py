@@ -18,7 +18,7 @@ from sandkeep.stream import StreamClient
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
-both = pytest.mark.parametrize("way", ["unix", "tcp"])
+both = pytest.mark.parametrize("way", ["unix", "tls"])
 
 
 @pytest.fixture(scope="module")

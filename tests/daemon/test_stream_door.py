@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,9 +35,10 @@ def bearer(token: str) -> Headers:
     return [(b"Authorization", b"Bearer " + token.encode())]
 
 
-async def knock(house: House, way: str = "tcp", target: str = EVENTS, **request: Any) -> tuple[int, str] | None:
+async def knock(house: House, way: str = "tls", target: str = EVENTS, **request: Any) -> tuple[int, str] | None:
     """Ask to be let in; None when one is."""
-    async with websocket(house.plain(way), target, **request) as connection:
+    bare = house.plain("unix" if way == "unix" else "tcp")
+    async with websocket(bare, target, tls=way == "tls", **request) as connection:
         if connection.rejection is None:
             assert (await message(connection))["kind"] in ("events", "caught_up")
             return None
@@ -51,7 +53,7 @@ def talk(sock: socket.socket, data: bytes) -> bytes:
             sock.sendall(data)
             while got := sock.recv(65536):
                 answer += got
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
             pass
         return bytes(answer)
 
@@ -122,13 +124,13 @@ async def test_nothing_else_lets_in(house: House, headers: Callable[[str], Heade
 
 async def test_a_browser_brings_its_token_as_a_subprotocol(house: House) -> None:
     proposed = ("sandkeep.v1", f"sandkeep.token.{house.token}")
-    async with websocket(house.plain("tcp"), EVENTS, subprotocols=proposed) as connection:
+    async with websocket(house.plain("tcp"), EVENTS, tls=True, subprotocols=proposed) as connection:
         assert connection.subprotocol == "sandkeep.v1"
     assert await knock(house, subprotocols=("sandkeep.v1", "sandkeep.token.x")) == (401, "permission_denied")
     assert await knock(house, "unix", subprotocols=("sandkeep.v2",)) == (400, "invalid")
 
 
-@pytest.mark.parametrize("way", ["unix", "tcp"])
+@pytest.mark.parametrize("way", ["unix", "tls"])
 async def test_a_token_in_a_url_is_refused_and_nowhere_repeated(house: House, way: str) -> None:
     target = frames.target("events", token=house.token)
     assert await knock(house, way, target, headers=bearer(house.token)) == (400, "invalid")
@@ -176,7 +178,7 @@ async def test_any_other_host_is_somebody_s_trick(house: House, host: str) -> No
     assert await knock(house, host=host, headers=bearer(house.token)) == (403, "permission_denied")
 
 
-@pytest.mark.parametrize("way", ["unix", "tcp"])
+@pytest.mark.parametrize("way", ["unix", "tls"])
 async def test_pages_may_connect_from_origins_that_are_allowed(house: House, way: str) -> None:
     for origin in (b"https://evil.example", b"null", b"https://panel.example.evil.example", b""):
         headers = [*bearer(house.token), (b"Origin", origin)]
@@ -184,12 +186,12 @@ async def test_pages_may_connect_from_origins_that_are_allowed(house: House, way
     assert await knock(house, way, headers=[*bearer(house.token), (b"Origin", b"https://panel.example")]) is None
 
 
-@pytest.mark.parametrize("way", ["unix", "tcp"])
+@pytest.mark.parametrize("way", ["unix", "tls"])
 def test_what_is_another_user_s_is_not_found(house: House, way: str) -> None:
     def ask() -> tuple[list[str], str | None, list[str]]:
         with connect(house.daemon.socket) as client:
             access = client.stream.access()
-        streams = StreamClient(house.unix) if way == "unix" else StreamClient(house.tcp, access.token)
+        streams = StreamClient(house.unix) if way == "unix" else StreamClient(house.tls, access.token, pin=access.pin)
         return trio.run(_ask_for_what_is_not_theirs, streams, house.sandbox_id)
 
     codes, seen, others = as_user(NOBODY, ask)
@@ -262,7 +264,7 @@ async def test_a_reader_only_reads(house: House) -> None:
 # -- what is no request -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["unix", "tcp"])
+@pytest.mark.parametrize("way", ["unix", "tls", "tcp"])
 @pytest.mark.parametrize(
     "data",
     [
@@ -288,13 +290,18 @@ def test_garbage_is_answered_by_an_end(house: House, way: str, data: bytes) -> N
     is_well(house)
 
 
-def test_half_requests_keep_nobody_out(house: House) -> None:
-    held = [house.plain("tcp") for _ in range(150)]
+@pytest.mark.parametrize(
+    ("way", "begun"), [("tcp", b""), ("tcp", b"\x16\x03\x01\x02\x00\x01"), ("tls", b"GET / HTTP/1.1")]
+)
+def test_half_requests_keep_nobody_out(house: House, way: str, begun: bytes) -> None:
+    held = [house.plain(way) for _ in range(150)]
     for sock in held:
-        sock.sendall(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
+            sock.sendall(begun)
     assert trio.run(lambda: knock(house, headers=bearer(house.token))) is None
     for sock in held[:20]:
-        assert sock.recv(10) == b""  # those that came first had to go
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(10) == b""  # those that came first had to go
     for sock in held:
         sock.close()
 
@@ -306,7 +313,7 @@ def test_three_hundred_come_and_go(house: House) -> None:
     is_well(house)
     before = len(os.listdir(descriptors))
     for number in range(300):
-        sock = house.plain("tcp" if number % 3 else "unix")
+        sock = house.plain(("unix", "tcp", "tls")[number % 3])
         if number % 2:
             sock.sendall(opening()[: number % 200])
         sock.close()

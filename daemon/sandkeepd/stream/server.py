@@ -9,8 +9,10 @@ one piece that is being sent. There are no queues. What a user's clients sent an
 import contextlib
 import logging
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 
@@ -23,6 +25,7 @@ from wsproto import ConnectionType
 from sandkeep import frames
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, StateError
 from sandkeep.frames import Failed, Refusal
+from sandkeep.tls import SecureStream
 from sandkeep.wire import Connection, Wire
 from sandkeepd.accepting import accept_clients
 from sandkeepd.api import defects
@@ -104,17 +107,23 @@ class StreamServer:
         """How many websockets are open."""
         return self._of_uid.total()
 
-    async def serve(self, listener: socket.socket, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve a listener until cancelled; then clients are told that the daemon goes away."""
+    async def serve(
+        self,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None = None,
+        *,
+        task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve a listener until cancelled, with `tls` if given; then clients are told that the daemon goes away."""
         async with trio.open_nursery() as clients:
             task_status.started()
-            await accept_clients(listener, clients, self._serve_client)
+            await accept_clients(listener, clients, partial(self._serve_client, tls=tls))
 
-    async def _serve_client(self, sock: socket.socket) -> None:
+    async def _serve_client(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         try:
             sock.setblocking(False)
             peer = _prepare(sock)
-            connection = Connection(Wire(sock, HANDSHAKE_BYTES), ConnectionType.SERVER, frames.MAX_MESSAGE_BYTES)
+            connection = _connection(Wire(sock, HANDSHAKE_BYTES), tls)
         except OSError:  # it has gone already
             sock.close()
             return
@@ -260,6 +269,12 @@ def _uid(peer: Peer | None) -> int | None:
     return None if peer is None else peer.uid
 
 
+def _connection(wire: Wire, tls: ssl.SSLContext | None) -> Connection:
+    """A websocket to come. The TLS handshake is part of the first read, and so of the time and bytes of a stranger."""
+    secure = SecureStream(wire, tls, server_side=True, plain_answer=_PLAIN) if tls is not None else None
+    return Connection(wire, ConnectionType.SERVER, frames.MAX_MESSAGE_BYTES, secure)
+
+
 def _prepare(sock: socket.socket) -> Peer | None:
     """Who is at the other end, if the kernel says so. Over TCP it does not, and there the other end may have died."""
     if sock.family == socket.AF_UNIX:
@@ -283,6 +298,17 @@ def _refusing() -> Iterator[None]:
     except Exception as defect:  # noqa: BLE001  # it is reported
         failure = defects.report(defects.only_error(defect), "the stream server", None)
         raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, failure) from None
+
+
+def _plain_answer() -> bytes:
+    """What a client gets that speaks HTTP where TLS is spoken."""
+    words = "this port speaks TLS 1.3 only: connect to tls://, with the token and the pin that `stream.access` answers"
+    body = frames.encode(Refusal(error=frames.wire_error(CallerError("invalid", words))))
+    lines = ["HTTP/1.1 400 Bad Request", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
+
+
+_PLAIN: Final = _plain_answer()
 
 
 async def _refuse(request: WebSocketRequest, refused: RefusedError) -> None:

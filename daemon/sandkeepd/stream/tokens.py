@@ -8,10 +8,8 @@ import base64
 import hashlib
 import hmac
 import logging
-import os
 import re
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -21,7 +19,7 @@ import trio
 from msgspec import Struct, field
 
 from sandkeep.errors import DaemonError
-from sandkeep_store.durable import sync_directory
+from sandkeepd.stream import private_file
 
 logger = logging.getLogger("sandkeepd")
 
@@ -41,7 +39,7 @@ class Tokens:
     """Makes and knows the owners' tokens. The file is in the state directory, for the daemon's eyes only."""
 
     def __init__(self, state_dir: str) -> None:
-        self._directory = state_dir
+        self._path = f"{state_dir}/{FILE_NAME}"
         self._turn = trio.Lock()
         self._in_use: dict[int, set[trio.CancelScope]] = {}
         self._kept = self._load() or self._begin()
@@ -92,18 +90,13 @@ class Tokens:
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
     def _load(self) -> Kept | None:
-        path = f"{self._directory}/{FILE_NAME}"
+        content = private_file.read(self._path, "the stream server's tokens")
+        if content is None:
+            return None
         try:
-            with open(path, "rb") as file:
-                known = os.fstat(file.fileno())
-                kept = msgspec.json.decode(file.read(), type=Kept)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError):
-            logger.warning("the stream server's tokens cannot be read: all are worthless now", extra={"path": path})
-            return None
-        if known.st_uid != os.geteuid() or stat.S_IMODE(known.st_mode) & 0o077:
-            logger.warning("others could read the stream server's tokens: all are worthless now", extra={"path": path})
+            kept = msgspec.json.decode(content, type=Kept)
+        except msgspec.DecodeError:
+            logger.warning("the stream server's tokens are damaged: all are worthless now", extra={"path": self._path})
             return None
         return kept if len(kept.key) == _KEY_BYTES else None
 
@@ -116,18 +109,4 @@ class Tokens:
         return kept
 
     def _write(self, kept: Kept) -> None:
-        """Put the file in place, whole or not at all."""
-        path = f"{self._directory}/{FILE_NAME}"
-        try:
-            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
-                os.fchmod(fd, 0o600)  # it may be what an earlier daemon left
-                file.write(msgspec.json.encode(kept))
-                file.flush()
-                os.fsync(fd)
-            os.rename(f"{path}.new", path)
-            sync_directory(self._directory)
-        except OSError as error:
-            raise DaemonError(
-                "storage_unavailable", f"{path} cannot be written ({error.strerror}): free space or mend the disk"
-            ) from None
+        private_file.write(self._path, msgspec.json.encode(kept))

@@ -7,7 +7,8 @@
 
 A client holds no connection; each call opens one of its own, for the length of its block. Logs and events outlive a
 connection that is lost, and the daemon's restart: they go on exactly where they were. On a Unix socket the kernel tells
-the daemon who you are; on TCP a token does, which ``client.stream.access()`` on the daemon's socket answers.
+the daemon who you are; on TCP a token does, and a pin tells you who the daemon is: ``client.stream.access()`` on the
+daemon's socket answers both.
 """
 
 import os
@@ -34,15 +35,24 @@ S = TypeVar("S", bound=Stream)
 
 
 class StreamClient:
-    """Reaches the stream server at `address`: ``unix:/PATH`` or ``tcp://HOST:PORT``, by default the first that
-    SANDKEEP_STREAM names. `token` is for TCP. Any number of tasks may use it at the same time.
+    """Reaches the stream server at `address`: ``unix:/PATH`` or ``tls://HOST:PORT``, by default the first that
+    SANDKEEP_STREAM names. `token` and `pin` are for TLS. Any number of tasks may use it at the same time.
 
     Everything raises `SandkeepError`: `not_ready` when nobody listens there, `permission_denied` without the right
-    token, `not_found` for what is not there or is another owner's.
+    token, or when who listens has another key than the pin says, `not_found` for what is not there or is another
+    owner's. The constructor raises `invalid` when a pin is missing, and `not_configured` for ``tcp://HOST:PORT``,
+    which has no TLS, unless SANDKEEP_STREAM_PLAINTEXT allows it.
     """
 
-    def __init__(self, address: str | None = None, token: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        self._dialer = Dialer(address, token, patience_s)
+    def __init__(
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        *,
+        pin: str | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._dialer = Dialer(address, token, pin, patience_s)
 
     # -- what goes on -------------------------------------------------------------------------------------------------
 

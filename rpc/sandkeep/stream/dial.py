@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
@@ -11,7 +12,7 @@ import trio
 from trio_websocket import ConnectionClosed
 from wsproto import ConnectionType
 
-from sandkeep import dialing, frames, settings
+from sandkeep import dialing, frames, settings, tls
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.frames import Failed, FromServer, Output
 from sandkeep.wire import Connection, Wire
@@ -26,19 +27,22 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 
 class Dialer:
-    """Opens websockets at one address, with one token."""
+    """Opens websockets at one address, with one token, which on TCP only the server with that pin is sent."""
 
-    def __init__(self, address: str | None, token: str | None, patience_s: float) -> None:
+    def __init__(self, address: str | None, token: str | None, pin: str | None, patience_s: float) -> None:
         self._address = address if address is not None else _default_address()
         self._token = token
+        self._pin = _checked_pin(self._address, pin)
         self._patience_s = patience_s
 
     async def open(self, nursery: trio.Nursery, target: str) -> Connection:
         """Open a websocket, whose reading task is in `nursery`; `close` it. Raises SandkeepError."""
+        wire = Wire(await _connect(self._address))
         connection = Connection(
-            Wire(await _connect(self._address)),
+            wire,
             ConnectionType.CLIENT,
             MAX_MESSAGE_BYTES,
+            await _secured(wire, self._address, self._pin) if self._pin else None,
             host=_host(self._address),
             path=target,
             client_subprotocols=[frames.PROTOCOL],
@@ -138,8 +142,53 @@ async def _connect(address: str) -> socket.socket:
     return plain
 
 
+def _checked_pin(address: str, pin: str | None) -> str | None:
+    """The pin if the address needs one. Raises `invalid`, and `not_configured` for an address without TLS."""
+    settings.refuse_plaintext(address)
+    if not address.startswith("tls://"):
+        return None
+    try:
+        return tls.parse_pin(pin or "")
+    except ValueError as error:
+        words = f"{address} needs the server's pin: give the one that `stream.access` answers on the daemon's socket"
+        raise CallerError("invalid", f"{words} ({error})", field="pin") from None
+
+
+async def _secured(wire: Wire, address: str, pin: str) -> tls.SecureStream:
+    """TLS with the server that has the pin. Nothing was sent to any other. Raises SandkeepError."""
+    stream = tls.SecureStream(wire, tls.client_context(), server_side=False)
+    try:
+        with trio.fail_after(CONNECT_S):
+            await stream.handshake()
+        if not stream.has_pin(pin):
+            raise _impostor(address)
+    except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
+        await trio.aclose_forcefully(wire)
+        raise _no_tls(address, error) from None
+    except BaseException:
+        await trio.aclose_forcefully(wire)
+        raise
+    return stream
+
+
+def _impostor(address: str) -> CallerError:
+    words = (
+        f"who listens on {address} has another key than the pin says, and was sent nothing: ask `stream.access` on the "
+        "daemon's socket; if it answers that pin, somebody else has taken the port"
+    )
+    return CallerError("permission_denied", words, address=address)
+
+
+def _no_tls(address: str, error: Exception) -> StateError:
+    if isinstance(error.__cause__, ssl.SSLError) and error.__cause__.reason == "WRONG_VERSION_NUMBER":
+        why = "does not speak TLS"
+    else:
+        why = "does not answer as a stream server does"
+    return StateError("not_ready", f"who listens on {address} {why}, and was sent nothing", address=address)
+
+
 def _host(address: str) -> str:
-    return "localhost" if address.startswith("unix:") else address.removeprefix("tcp://")
+    return "localhost" if address.startswith("unix:") else address.partition("://")[2]
 
 
 def _refusal(connection: Connection, address: str) -> SandkeepError:

@@ -1,0 +1,91 @@
+"""The stream server's key and certificate for TLS: made once, and known to clients by the certificate's digest."""
+
+import datetime as dt
+import ipaddress
+import logging
+import os
+import ssl
+from typing import Final
+
+from msgspec import Struct
+
+from sandkeep.errors import DaemonError, SetupError
+from sandkeep.settings import STREAM
+from sandkeep.tls import pin_of
+from sandkeepd.stream import private_file
+
+logger: Final = logging.getLogger("sandkeepd")
+
+FILE_NAME: Final = "stream.pem"
+_NEVER: Final = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)
+"""RFC 5280 has this time for certificates without a good end. A pin needs none: removing the file renews the key."""
+
+
+class Identity(Struct, frozen=True):
+    """What the server needs for TLS, and the pin by which clients know it."""
+
+    context: ssl.SSLContext
+    pin: str
+
+    @classmethod
+    def of(cls, state_dir: str) -> "Identity":
+        """Load the key of a state directory, or make it. Raises `not_configured` without the library that makes it."""
+        path = f"{state_dir}/{FILE_NAME}"
+        pem = private_file.read(path, "the stream server's key")
+        if pem is not None:
+            try:
+                return cls._loaded(pem)
+            except (ssl.SSLError, ValueError):
+                logger.warning("the stream server's key is damaged: made anew", extra={"path": path})
+        pem = _made()
+        try:
+            private_file.write(path, pem)
+        except DaemonError as error:  # a full disk is no reason not to start
+            logger.warning("the stream server's pin holds only until the daemon stops", extra={"why": error.message})
+        return cls._loaded(pem)
+
+    @classmethod
+    def _loaded(cls, pem: bytes) -> "Identity":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0  # nobody resumes
+        memory = os.memfd_create(
+            "key", os.MFD_CLOEXEC
+        )  # the library takes no bytes, and what was checked is not read twice
+        with open(memory, "wb", buffering=0) as file:
+            file.write(pem)
+            context.load_cert_chain(f"/proc/self/fd/{memory}")
+        return cls(context, pin_of(ssl.PEM_cert_to_DER_cert(_certificate_in(pem))))
+
+
+def _certificate_in(pem: bytes) -> str:
+    text = pem.decode("ascii")
+    return text[text.index(ssl.PEM_HEADER) :]
+
+
+def _made() -> bytes:
+    """A new key with a certificate of its own, in PEM. Names and use let a browser take it, if it is told to."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    except ImportError:
+        words = f"tls:// in {STREAM.name} needs the library cryptography: pip install 'sandkeep[daemon]'"
+        raise SetupError("not_configured", words, setting=STREAM.name) from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sandkeep")])
+    addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
+        .not_valid_after(_NEVER)
+        .add_extension(x509.SubjectAlternativeName([*addresses, x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return secret + certificate.public_bytes(serialization.Encoding.PEM)
