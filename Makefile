@@ -46,6 +46,7 @@ check: setup-test
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m sandkeep.reference --check docs/reference
+	@$(BIN)/python scripts/build-seccomp --check
 
 soak: setup-test
 	@$(BIN)/python -m pytest -m soak $(ARGS)

@@ -157,12 +157,14 @@ def spawn(
     stdin: int,
     output: int,
     third: int | None = None,
+    more: Sequence[int] = (),
     roomy: bool = False,
     env: Mapping[str, str] = TOOL_ENV,
 ) -> int:
     """Start a program in a session of its own, with default signals. Answers its pid.
 
-    `output` becomes its stdout and stderr, `third` its descriptor 3; it gets no others, unless it is to be `roomy`.
+    `output` becomes its stdout and stderr, `third` its descriptor 3, or `more` those from 3 on; it gets no others,
+    unless it is to be `roomy`.
     Then it has /dev/null as number 511, so that the kernel has a table of so many for it from the start, and for what
     it starts: to make that of a process with threads larger, it waits until every processor has come by (expand_files
     in Linux's fs/file.c), which takes 10 to 20 ms. Where not so many are allowed it does without.
@@ -173,6 +175,7 @@ def spawn(
     sources = {0: stdin, 1: output, 2: output}
     if third is not None:
         sources[3] = third
+    sources.update(enumerate(more, 3))
     with contextlib.ExitStack() as closing, ordinary_priority():
         if roomy and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
             sources[_LAST] = _closed_by(closing, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -255,9 +258,10 @@ def in_fresh_thread(work: Callable[[], T]) -> T:
 
 
 def run_tool(
-    argv: Sequence[str], *, timeout_s: float = 600, descriptors: Collection[int] = ()
+    argv: Sequence[str], *, timeout_s: float = 600, stdin: int | None = None, descriptors: Collection[int] = ()
 ) -> "subprocess.CompletedProcess[bytes]":
-    """Run a program of the host to its end. It inherits `descriptors`, under their numbers.
+    """Run a program of the host to its end, with /dev/null as its stdin unless one is given. It inherits `descriptors`,
+    under their numbers.
 
     Blocks. Raises `provider_unavailable` when it is missing or takes too long.
     """
@@ -265,7 +269,7 @@ def run_tool(
     if program is None:
         raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install it")
     with contextlib.ExitStack() as closing:
-        null = _closed_by(closing, os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+        null = stdin if stdin is not None else _closed_by(closing, os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
         pipes = [os.pipe(), os.pipe()]
         said = [_closed_by(closing, reading) for reading, _ in pipes]
         with contextlib.ExitStack() as ends:

@@ -42,8 +42,8 @@ def _user(text: str) -> str:
 
 
 def _seccomp(text: str) -> str:
-    if text not in ("default", "unconfined") and not text.startswith("/"):
-        raise ValueError("give default, unconfined, or the absolute path of a profile in JSON")
+    if text not in ("default", "engine", "unconfined") and not text.startswith("/"):
+        raise ValueError("give default, engine, unconfined, or the absolute path of a profile in JSON")
     return text
 
 
@@ -111,8 +111,8 @@ SECCOMP = Setting(
     _seccomp,
     lambda: "default",
     "default",
-    "The seccomp profile of Docker sandboxes: `default`, the engine's own; the absolute path of a profile; or "
-    "`unconfined`.",
+    "The seccomp profile of Docker sandboxes: `default`, that of local sandboxes, as an engine's own may be older; "
+    "`engine`, the engine's own; the absolute path of a profile; or `unconfined`.",
 )
 PIDS_LIMIT = Setting[int | None](
     "SANDBOX_DOCKER_PIDS_LIMIT",

@@ -16,6 +16,7 @@ from sandkeep.model import Volume
 from sandkeepd.providers.base import Caller, ImageRequest, Pausing
 from sandkeepd.providers.docker import DockerProvider
 from sandkeepd.providers.docker_container import SANDBOX_LABEL
+from sandkeepd.seccomp import docker_profile
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.parametrize("world", ["docker"], indirect=True)]
 
@@ -47,7 +48,7 @@ async def test_all_that_was_asked_for_is_what_the_engine_shows(world: World) -> 
     assert config["Labels"]["sandkeep.owner"] == "uid:0"
     assert config["Labels"]["sandkeep.log"] == world.log_id
     assert (host["CapDrop"], host["CapAdd"], host["Privileged"]) == (["ALL"], None, False)
-    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert host["SecurityOpt"] == ["no-new-privileges:true", f"seccomp={docker_profile()}"]
     assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (500_000_000, 64 << 20, 64 << 20)
     assert (host["PidsLimit"], host["ReadonlyRootfs"], host["NetworkMode"]) == (100, True, "none")
     assert host["Init"] is False

@@ -22,6 +22,7 @@ from sandkeepd.providers import docker_idle, docker_plan
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
 from sandkeepd.providers.docker_plan import INSIDE, Plan
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
+from sandkeepd.seccomp import docker_profile
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -209,6 +210,8 @@ def _written(found: dict[str, Any], plan: Plan) -> list[str]:
 def _profile(seccomp: str) -> str | None:
     """The seccomp profile as the engine wants it: its text."""
     if seccomp == "default":
+        return docker_profile()
+    if seccomp == "engine":
         return None
     if seccomp == "unconfined":
         return seccomp

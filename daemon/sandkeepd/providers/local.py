@@ -123,7 +123,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         }
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
-            "no_nested_user_namespaces": found.no_nested_userns,
+            "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
             "stats": _stats(self._hierarchies.uncounted()),
             "terminals": _terminals(), "suspend": suspension(freezer=freezes),
             **files_features(found, freezer=freezes),
@@ -201,7 +201,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), lowers=lowers,
             plan=plan, files=files, host_network=spec.network == "host",
             read_only=spec.read_only, hierarchies=self._hierarchies, log_id=self.log_id,
-            close_userns=found.no_nested_userns.works,
+            close_userns=found.no_nested_userns.works, seccomp=found.seccomp.works,
         )  # fmt: skip
 
     async def _start(self, job: Job, spec: SandboxSpec, secrets: Mapping[str, str], found: Abilities) -> LocalInstance:

@@ -27,7 +27,8 @@ class View(Struct, frozen=True, kw_only=True):
     """What goes into the arguments.
 
     `workspace`, `in_dir` and `out_dir` are where bubblewrap finds these directories. With `close_userns` the code
-    inside can make no user namespaces, in which it would see more of the kernel than it needs.
+    inside can make no user namespaces, in which it would see more of the kernel than it needs. `seccomp_fd` is what
+    bubblewrap finds the filter of system calls as.
     """
 
     sandbox_id: str
@@ -42,6 +43,7 @@ class View(Struct, frozen=True, kw_only=True):
     scratch_bytes: int
     guard_out: bool = False
     close_userns: bool = False
+    seccomp_fd: int | None = None
 
 
 def arguments(view: View, info_fd: int) -> list[str]:
@@ -56,7 +58,8 @@ def arguments(view: View, info_fd: int) -> list[str]:
         *([] if view.host_network else ["--unshare-net"]), "--hostname", view.sandbox_id[:63],
         "--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv",
         *_variables(view), *_etc(view), *hostview.shown(_FROM_HOST), *_scratch(view), *_shared(view),
-        "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd), "--",
+        "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd),
+        *(["--seccomp", str(view.seccomp_fd)] if view.seccomp_fd is not None else []), "--",
     ]  # fmt: skip
 
 

@@ -139,8 +139,10 @@ def notes(plan: Plan, files: str, found: Abilities) -> list[str]:
         weaker.append("nothing isolates: the code runs as its caller, sees the host, and shares its network")
     elif plan.uid is None:
         weaker.append("its files belong to the daemon's own user on the host")
-    if plan.mechanism == "bubblewrap" and found.no_nested_userns.why:
-        weaker.append(found.no_nested_userns.why)
+    if plan.mechanism == "bubblewrap" and found.seccomp.why:
+        weaker.append(found.seccomp.why)
+        if found.no_nested_userns.why:  # the filter refuses them, too
+            weaker.append(found.no_nested_userns.why)
     if files != "overlay":
         weaker.append(f"the image was copied: {found.overlay.why or 'no overlay without isolation'}")
     return weaker

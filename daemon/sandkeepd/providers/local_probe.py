@@ -4,11 +4,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from typing import Final
 
 from msgspec import Struct
 
 from sandkeep.model import Capability
-from sandkeepd import mounts
+from sandkeepd import mounts, seccomp
 from sandkeepd.hostprocess import in_fresh_thread, run_tool
 from sandkeepd.keeper import program
 
@@ -23,6 +24,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
     overlay: Capability
     reflink: Capability
     no_nested_userns: Capability
+    seccomp: Capability
 
     @property
     def files(self) -> str:
@@ -40,8 +42,10 @@ def probe(directory: str, image_uid: int, root: bool) -> Abilities:
             os.mkdir(f"{place}/{name}")
         with open(f"{place}/lower/file", "w", encoding="ascii") as file:
             file.write("probe")
+        filtered = _seccomp(image_uid, root)
         return Abilities(
-            bubblewrap=_bubblewrap(image_uid, root),
+            bubblewrap=Capability(works=True) if filtered.works else _bubblewrap(image_uid, root),
+            seccomp=filtered,
             overlay=_root_overlay(place, image_uid) if root else _user_overlay(place),
             reflink=_reflink(place),
             no_nested_userns=_no_nested_userns(),
@@ -57,13 +61,36 @@ def _no_nested_userns() -> Capability:
     return Capability(works=False, why="bubblewrap is older than 0.8: code inside can make user namespaces of its own")
 
 
+def _seccomp(image_uid: int, root: bool) -> Capability:
+    """Try bubblewrap with the filter. Where that works, it works without."""
+    if why := program.why_missing() or seccomp.why_missing():
+        return Capability(works=False, why=f"system calls are not filtered: {why}")
+    if shutil.which("bwrap") is None:
+        return Capability(works=False, why="system calls are not filtered: bwrap is missing")
+    fd = seccomp.open_program()
+    try:
+        done = run_tool([*_enter(image_uid, root), *_BWRAP, "--seccomp", "0", "true"], timeout_s=20, stdin=fd)
+    finally:
+        os.close(fd)
+    if done.returncode == 0:
+        return Capability(works=True)
+    said = done.stderr.decode(errors="replace").strip()[:200]
+    return Capability(works=False, why=f"system calls are not filtered: {said}")
+
+
+_BWRAP: Final = ("bwrap", "--unshare-all", "--ro-bind", "/", "/")
+
+
+def _enter(image_uid: int, root: bool) -> list[str]:
+    return ["setpriv", "--reuid", str(image_uid), "--regid", str(image_uid), "--clear-groups"] if root else []
+
+
 def _bubblewrap(image_uid: int, root: bool) -> Capability:
     if missing := program.why_missing():
         return Capability(works=False, why=missing)
     if shutil.which("bwrap") is None:
         return Capability(works=False, why="bwrap is missing: install the package bubblewrap")
-    enter = ["setpriv", "--reuid", str(image_uid), "--regid", str(image_uid), "--clear-groups"] if root else []
-    done = run_tool([*enter, "bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], timeout_s=20)
+    done = run_tool([*_enter(image_uid, root), *_BWRAP, "true"], timeout_s=20)
     if done.returncode == 0:
         return Capability(works=True)
     said = done.stderr.decode(errors="replace").strip()[:200]

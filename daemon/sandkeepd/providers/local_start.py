@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeepd import mounts
+from sandkeepd import mounts, seccomp
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
@@ -29,6 +29,7 @@ logger = logging.getLogger("sandkeepd")
 
 START_DEADLINE_S: Final = 30.0
 _INFO_FD: Final = 3
+_SECCOMP_FD: Final = 4
 
 # Mounts for a user's daemon, in the namespaces that `unshare` made: $1 the sandbox's directory, $2 the overlay's
 # options or nothing, $3 NAME=NUMBER... for `ceilings`. What is in `out` must not be run.
@@ -72,6 +73,7 @@ class Job(Struct, frozen=True, kw_only=True):
     hierarchies: Hierarchies
     log_id: str = ""
     close_userns: bool = False
+    seccomp: bool = False
     anew: bool = False
 
     @property
@@ -243,7 +245,7 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
         sandbox_id=job.sandbox_id, log_id=job.log_id, workspace=workspace, in_dir=in_dir, out_dir=out_dir,
         uid=job.plan.inner_uid, gid=job.plan.inner_gid, host_network=job.host_network, read_only=job.read_only,
         scratch_bytes=job.plan.scratch_bytes, guard_out=job.plan.uid is None,
-        close_userns=job.close_userns,
+        close_userns=job.close_userns, seccomp_fd=_SECCOMP_FD if job.seccomp else None,
     )  # fmt: skip
 
 
@@ -264,15 +266,20 @@ def _limits(plan: Plan) -> list[str]:
 def _run(job: Job, argv: Sequence[str], control: int, workspace: str) -> Started:
     talk, talk_end = os.pipe()
     info, info_end = os.pipe()
+    filtered = -1
     try:
-        child = spawn(argv, stdin=control, output=talk_end, third=info_end, env={**TOOL_ENV, **job.marks})
+        more = [info_end]
+        if job.seccomp:
+            filtered = seccomp.open_program()
+            more.append(filtered)
+        child = spawn(argv, stdin=control, output=talk_end, more=more, env={**TOOL_ENV, **job.marks})
         failpoints.reach("create.spawned")
         os.close(talk_end)
         os.close(info_end)
         talk_end = info_end = -1
         return Started(first=_first(job, child, talk, info), child=child, workspace=workspace)
     finally:
-        for fd in (talk, info, talk_end, info_end):
+        for fd in (talk, info, talk_end, info_end, filtered):
             if fd >= 0:
                 os.close(fd)
 
