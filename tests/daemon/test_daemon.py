@@ -196,11 +196,13 @@ def test_names_are_unique_also_of_ended_processes(client: Any, sandbox_id: str) 
     refused("conflict", client.process.launch, sandbox_id, ["true"], name="once")
 
 
-def test_a_given_id_is_kept_and_taken(client: Any, image_id: str) -> None:
-    assert client.sandbox.create(image_id, name="my-box.1").sandbox_id == "my-box.1"
+def test_a_name_is_taken_as_long_as_its_sandbox_is_there(client: Any, image_id: str) -> None:
+    first = client.sandbox.create(image_id, name="my-box.1")
+    assert (first.name, client.sandbox.get("my-box.1").sandbox_id) == ("my-box.1", first.sandbox_id)
     refused("conflict", client.sandbox.create, image_id, name="my-box.1")
     client.sandbox.terminate("my-box.1")
-    refused("conflict", client.sandbox.create, image_id, name="my-box.1")
+    again = client.sandbox.create(image_id, name="my-box.1").sandbox_id
+    assert client.sandbox.terminate("my-box.1").sandbox_id == again != first.sandbox_id
 
 
 def test_images_are_shared_by_content(client: Any, project: str, image_id: str) -> None:

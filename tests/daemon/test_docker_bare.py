@@ -96,7 +96,8 @@ def test_a_process_is_started_once_whenever_the_daemon_dies(daemon: Any, dockerd
     daemon.start()
     with daemon.connect() as client:
         assert launch(client).status == "running"
-        running = dockerd.get("/containers/sandbox-box/top")["Processes"]
+        box = client.sandbox.get("box").sandbox_id
+        running = dockerd.get(f"/containers/sandbox-{box}/top")["Processes"]
         assert sum("sleep" in " ".join(words) for words in running) == 1
         client.process.signal("box", "one", signal="TERM")
         assert client.process.wait("box", "one", timeout_s=40).exit_code == 143

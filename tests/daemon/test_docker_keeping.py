@@ -404,7 +404,7 @@ def test_an_engine_that_is_down_leaves_nothing_half_done(world: World, client: A
     finally:
         world.engine.start()
     assert client.snapshot.list(sandbox_id=box).snapshots == [made]
-    assert [fork.sandbox_id for fork in client.sandbox.fork(box, names=["never"]).sandboxes] == ["never"]
+    assert [fork.name for fork in client.sandbox.fork(box, names=["never"]).sandboxes] == ["never"]
     client.sandbox.terminate("never")
     soon(lambda: world.kept() == set())
 

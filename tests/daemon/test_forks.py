@@ -131,13 +131,13 @@ def test_secrets_are_given_again(client: Any, image: str) -> None:
 
 
 @on_both_deep
-def test_ids_of_ones_own(client: Any, box: str) -> None:
-    made = client.sandbox.fork(box, count=2, sandbox_ids=["left", "right"]).sandboxes
-    assert [one.sandbox_id for one in made] == ["left", "right"]
-    refused("conflict", lambda: client.sandbox.fork(box, sandbox_ids=["left"]))
-    refused("conflict", lambda: client.sandbox.fork(box, count=2, sandbox_ids=["up", "up"]))
-    refused("invalid", lambda: client.sandbox.fork(box, count=2, sandbox_ids=["up"]))
-    refused("invalid", lambda: client.sandbox.fork(box, sandbox_ids=["snp_mine"]))
+def test_names_of_ones_own(client: Any, box: str) -> None:
+    made = client.sandbox.fork(box, count=2, names=["left", "right"]).sandboxes
+    assert [one.name for one in made] == ["left", "right"]
+    refused("conflict", lambda: client.sandbox.fork(box, names=["left"]))
+    refused("conflict", lambda: client.sandbox.fork(box, count=2, names=["up", "up"]))
+    refused("invalid", lambda: client.sandbox.fork(box, count=2, names=["up"]))
+    refused("invalid", lambda: client.sandbox.fork(box, names=["snp_mine"]))
     end(client, "left", "right")
 
 
@@ -198,11 +198,11 @@ def test_a_fork_that_cannot_be_copied_leaves_nothing(client: Any, box: str, shar
     os.rename(place, f"{place}.away")
     before = layers(shared_daemon)
     try:
-        refused("not_ready", lambda: client.sandbox.fork(box, sandbox_ids=["lost"]))
+        refused("not_ready", lambda: client.sandbox.fork(box, names=["lost"]))
     finally:
         os.rename(f"{place}.away", place)
     assert layers(shared_daemon) == before
-    assert client.sandbox.fork(box, sandbox_ids=["lost"]).sandboxes[0].sandbox_id == "lost"
+    assert client.sandbox.fork(box, names=["lost"]).sandboxes[0].name == "lost"
     end(client, "lost")
 
 

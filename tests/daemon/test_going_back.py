@@ -189,7 +189,7 @@ def test_it_is_as_the_sandbox_was_asked_to_be(client: Any, box: str, story: dict
     made = client.sandbox.restore_at(began, end, name="mine", labels={"more": "2"}, env={"B": "2"})
     assert made.moment.source_id == story["one"][0]
     assert made.moment.position > story["end"]
-    assert made.sandbox.sandbox_id == "mine"
+    assert made.sandbox.name == "mine"
     assert made.sandbox.spec.labels == {"of": "itself", "more": "2"}
     assert sh(client, "mine", "echo $A$B; cat file") == "12\none"
     refused("conflict", lambda: client.sandbox.restore_at(began, end, name="mine"))

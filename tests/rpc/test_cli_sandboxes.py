@@ -65,9 +65,14 @@ def test_an_image_in_use_is_not_removed(shared_daemon: Any, image: str, box: str
 
 
 def test_ids_go_to_stdout_alone(shared_daemon: Any, image: str) -> None:
-    done = shared_daemon.cli("sandbox", "create", image, "--id", "mine")
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"mine\n", b"")
-    assert one(shared_daemon.cli("rm", "mine")) == "mine"
+    for option in ("--name", "--id"):  # as it was called once
+        done = shared_daemon.cli("sandbox", "create", image, option, "mine")
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert re.fullmatch(rb"sbx_\w{26}\n", done.stdout)
+        header, row = lines(shared_daemon.cli("ls"))[:1] + [r for r in lines(shared_daemon.cli("ls")) if "mine" in r]
+        assert header.split()[:3] == ["SANDBOX", "NAME", "STATUS"]
+        assert row.split()[:3] == [done.stdout.decode().strip(), "mine", "running"]
+        assert one(shared_daemon.cli("rm", "mine")) == done.stdout.decode().strip()
 
 
 def test_what_a_sandbox_was_asked_to_be(shared_daemon: Any, image: str) -> None:

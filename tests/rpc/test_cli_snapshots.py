@@ -69,8 +69,8 @@ def test_there_and_back(cli: Any, box: str, tmp_path: Path) -> None:
     piped = cli("snapshot", "export", snapshot, "-")
     assert piped.stdout == (tmp_path / "work.tar.zst").read_bytes()
     theirs = said(cli("snapshot", "import", "work.tar.zst", "--name", "theirs", cwd=tmp_path))
-    made = said(cli("snapshot", "restore", theirs, "--id", "restored", "--env", "A=b", "--label", "x=y"))
-    assert made == "restored"
+    made = said(cli("snapshot", "restore", theirs, "--name", "restored", "--env", "A=b", "--label", "x=y"))
+    assert said(cli("exec", "restored", "--", "pwd")) == said(cli("exec", made, "--", "pwd"))
     assert said(cli("exec", made, "--", "sh", "-c", "cat work; echo $A; ls")) == "work\nb\nfile\nwork"
     assert "restored from" in said(cli("get", made))
     image = said(cli("snapshot", "promote", theirs))
@@ -86,7 +86,7 @@ def test_over_a_sandboxs_own_files(cli: Any, box: str) -> None:
     assert "sleeper" in told(cli("snapshot", "restore", snapshot, "--over", box), "in_use")
     assert said(cli("snapshot", "restore", snapshot, "--over", box, "--end-processes")) == box
     assert said(cli("exec", box, "--", "cat", "file")) == "from the image"
-    wrong = cli("snapshot", "restore", snapshot, "--over", box, "--id", "other")
+    wrong = cli("snapshot", "restore", snapshot, "--over", box, "--name", "other")
     assert (wrong.returncode, b"--over" in wrong.stderr) == (2, True)
     history = said(cli("history", box))
     assert "sandbox.restored" in history
@@ -115,8 +115,9 @@ def test_back_in_time(cli: Any, box: str) -> None:
         assert f"from snapshot {kept} (before), of position {filled[0]}\n" in ran.stderr.decode()
         assert said(cli("exec", made, "--", "cat", "file")) == "from the image"
         said(cli("rm", made))
-    exact = cli("restore", box, "--at", filled[0], "--id", "mine")
-    assert (said(exact), "nothing happened" in exact.stderr.decode()) == ("mine", True)
+    exact = cli("restore", box, "--at", filled[0], "--name", "mine")
+    assert "nothing happened" in exact.stderr.decode()
+    assert said(cli("exec", "mine", "--", "cat", "file")) == said(cli("exec", said(exact), "--", "cat", "file"))
     document = json.loads(said(cli("restore", box, "--at", empty[0], "--json")))
     assert document["moment"]["source_id"] == kept
     assert document["events_between"] == 2
