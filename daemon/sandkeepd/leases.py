@@ -20,7 +20,7 @@ from sandkeep_store.locks.base import DocumentStore
 from sandkeep_store.locks.clock import SYSTEM, Clock
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.locks.lease import Attempt, Lease, Locks, lost
-from sandkeep_store.locks.opening import open_store
+from sandkeep_store.locks.opening import is_anothers, open_part, open_store
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core import Core, as_sandkeep_error
@@ -71,7 +71,7 @@ class Leases:
     def locks(self, where: str) -> Locks:
         """The locks of a place."""
         if where not in self._places:
-            self._places[where] = Locks(self._open_store(where), self._clock)
+            self._places[where] = Locks(open_part(where, self._open_store), self._clock)
         return self._places[where]
 
     def fence(self, name: str, owner: str) -> Fence | None:
@@ -94,9 +94,12 @@ class Leases:
         raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
 
     def _guards(self, lock: LockState, owner: str) -> bool:
-        """Whether it is the owner's own, or was taken of his sandbox by somebody who may do as he does."""
+        """Whether it is the owner's own, or was taken of his sandbox by somebody who may do as he does, and not under
+        a name that is the same by chance.
+        """
         sandbox = self._core.state.sandboxes.get(lock.name)
-        return lock.owner == owner or (sandbox is not None and lock.requested_us >= sandbox.requested_us)
+        is_his = sandbox is not None and sandbox.owner == owner and lock.requested_us >= sandbox.requested_us
+        return lock.owner == owner or (is_his and not is_anothers(lock.where, owner))
 
     def holds(self, name: str) -> bool:
         """Whether a lock of that name is held here, as far as is known."""
@@ -124,7 +127,7 @@ class Leases:
 
         Raises as `Attempt.step` does.
         """
-        mine = (other.fence or 0 for other in self._core.state.locks.values() if other.name == lock.name)
+        mine = (other.fence or 0 for other in self._core.state.locks.values() if other.competes_with(lock))
         attempt = Attempt(
             self.locks(lock.where),
             lock.name,

@@ -1,9 +1,9 @@
 """Locks of sandboxes that several daemons share: the handlers of ``lock.*``.
 
 An acquisition is an intent, as every other change, and a carrier waits for the lock; but unlike others it is given up
-when its caller goes, or nobody would know that the lock is held. The owner of a lock is who took it: others, on this
-daemon too, find it contended, and see nothing of it besides. Its events are filed under the sandbox of its name, also
-when that is not there yet, so that they are in its history.
+when its caller goes, or nobody would know that the lock is held. The owner of a lock is who took it. His names are his
+own: what others call the same, on this daemon too, is another lock, of which he sees nothing. Its events are filed
+under the sandbox of its name, also when that is not there yet, so that they are in its history.
 """
 
 import uuid
@@ -18,12 +18,12 @@ from sandkeep.methods import LockAcquire, LockQuery, LockRef, LockRelease
 from sandkeep.model import Lock, LockList
 from sandkeep_store.config import STORAGE, Storage
 from sandkeep_store.locks.lease import Lease
-from sandkeep_store.locks.opening import where
+from sandkeep_store.locks.opening import part_of, where
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.locks import LockState
-from sandkeepd.access import Request, not_found
-from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.access import Request
+from sandkeepd.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.leases import GIVEN_UP, Leases
 from sandkeepd.query import page
 
@@ -42,30 +42,38 @@ class Locking:
         """Take a lock, and keep it until it is released."""
         command, core = request.params, self._core
         _check_name(command.name)
-        name = self._called(request, command.name)
-        if name in core.state.sandboxes and not request.sees(core.state.sandboxes[name].owner):
-            raise not_found(core.state, "sandbox", name, "sandbox_id")
         event = events.LockAcquireRequested(
             owner=request.owner,
-            name=name,
-            where=self._where(),
+            name=command.name,
+            where=self._where(request, command.name),
             owner_id=str(uuid.uuid4()),
             timeout_s=command.timeout_s,
         )
         lock_id = ids.new_id(ids.LOCK)
-        intent = await core.intend(NewEvent(lock_id, event, name, 0), request.meta)
+        intent = await core.intend(NewEvent(lock_id, event, command.name, 0), request.meta)
         lock, given_up = core.state.locks[lock_id], trio.Event()
-        core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {name}")
+        core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
         try:
             return await self._taken(lock)
         finally:
             given_up.set()
 
-    def _where(self) -> str:
-        """Where locks are, by the settings. Raises `not_configured`, and `not_supported` where an SDK is missing."""
+    def _where(self, request: Request[Any], name: str) -> str:
+        """Where the caller's lock of a name is, by the settings; that of a sandbox which he is shown, where its owner's
+        is. Raises `not_configured`, and `not_supported` where an SDK is missing.
+        """
         root = self._storage.lock_root()
         require_sdk(root)
-        return where(root)
+        shared, sandbox = where(root), self._core.state.sandboxes.get(name)
+        of_sandbox = sandbox is not None and request.sees(sandbox.owner)
+        owner = sandbox.owner if sandbox is not None and of_sandbox else request.owner
+        if any(self._is_old(lock, name, owner, shared) for lock in self._core.state.locks.values()):
+            return shared
+        return part_of(shared, owner)
+
+    def _is_old(self, lock: LockState, name: str, owner: str, shared: str) -> bool:
+        """Whether it is an owner's and held where older daemons had the locks of all: there it still has to be seen."""
+        return lock.under_way and (lock.name, lock.owner, lock.where) == (name, owner, shared)
 
     async def acquired_before(self, request: Request[LockAcquire], first: Recorded) -> Any:
         """The answer to a command that was given before."""
@@ -108,7 +116,8 @@ class Locking:
         name, force = request.params.name, request.params.force
         lock = self._find(request, name)
         if force and (lock is None or lock.status not in ("held", "releasing")):
-            return await self._steal(request, lock.name if lock is not None else self._called(request, name))
+            place = lock.where if lock is not None else self._where(request, name)
+            return await self._steal(request, lock.name if lock is not None else name, place)
         if lock is None:
             raise _not_found(name, self._core.state.log.hint)
         if lock.status == "acquiring":
@@ -116,19 +125,18 @@ class Locking:
             raise StateError("not_ready", words, name=lock.name, status=lock.status)
         if lock.status == "held":
             await self._leases.before_release(lock.name)
-        tries = Tries()
         while lock.status == "held":
-            await self._order_release(lock, request, tries)
+            await self._order_release(lock, request)
         return await self._released(lock)
 
-    async def _order_release(self, lock: LockState, request: Request[LockRelease], tries: Tries) -> None:
+    async def _order_release(self, lock: LockState, request: Request[LockRelease]) -> None:
         core = self._core
         event = NewEvent(lock.lock_id, events.LockReleaseRequested(), lock.name, lock.revision)
         try:
             intent = await core.intend(event, request.meta, essential=True)
-        except StateError as conflict:
-            return await tries.again(conflict)  # it was lost in that moment, or somebody else ordered the same
-        return core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
+        except StateError:
+            return  # it was lost in that moment, or somebody else ordered the same
+        core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
 
     async def _released(self, lock: LockState) -> Lock:
         await self._core.settled(lock.lock_id, lambda: not lock.under_way)
@@ -142,10 +150,10 @@ class Locking:
         await self._core.settled(lock.lock_id, lambda: not lock.under_way)
         return ANEW if lock.interrupted else await self._released(lock)
 
-    async def _steal(self, request: Request[LockRelease], name: str) -> Lock:
+    async def _steal(self, request: Request[LockRelease], name: str, place: str) -> Lock:
         """Free the lock of a name, whoever holds it."""
         core, lock_id = self._core, ids.new_id(ids.LOCK)
-        event = events.LockStealRequested(owner=request.owner, name=name, where=self._where())
+        event = events.LockStealRequested(owner=request.owner, name=name, where=place)
         intent = await core.intend(NewEvent(lock_id, event, name, 0), request.meta)
         lock = core.state.locks[lock_id]
         core.carry(partial(self._carry_steal, lock, intent), f"freeing of {name}")
@@ -182,13 +190,8 @@ class Locking:
         locks = self._core.state.locks
         if name in locks and request.sees(locks[name].owner):
             return locks[name]
-        called = (name, self._called(request, name))
-        named = [lock for lock in locks.values() if lock.name in called and request.sees(lock.owner)]
+        named = [lock for lock in locks.values() if lock.name == name and request.sees(lock.owner)]
         return max(named, key=_standing, default=None)
-
-    def _called(self, request: Request[Any], name: str) -> str:
-        """The name of a lock: of a sandbox's its id, whatever the owner calls the sandbox."""
-        return request.sandbox_called(self._core.state, name) or name
 
     def _known(self, request: Request[Any], lock_id: str) -> LockState:
         lock = self._core.state.locks.get(lock_id)

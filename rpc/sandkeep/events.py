@@ -713,7 +713,7 @@ class CheckpointRestoreFailed(Event, frozen=True, kw_only=True):
 
 class LockAcquireRequested(Event, frozen=True, kw_only=True):
     """A lock is about to be taken, which may be waited for. It is kept at `where`: ``gs://BUCKET``, ``s3://BUCKET``, or
-    a directory.
+    a directory; those of users other than root in a part of it, ``/owners/uid-UID``.
 
     Each acquisition is a stream of its own, and known in the lock's document by an `owner_id` of its own.
     """

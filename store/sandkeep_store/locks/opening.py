@@ -1,15 +1,40 @@
-"""Where locks are kept, as settings and events name it, and the store that is there."""
+"""Where locks are kept, as settings and events name it, and the store that is there.
 
+An owner's names are his own: his locks lie in a part of the place that is his, so that he neither waits for anybody
+else's nor learns of it. Those of root, or of whoever's own daemon it is, lie where all programs look for them.
+"""
+
+import os
+import re
+from collections.abc import Callable
 from typing import Final
 
 from sandkeep_store.config import Root
-from sandkeep_store.locks.base import DocumentStore
+from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, DocumentStore, Stored, Written
 from sandkeep_store.locks.directory import DirectoryStore
 from sandkeep_store.locks.gcs import GcsStore
 from sandkeep_store.locks.s3 import S3Store
 from sandkeep_store.sdks import require_sdk
 
+_PART: Final = re.compile(r"(.+)/(owners/[a-z]+-[0-9]+)")
 _SCHEMES: Final = {"gcs": "gs://", "s3": "s3://"}
+
+
+class Part:
+    """What of a store is an owner's. See `DocumentStore`."""
+
+    def __init__(self, store: DocumentStore, name: str) -> None:
+        self.where = f"{store.where}/{name}"
+        self._store = store
+        self._name = name
+
+    def read(self, path: str, most: int = MAX_DOCUMENT_BYTES) -> Stored | None:
+        """See `DocumentStore.read`."""
+        return self._store.read(f"{self._name}/{path}", most)
+
+    def write(self, path: str, content: bytes, over: str | None) -> Written | None:
+        """See `DocumentStore.write`."""
+        return self._store.write(f"{self._name}/{path}", content, over)
 
 
 def where(root: Root) -> str:
@@ -17,8 +42,27 @@ def where(root: Root) -> str:
     return f"{_SCHEMES.get(root.where, '')}{root.base}"
 
 
+def part_of(where: str, owner: str) -> str:
+    """The name of what of a place is an owner's; of root, and of whom the daemon runs as, it is the place itself."""
+    return where if owner in ("uid:0", f"uid:{os.geteuid()}") else f"{where}/owners/{owner.replace(':', '-')}"
+
+
+def is_anothers(where: str, owner: str) -> bool:
+    """Whether a place is the part of somebody else than an owner."""
+    found = _PART.fullmatch(where)
+    return found is not None and where != part_of(found[1], owner)
+
+
+def open_part(where: str, open_whole: Callable[[str], DocumentStore]) -> DocumentStore:
+    """The store of that name. `open_whole` opens one that is nobody's own."""
+    found = _PART.fullmatch(where)
+    return open_whole(where) if found is None else Part(open_whole(found[1]), found[2])
+
+
 def open_store(where: str) -> DocumentStore:
-    """The store of that name. It is looked at when it is used. Raises `not_supported` where its SDK is missing."""
+    """The store of that name, which is no owner's part of one. It is looked at when it is used. Raises `not_supported`
+    where its SDK is missing.
+    """
     root = _root_of(where)
     require_sdk(root)
     match root.where:

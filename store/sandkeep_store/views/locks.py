@@ -46,6 +46,10 @@ class LockState(Struct, kw_only=True, array_like=True):
         """Whether something is still to come of it."""
         return self.status in UNDER_WAY
 
+    def competes_with(self, other: "LockState") -> bool:
+        """Whether both are acquisitions of one lock. Owners do not share their names."""
+        return self.name == other.name and (self.where == other.where or self.owner == other.owner)
+
     def view(self) -> model.Lock:
         """The acquisition as readers see it."""
         return model.Lock(
@@ -182,7 +186,7 @@ def is_needed(state: "State", lock: LockState) -> bool:
     """Whether it was lost, and nothing may be written of its sandbox as long as nobody has taken it again."""
     if lock.status not in ("expired", "lost") or lock.name not in state.sandboxes:
         return False
-    return all((other.fence or 0) <= (lock.fence or 0) for other in state.locks.values() if other.name == lock.name)
+    return all((other.fence or 0) <= (lock.fence or 0) for other in state.locks.values() if other.competes_with(lock))
 
 
 def _advance(state: "State", fact: Fact, status: model.LockStatus) -> LockState | None:
