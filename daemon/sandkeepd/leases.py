@@ -6,7 +6,7 @@ Error handling: a store that does not answer is asked again until the lease's ow
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final, TypeVar
 
@@ -75,11 +75,21 @@ class Leases:
         return self._places[where]
 
     def fence(self, name: str, owner: str) -> Fence | None:
-        """What every write carries that an owner's lock of that name guards; None when it guards nothing here: it was
-        never taken, or was given back. Ask before each write, and do not keep it.
+        """What every write carries that an owner's lock guards, which is called by that name: a sandbox's by its id, or
+        by what its owner calls it. None when it guards nothing here: it was never taken, or was given back. Ask before
+        each write, and do not keep it.
 
         Raises `lock_lost` when it was lost, or is being given back; `not_ready` while an earlier daemon's is adopted.
         """
+        state = self._core.state
+        sandbox = state.sandboxes.get(name)
+        called = sandbox.name if sandbox is not None and sandbox.owner == owner else None
+        fence = self._fence(name, owner)
+        if called not in (None, name) and state.guarded(owner, called or "") is sandbox:
+            return self._fence(called or "", owner) or fence
+        return fence
+
+    def _fence(self, name: str, owner: str) -> Fence | None:
         mine = (lock for lock in self._core.state.locks.values() if lock.name == name and self._guards(lock, owner))
         last = max((lock for lock in mine if lock.fence), key=lambda lock: lock.fence or 0, default=None)
         if last is None or last.status == "released":
@@ -102,8 +112,15 @@ class Leases:
         return lock.owner == owner or (is_his and not is_anothers(lock.where, owner))
 
     def holds(self, name: str) -> bool:
-        """Whether a lock of that name is held here, as far as is known."""
-        return any(held.lease.name == name for held in self._held.values())
+        """Whether a lock of that name, or of the sandbox of that id, is held here, as far as is known."""
+        return any(name in (lease.name, self._guarded_id(owner, lease.name)) for lease, owner in self._leased())
+
+    def _leased(self) -> Iterator[tuple[Lease, str]]:
+        return ((held.lease, held.owner) for held in self._held.values())
+
+    def _guarded_id(self, owner: str, name: str) -> str | None:
+        guarded = self._core.state.guarded(owner, name)
+        return guarded.sandbox_id if guarded is not None else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Renew what is held, beginning with what an earlier daemon has left, until cancelled."""
@@ -171,7 +188,9 @@ class Leases:
             outcome = events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
         except SandkeepError as error:
             outcome = _loss(error)
-        await self._core.record([NewEvent(lock.lock_id, outcome, lock.name)], cause, essential=True)
+        await self._core.record(
+            [NewEvent(lock.lock_id, outcome, self._core.state.file_of(lock))], cause, essential=True
+        )
 
     def _free(self, lock: LockState, held: Held | None) -> bool:
         if held is not None:
@@ -232,7 +251,7 @@ class Leases:
             await self.drop(lease)
 
     async def _record_loss(self, lock: LockState, error: SandkeepError) -> None:
-        told = NewEvent(lock.lock_id, _loss(error), lock.name, lock.revision)
+        told = NewEvent(lock.lock_id, _loss(error), self._core.state.file_of(lock), lock.revision)
         if lock.status == "held":
             try:
                 await self._core.record([told], None)
@@ -271,7 +290,7 @@ class Leases:
         on_record = trio.Event()
         on_record.set()
         self.keep(lock, lease, on_record)
-        self.on_adopted(lock.name)
+        self.on_adopted(self._core.state.file_of(lock))
 
     async def _undo(self, lock: LockState) -> None:
         """Free a lock that was being taken, if it was taken."""
@@ -280,7 +299,7 @@ class Leases:
         except SandkeepError as error:
             logger.info("nothing to undo", extra={"lock": lock.name, "why": error.message})
         failed = events.LockAcquireFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed, lock.name)], None)
+        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.file_of(lock))], None)
 
     async def _finish_release(self, lock: LockState) -> None:
         del self._settling[lock.lock_id]
@@ -289,7 +308,7 @@ class Leases:
     async def _leave_stealing(self, lock: LockState) -> None:
         message = "the daemon stopped while the lock was being freed: free it again"
         failed = events.LockStealFailed(code="not_ready", message=message, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed, lock.name)], None)
+        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.file_of(lock))], None)
 
 
 async def _nothing(name: str) -> None:

@@ -23,7 +23,7 @@ from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.locks import LockState
 from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.leases import GIVEN_UP, Leases
 from sandkeepd.query import page
 
@@ -50,7 +50,9 @@ class Locking:
             timeout_s=command.timeout_s,
         )
         lock_id = ids.new_id(ids.LOCK)
-        intent = await core.intend(NewEvent(lock_id, event, command.name, 0), request.meta)
+        guarded = core.state.guarded(request.owner, command.name)
+        file = guarded.sandbox_id if guarded is not None else command.name
+        intent = await core.intend(NewEvent(lock_id, event, file, 0), request.meta)
         lock, given_up = core.state.locks[lock_id], trio.Event()
         core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
         try:
@@ -104,7 +106,7 @@ class Locking:
             self._leases.keep(lock, lease, on_record)
         elif lease is not None:
             await self._leases.drop(lease)
-        await self._core.record([NewEvent(lock.lock_id, outcome, lock.name)], intent)
+        await self._core.record([NewEvent(lock.lock_id, outcome, self._core.state.file_of(lock))], intent)
         on_record.set()
         if lease is None and outcome.type == "lock.acquire_failed":
             await self._leases.drop_unknown(lock)
@@ -124,19 +126,20 @@ class Locking:
             words = f"the lock {lock.name} is still being waited for: end that call instead"
             raise StateError("not_ready", words, name=lock.name, status=lock.status)
         if lock.status == "held":
-            await self._leases.before_release(lock.name)
+            await self._leases.before_release(self._core.state.file_of(lock))
+        tries = Tries()
         while lock.status == "held":
-            await self._order_release(lock, request)
+            await self._order_release(lock, request, tries)
         return await self._released(lock)
 
-    async def _order_release(self, lock: LockState, request: Request[LockRelease]) -> None:
+    async def _order_release(self, lock: LockState, request: Request[LockRelease], tries: Tries) -> None:
         core = self._core
-        event = NewEvent(lock.lock_id, events.LockReleaseRequested(), lock.name, lock.revision)
+        event = NewEvent(lock.lock_id, events.LockReleaseRequested(), core.state.file_of(lock), lock.revision)
         try:
             intent = await core.intend(event, request.meta, essential=True)
-        except StateError:
-            return  # it was lost in that moment, or somebody else ordered the same
-        core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
+        except StateError as conflict:
+            return await tries.again(conflict)  # it was lost in that moment, or somebody else ordered the same
+        return core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
 
     async def _released(self, lock: LockState) -> Lock:
         await self._core.settled(lock.lock_id, lambda: not lock.under_way)
@@ -166,7 +169,7 @@ class Locking:
         except Exception as unforeseen:  # noqa: BLE001  # as above
             error = as_sandkeep_error(unforeseen)
             outcome = events.LockStealFailed(code=error.code, message=error.message)
-        await self._core.record([NewEvent(lock.lock_id, outcome, lock.name)], intent)
+        await self._core.record([NewEvent(lock.lock_id, outcome, self._core.state.file_of(lock))], intent)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The metadata of shared sandboxes, where other daemons read them: ``sandboxes/<sandbox_id>/metadata.json``.
+"""The metadata of shared sandboxes, where other daemons read them: ``sandboxes/<lock's name>/metadata.json``.
 
 A sandbox is shared while its lock is held here, and SANDBOX_METADATA_MOUNT_PATH or SANDBOX_METADATA_BUCKET is set. Its
 document is written after it changed, over the version that was read, and carries the fence of the lock: a daemon that
@@ -19,8 +19,10 @@ from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE, Root, Storage
 from sandkeep_store.locks.fence import Fence, write_fenced
+from sandkeep_store.locks.opening import part_of
 from sandkeep_store.log import Recorded
 from sandkeep_store.views.metadata import FILE_NAME, document
+from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core import Core, as_sandkeep_error
 from sandkeepd.leases import Leases
 
@@ -51,7 +53,7 @@ class Publishing:
     def _committed(self, facts: Sequence[Recorded]) -> None:
         for fact in facts:
             if isinstance(fact.event, events.LockAcquired):
-                self.mark(self._core.state.locks[fact.stream].name)
+                self.mark(self._core.state.file_of(self._core.state.locks[fact.stream]))
             elif fact.sandbox_id is not None and self._leases.holds(fact.sandbox_id):
                 self.mark(fact.sandbox_id)
 
@@ -103,7 +105,7 @@ class Publishing:
             return
         content = document(sandbox, self._core.log.log_id, fence.number)
         if content is not None:
-            await self._leases.ask(partial(_write_to, root, sandbox_id, content, fence))
+            await self._leases.ask(partial(_write_to, root, _path(sandbox, fence), content, fence))
 
     def _root(self) -> Root | None:
         """Where other daemons look for it; None when that is not set."""
@@ -114,6 +116,12 @@ class Publishing:
             return None
 
 
-def _write_to(root: Root, sandbox_id: str, content: bytes, fence: Fence) -> None:
+def _path(sandbox: SandboxState, fence: Fence) -> str:
+    """Where the document lies: by what the lock is called, which other daemons know it by; a name is its owner's."""
+    part = "" if fence.name == sandbox.sandbox_id else part_of("", sandbox.owner)
+    return f"{part}/sandboxes/{fence.name}/{FILE_NAME}".removeprefix("/")
+
+
+def _write_to(root: Root, path: str, content: bytes, fence: Fence) -> None:
     """Blocks."""
-    write_fenced(open_store(root), f"sandboxes/{sandbox_id}/{FILE_NAME}", content, fence)
+    write_fenced(open_store(root), path, content, fence)

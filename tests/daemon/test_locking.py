@@ -728,21 +728,28 @@ async def test_freeing_that_was_interrupted_is_told(world: World, tmp_path: Path
 
 
 async def test_a_lock_is_in_the_history_of_its_sandbox(world: World, tmp_path: Path) -> None:
-    """Also what was before the sandbox was made, and for the lock's owner alone."""
+    """Whether it goes by the sandbox's id or by its name, also taken before it was made; for the lock's owner alone."""
     (tmp_path / "source").mkdir()
     async with world.daemon(tmp_path / "state") as daemon:
         image = await daemon.image(str(tmp_path / "source"))
         await acquire(daemon, uid=ALICE)
         await daemon.call("lock.release", uid=ALICE, name="box")
         await acquire(daemon)
-        await daemon.call("sandbox.create", image_id=image, sandbox_id="box")
+        box = (await daemon.call("sandbox.create", image_id=image, name="box")).sandbox_id
+        assert daemon.leases.fence(box, "uid:0") is not None
         await daemon.call("lock.release", name="box")
+        assert daemon.leases.fence(box, "uid:0") is None
+        for name in (box, "box"):
+            lock = await acquire(daemon, name)
+            fence = daemon.leases.fence(box, "uid:0")
+            assert fence is not None
+            assert (fence.name, fence.number) == (lock.name, lock.fence) == (name, lock.fence)
+            await daemon.call("lock.release", name=name)
         page = await daemon.call("sandbox.history", sandbox_id="box")
-        theirs = 4
-        assert [event.type for event in page.events[theirs:]] == [
-            "lock.acquire_requested", "lock.acquired", "sandbox.create_requested", "sandbox.created",
-            "lock.release_requested", "lock.released",
-        ]  # fmt: skip
+        given_back = ["lock.release_requested", "lock.released"]
+        taken = ["lock.acquire_requested", "lock.acquired", *given_back]
+        made = ["sandbox.create_requested", "sandbox.created"]
+        assert [event.type for event in page.events] == [*made, *given_back, *taken, *taken]
         await daemon.call("sandbox.terminate", sandbox_id="box")
         await daemon.core.files.flush()
 
@@ -754,7 +761,7 @@ async def test_a_lock_of_somebody_else_is_in_nobodys_history(world: World, tmp_p
         image = await daemon.image(source, uid=ALICE)
         await acquire(daemon, uid=BOB)
         await daemon.call("lock.release", uid=BOB, name="box")
-        await daemon.call("sandbox.create", uid=ALICE, image_id=image, sandbox_id="box")
+        await daemon.call("sandbox.create", uid=ALICE, image_id=image, name="box")
         page = await daemon.call("sandbox.history", uid=ALICE, sandbox_id="box")
         assert {event.type.split(".")[0] for event in page.events} == {"sandbox"}
-        await daemon.call("sandbox.terminate", sandbox_id="box")
+        await daemon.call("sandbox.terminate", uid=ALICE, sandbox_id="box")

@@ -44,13 +44,12 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def documents(shared: Path) -> list[Path]:
     """What is there of sandboxes."""
-    return list(shared.glob("sandboxes/*/metadata.json"))
+    return list(shared.glob("**/sandboxes/*/metadata.json"))
 
 
 def told(shared: Path) -> dict[str, Any]:
     [document] = documents(shared)
     content: dict[str, Any] = msgspec.json.decode(document.read_bytes())
-    assert content["sandbox_id"] == document.parent.name
     return content
 
 
@@ -166,7 +165,7 @@ async def test_a_lost_lock_is_remembered_as_long_as_its_sandbox(
     async with world.daemon(tmp_path / "state") as daemon:
         box = await made(daemon, source)
         lock = await acquire(daemon)
-        world.other().replace(box)
+        world.other().replace("box")
         await world.pass_time(31)
         state = daemon.core.state
         await until(lambda: state.locks[lock.lock_id].status == "lost")

@@ -63,6 +63,15 @@ class State:
         """The owner's sandbox of that name: of several the last, as all the others have ended."""
         return self.sandboxes.get(self._names.get((owner, name), ""))
 
+    def guarded(self, owner: str, name: str) -> SandboxState | None:
+        """The sandbox that an owner's lock of that name guards: the one of that id, or the owner's own of that name."""
+        return self.sandboxes.get(name) or self.sandbox_named(owner, name)
+
+    def file_of(self, lock: LockState) -> str:
+        """What the events of a lock are filed under: the id of the sandbox that it guards, or its name."""
+        guarded = self.guarded(lock.owner, lock.name)
+        return guarded.sandbox_id if guarded is not None else lock.name
+
     def note_name(self, sandbox: SandboxState) -> None:
         """A sandbox was added; its name means it from now on."""
         if sandbox.name is not None:
