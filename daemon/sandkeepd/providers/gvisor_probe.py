@@ -30,6 +30,9 @@ def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
     without = "there are no writable control groups that count {}: start the daemon as a service"
     return {
         "isolation": Capability(works=True, why="a kernel of its own, on the platform that RUNSC_PLATFORM says"),
+        "seccomp": Capability(
+            works=True, why="calls are its own kernel's, and runsc filters what that asks of the host"
+        ),
         "checkpoints": Capability(works=True, why="only of sandboxes without a network; " + _SAME),
         "suspend": Capability(works=True, why="what is suspended is saved, and lies on the disk"),
         "terminals": Capability(works=True, why="in images that have tmux; " + _KEYS),
