@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError
 from sandkeep.model import SkippedFile
-from sandkeepd import mounts
+from sandkeepd import mounts, seccomp
 from sandkeepd.hostprocess import TOOL_ENV, in_fresh_thread, ordinary_priority
 from sandkeepd.image_sources import Seen
 from sandkeepd.providers.base import Caller, ImportedImage, Progress
@@ -298,12 +298,17 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
             "prlimit", f"--fsize={MAX_FILE_BYTES}", "--", "setpriv", "--reuid", str(owner), "--regid", str(owner),
             "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all",
         ]  # fmt: skip
-    jail = _jail(place)
-    argv = [*take, *jail, *unpack, "/image" if jail else place]
-    with ordinary_priority():
-        return subprocess.Popen(
-            argv, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", process_group=0
-        )
+    with ExitStack() as closing:
+        calls = None
+        if seccomp.why_missing() is None:
+            calls = closing.enter_context(open(seccomp.open_program(), "rb", buffering=0)).fileno()
+        jail = _jail(place, calls)
+        argv = [*take, *jail, *unpack, "/image" if jail else place]
+        with ordinary_priority():
+            return subprocess.Popen(
+                argv, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/",
+                process_group=0, pass_fds=() if calls is None else (calls,),
+            )  # fmt: skip
 
 
 def _lend(target: str) -> str:
@@ -319,7 +324,8 @@ def _lend(target: str) -> str:
     return f"{scratch}/image"
 
 
-def _jail(place: str) -> list[str]:
+def _jail(place: str, calls: int | None) -> list[str]:
+    """What is put before a program: bubblewrap, with the filter of system calls that it finds as descriptor `calls`."""
     if not os.path.exists("/usr/bin/bwrap"):
         return []
     # No --die-with-parent: the parent is the thread that started it, which ends at once, and not the daemon.
@@ -329,6 +335,8 @@ def _jail(place: str) -> list[str]:
             argv += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         elif os.path.isdir(f"/{name}"):
             argv += ["--ro-bind", f"/{name}", f"/{name}"]
+    if calls is not None:
+        argv += ["--seccomp", str(calls)]
     return [*argv, "--bind", place, "/image", "--remount-ro", "/", "--chdir", "/image", "--"]
 
 

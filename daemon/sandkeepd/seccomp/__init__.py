@@ -18,6 +18,8 @@ _EPERM, _ENOSYS = 1, 38
 
 def why_missing() -> str | None:
     """Why sandboxes have no filter on this machine; None if there is one for it."""
+    if not os.path.isdir("/proc/sys/kernel/seccomp"):
+        return "this kernel has no filters of system calls"
     if os.path.exists(_PROGRAM):
         return None
     return f"there is no filter for {_MACHINE} machines: name it in profile.toml and run scripts/build-seccomp"
