@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -217,3 +218,14 @@ def test_who_is_not_root_makes_no_mounts_and_follows_no_link(tmp_path: Path) -> 
         return tree.is_confined, os.fstat(tree.open_regular("file")).st_size, _refused(tree, "link")
 
     assert as_user(NOBODY, look) == (False, 7, errno.ELOOP)
+
+
+@pytest.mark.needs("root")
+def test_root_without_the_right_to_mount_hands_out_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    look = (
+        "import sys; from sandkeepd.hostile_files import HostileRoot; tree = HostileRoot(sys.argv[1]).tree();"
+        "print(open(tree.open_regular('file')).read(), tree.is_confined)"
+    )
+    argv = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", look, str(tmp_path)]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"content False\n"
