@@ -72,7 +72,7 @@ def test_nothing_leads_out(tree: HostileTree) -> None:
 def test_what_is_no_file_or_no_fifo(tree: HostileTree) -> None:
     tree.make_fifo("fifo", None)
     for path in ("fifo", "out"):
-        with pytest.raises(NotAFileError):
+        with at_most(20), pytest.raises(NotAFileError):
             tree.open_regular(path)  # nobody has the other end, and it does not wait
     with pytest.raises((NotAFileError, OSError)):
         tree.open_fifo("out/file")
