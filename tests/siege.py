@@ -37,7 +37,7 @@ class House:
         self.engine = engine
         self.user = {} if user is None else {"user": user}
         self.image = self._image()
-        self.neighbour = client.sandbox.create(self.image).sandbox_id
+        self.neighbour = client.sandbox.create(self.image, **self.user).sandbox_id
         client.process.launch(self.neighbour, name="steady", command="echo up; exec sleep 1000")
         self.check_neighbour()
         self.began = Burden(daemon.process.pid)

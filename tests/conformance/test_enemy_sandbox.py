@@ -14,7 +14,7 @@ from tests.conformance.conftest import UID_BASE, World, run, sh, start
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeepd import hostprocess
-from sandkeepd.keeper import client, files, helpers, journal, processes, talk
+from sandkeepd.keeper import allowance, client, files, helpers, journal, processes, talk
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.providers import disk_usage, disk_watch, kept, local_layout
 from sandkeepd.providers.base import Chunk, Instance, Launch, Terminal
@@ -171,6 +171,19 @@ async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monke
     assert rounds == journal.MAX_ROUNDS
 
 
+@DAEMONS_OWN
+async def test_one_that_speaks_without_end_has_its_share_and_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allowance, "SHARE", 0.001)
+    instance = await world.sandbox()
+    assert isinstance(instance, KeeperInstance)
+    await start(instance, "sh", "-c", "while :; do yes 'a 1' | head -c 1M >>/run/sandkeep/out/exits; done")
+    with trio.fail_after(20):
+        while instance._talk._watch is not None:  # until it is not listened to
+            await trio.sleep(0.01)
+
+
 async def for_ever(attempt: Callable[[], Awaitable[Any]]) -> None:
     while True:
         await attempt()
@@ -190,6 +203,20 @@ async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch
     directory = world.state / "sandboxes" / instance.sandbox_id
     found = [name for part in ("in", "out/p") for name in os.listdir(directory / part) if name.startswith("hlp")]
     assert found == []
+
+
+@DAEMONS_OWN
+async def test_a_helper_that_does_not_go_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helpers, "TIDY_UP_S", 0.2)
+    instance = await world.sandbox()
+    script = "trap '' TERM; : >deaf; while :; do sleep 0.01; done"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(instance.run_command, ["sh", "-c", script])
+        await sh(instance, "until [ -e deaf ]; do sleep 0.01; done")
+        nursery.cancel_scope.cancel()
+    running = await sh(instance, "cat /proc/[0-9]*/cmdline 2>/dev/null; true")
+    assert "/run/sandkeep/in" in running  # the keeper's own words are seen
+    assert "deaf" not in running
 
 
 @EVERYWHERE
@@ -474,6 +501,17 @@ async def test_nothing_but_journals_stays_among_the_journals(
         str(many),
         env={"NAME": new_id(PROCESS)},
     )
+    assert (await instance.wait(process_id)).exit_code == 0
+    await world.terminate(instance.sandbox_id)
+    left = os.listdir(world.state / "sandboxes" / instance.sandbox_id / "out" / "p")
+    assert sorted(left) == [f"{process_id}.stderr", f"{process_id}.stdout"]
+
+
+@DAEMONS_OWN
+@pytest.mark.parametrize("other", [": >junk", "ln -s /etc/passwd prc_other.stdout"], ids=["file", "link"])
+async def test_nothing_but_journals_stays_of_a_few_files(world: World, other: str) -> None:
+    instance = await world.sandbox()
+    process_id = await start(instance, "sh", "-c", f"cd /run/sandkeep/out/p && {other}")
     assert (await instance.wait(process_id)).exit_code == 0
     await world.terminate(instance.sandbox_id)
     left = os.listdir(world.state / "sandboxes" / instance.sandbox_id / "out" / "p")

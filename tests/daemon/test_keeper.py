@@ -210,6 +210,22 @@ def test_answers_in_pieces_and_after_garbage(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_a_line_without_end_is_not_kept(tmp_path: Path) -> None:
+    exits = tmp_path / "exits"
+    exits.write_bytes(b"a 1" * 1_000_000)
+    reader = journal.ExitsReader(str(tmp_path))
+    with exits.open("ab") as file:
+        more = True
+        while more:
+            answers, more = reader.read()
+            assert answers == []
+            assert len(reader._rest) <= journal.MAX_LINE_BYTES
+        file.write(b" 1\nb 2\n")
+        file.flush()
+        assert reader.read()[0] == [("b", "2")]
+    reader.close()
+
+
 @pytest.mark.parametrize("plant", ["link", "fifo", "directory", "link to the directory"])
 def test_only_files_are_opened(tmp_path: Path, plant: str) -> None:
     (tmp_path / "p").mkdir()

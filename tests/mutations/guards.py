@@ -1,0 +1,325 @@
+"""Guards against hostile code, how each is taken away, and the test that must fail without it.
+
+An entry replaces `text`, which occurs once in `file`, by `instead`. `python -m tests.mutations.guards` writes the table
+into `docs/explanation/hostile-code.md`; `tests/mutations/test_guards.py` keeps both true.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "explanation" / "hostile-code.md"
+BEGIN, END = "<!-- guards: written by python -m tests.mutations.guards -->\n", "<!-- end of guards -->\n"
+
+
+class Guard(NamedTuple):
+    """One guard: what it sees to, where it stands, and the test that fails when `text` has become `instead`."""
+
+    name: str
+    file: str
+    text: str
+    instead: str
+    test: str
+
+
+KEEPER = "daemon/sandkeepd/keeper"
+PROVIDERS = "daemon/sandkeepd/providers"
+ARCHIVES = "store/sandkeep_store/archives"
+
+_PLANTED = "tests/conformance/test_provider.py::test_what_is_planted_instead_of_a_journal_is_not_followed"
+_ENEMY = "tests/conformance/test_enemy_sandbox.py::"
+_LOCAL = "tests/conformance/test_local.py::"
+_HARMFUL = "tests/store/test_unpack.py::test_nothing_of_what_would_do_harm_is_extracted"
+_BUILDING = "tests/daemon/test_docker_images.py::"
+
+GUARDS = [
+    # what the sandbox writes and the daemon reads
+    Guard(
+        "A journal is opened without following a link",
+        f"{KEEPER}/journal.py",
+        "fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK",
+        f"{_PLANTED}[local-ln -s /etc/passwd]",
+    ),
+    Guard(
+        "What lies in a journal's place is read only if it is a file",
+        f"{KEEPER}/journal.py",
+        "    if stat.S_ISREG(os.fstat(fd).st_mode):\n        return fd\n",
+        "    if fd:\n        return fd\n",
+        f"{_PLANTED}[local-mkfifo]",
+    ),
+    Guard(
+        "Nothing waits for who opens the other end of a FIFO",
+        f"{KEEPER}/journal.py",
+        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY",
+        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NOCTTY",
+        f"{_PLANTED}[local-mkfifo]",
+    ),
+    Guard(
+        "The directory of the journals is opened without following a link",
+        f"{KEEPER}/journal.py",
+        'os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW',
+        'os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY',
+        "tests/daemon/test_keeper.py::test_only_files_are_opened[link to the directory]",
+    ),
+    Guard(
+        "Of a backlog of answers only the end is read",
+        f"{KEEPER}/journal.py",
+        "elif size - self._offset > MAX_BACKLOG_BYTES:",
+        "elif False:",
+        "tests/daemon/test_keeper.py::test_answers_in_pieces_and_after_garbage",
+    ),
+    Guard(
+        "A line of answers is kept to its 128th byte",
+        f"{KEEPER}/journal.py",
+        "if len(self._rest) > MAX_LINE_BYTES:",
+        "if len(self._rest) > 1 << 40:",
+        "tests/daemon/test_keeper.py::test_a_line_without_end_is_not_kept",
+    ),
+    Guard(
+        "Answers that come as fast as they are read are not read to their end",
+        f"{KEEPER}/talk.py",
+        "for _ in range(journal.MAX_ROUNDS):",
+        "while True:",
+        f"{_ENEMY}test_answers_that_never_end_do_not_hold_the_daemon[local]",
+    ),
+    Guard(
+        "Who has used up its share of the daemon's time is not listened to for a while",
+        f"{KEEPER}/talk.py",
+        "if self._allowance.is_spent:",
+        "if False:",
+        f"{_ENEMY}test_one_that_speaks_without_end_has_its_share_and_no_more[local]",
+    ),
+    Guard(
+        "What an adopted sandbox tells of others is forgotten",
+        f"{KEEPER}/talk.py",
+        "        self._adopted = False\n        self._earlier = Earlier()\n",
+        "        return\n",
+        f"{_ENEMY}test_what_an_adopted_sandbox_tells_of_others_is_forgotten[local]",
+    ),
+    Guard(
+        "What answers lose is asked again",
+        f"{KEEPER}/talk.py",
+        "        if self._exits.spoilt:\n",
+        "        if False:\n",
+        f"{_ENEMY}test_an_exit_is_known_although_what_told_of_it_was_spoilt[local]",
+    ),
+    # what waits for the code inside
+    Guard(
+        "A call that reads a file ends, whatever holds its reader",
+        f"{KEEPER}/helpers.py",
+        "            for _ in range(2):  # of one whose pid is not known the second takes what it would be told by\n"
+        "                await self._kill(process_id, Signals.SIGKILL)\n",
+        "            for _ in range(0):\n                await self._kill(process_id, Signals.SIGKILL)\n",
+        f"{_ENEMY}test_a_helper_that_does_not_go_is_killed[local]",
+    ),
+    Guard(
+        "A helper that was stopped goes on, to clear up",
+        f"{KEEPER}/helpers.py",
+        "for number in (Signals.SIGTERM, Signals.SIGCONT):",
+        "for number in (Signals.SIGTERM,):",
+        f"{_ENEMY}test_a_stopped_helper_takes_back_what_it_began[local]",
+    ),
+    Guard(
+        "Of what a helper says only so much is read",
+        f"{KEEPER}/helpers.py",
+        'stderr = instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)',
+        'stderr = instance.read(process_id, "stderr", 0, 1 << 40)',
+        f"{_ENEMY}test_what_a_helper_says_is_read_within_bounds[local]",
+    ),
+    # what it may use
+    Guard(
+        "A sandbox over its disk limit is ended",
+        f"{PROVIDERS}/disk_watch.py",
+        "if written > limit and instance.ending is None:",
+        "if False:",
+        f"{_LOCAL}test_many_files_over_the_disk_limit_end_the_sandbox[local]",
+    ),
+    Guard(
+        "Each file counts 4 KiB at least",
+        f"{PROVIDERS}/disk_usage.py",
+        'written = max(_total(["-B1"], paths, root), _total(["--inodes"], paths, root) * BLOCK_BYTES)',
+        'written = _total(["-B1"], paths, root)',
+        f"{_ENEMY}test_what_it_wrote_is_found_however_it_is_hidden[entries-local]",
+    ),
+    Guard(
+        "Removed files that are open count",
+        f"{PROVIDERS}/disk_usage.py",
+        "return written + _removed(first, groups, inside)",
+        "return written",
+        f"{_ENEMY}test_removed_files_that_are_open_count[local]",
+    ),
+    Guard(
+        "One that takes long to look at delays no other",
+        f"{PROVIDERS}/disk_watch.py",
+        "nursery.start_soon(self._try, instance)",
+        "await self._try(instance)",
+        f"{_ENEMY}test_one_that_takes_long_to_look_at_delays_no_other[local]",
+    ),
+    Guard(
+        "One file is no longer than the disk limit",
+        f"{PROVIDERS}/local_start.py",
+        "blocks = str(-(-plan.disk_bytes // 512))",
+        'blocks = str(1 << 40)',
+        f"{_LOCAL}test_a_file_larger_than_the_disk_limit[local]",
+    ),
+    Guard(
+        "What lies in memory has a size",
+        f"{PROVIDERS}/local_bubblewrap.py",
+        '"--perms", mode, "--size", str(view.scratch_bytes), "--tmpfs", place',
+        '"--perms", mode, "--tmpfs", place',
+        f"{_LOCAL}test_what_lies_in_memory_leaves_memory_to_processes[local]",
+    ),
+    # what it sees and can reach
+    Guard(
+        "There are no namespaces within namespaces",
+        f"{PROVIDERS}/local_bubblewrap.py",
+        '*(["--disable-userns"] if view.close_userns else [])',
+        "*[]",
+        f"{_LOCAL}test_no_namespaces_within_namespaces[local]",
+    ),
+    Guard(
+        "The code inside has no network unless it was asked for",
+        f"{PROVIDERS}/local_bubblewrap.py",
+        '*([] if view.host_network else ["--unshare-net"])',
+        "*[]",
+        f"{_LOCAL}test_processes_network_and_rights_are_its_own[local]",
+    ),
+    Guard(
+        "It cannot replace what the daemon watches",
+        f"{PROVIDERS}/local_bubblewrap.py",
+        'yield from ("--ro-bind", view.in_dir, f"{INSIDE}/in")',
+        'yield from ("--bind", view.in_dir, f"{INSIDE}/in")',
+        f"{_LOCAL}test_the_mount_table_names_nothing_that_can_be_written_but_its_own[local]",
+    ),
+    Guard(
+        "The root of the file system can only be read",
+        f"{PROVIDERS}/local_bubblewrap.py",
+        '"--remount-ro", "/", "--chdir"',
+        '"--chdir"',
+        f"{_LOCAL}test_the_mount_table_names_nothing_that_can_be_written_but_its_own[local]",
+    ),
+    Guard(
+        "What a sandbox says of itself is not believed by who clears up",
+        f"{PROVIDERS}/local_strays.py",
+        "if not inside and is_name(values[MARK])",
+        "if is_name(values[MARK])",
+        "tests/conformance/test_strays.py::test_what_a_sandbox_says_of_itself_is_not_believed[local]",
+    ),
+    Guard(
+        "A container has no capabilities",
+        f"{PROVIDERS}/docker_container.py",
+        '"CapDrop": ["ALL"],',
+        '"CapDrop": [],',
+        "tests/conformance/test_docker.py::test_the_root_of_an_image_is_no_root_of_the_host[docker]",
+    ),
+    Guard(
+        "A container's programs gain no rights",
+        f"{PROVIDERS}/docker_container.py",
+        'security = ["no-new-privileges:true"]',
+        "security: list[str] = []",
+        "tests/conformance/test_docker.py::test_what_holds_inside[docker]",
+    ),
+    Guard(
+        "A container cannot replace what the daemon watches",
+        f"{PROVIDERS}/docker_container.py",
+        '("out", True)',
+        '("out", False)',
+        "tests/conformance/test_docker.py::test_the_root_of_an_image_is_no_root_of_the_host[docker]",
+    ),
+    # ending it
+    Guard(
+        "Nothing but journals stays among the journals",
+        f"{PROVIDERS}/local_layout.py",
+        "        if not _JOURNAL.fullmatch(entry.name):\n            os.unlink(entry.path)\n",
+        "        pass\n",
+        f"{_ENEMY}test_nothing_but_journals_stays_of_a_few_files[file-local]",
+    ),
+    Guard(
+        "A link among the journals is no journal",
+        f"{PROVIDERS}/local_layout.py",
+        "all(entry.is_file(follow_symlinks=False) for entry in seen)",
+        "all(entry.is_file() for entry in seen)",
+        f"{_ENEMY}test_nothing_but_journals_stays_of_a_few_files[link-local]",
+    ),
+    # images for Docker
+    Guard(
+        "The beginning of an image's id names nobody's image",
+        f"{PROVIDERS}/docker_dockerfile.py",
+        "if references.could_be_an_id(name):",
+        "if False:",
+        f"{_BUILDING}test_the_beginning_of_an_id_finds_nobodys_image",
+    ),
+    Guard(
+        "A shell that lies is not believed",
+        f"{PROVIDERS}/docker_image_probe.py",
+        "lines[0] != _MARK or",
+        "",
+        f"{_BUILDING}test_a_shell_that_lies[echo hi; echo sh /bin/sh; echo end-does not work]",
+    ),
+    Guard(
+        "What asks an image has no rights",
+        f"{PROVIDERS}/docker_image_probe.py",
+        '"CapDrop": ["ALL"],',
+        '"CapDrop": [],',
+        f"{_BUILDING}test_the_probe_can_do_nothing",
+    ),
+    Guard(
+        "A directory is read with its caller's rights",
+        "daemon/sandkeepd/hostpath.py",
+        "    if caller.uid == 0:\n",
+        "    if True:\n",
+        f"{_BUILDING}test_the_directory_is_read_with_the_callers_rights",
+    ),
+    # archives
+    Guard(
+        "No member of an archive leads upwards",
+        f"{ARCHIVES}/members.py",
+        'if b".." in parts:',
+        "if False:",
+        f"{_HARMFUL}[none-upwards]",
+    ),
+    # many users
+    Guard(
+        "Another owner's sandbox is not found",
+        "daemon/sandkeepd/access.py",
+        "if owner is None or not self.sees(owner):",
+        "if owner is None:",
+        "tests/daemon/test_access.py::test_another_owners_things_are_not_found_and_not_listed",
+    ),
+    Guard(
+        "Nobody has the daemon close a descriptor for him",
+        "daemon/sandkeepd/api/listener.py",
+        "listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)",
+        "pass",
+        "tests/daemon/test_enemy_terminal.py::test_nobody_can_make_the_daemon_close_a_descriptor_for_him[sock]",
+    ),
+    Guard(
+        "Tokens that others could read are worthless",
+        "daemon/sandkeepd/stream/tokens.py",
+        "if known.st_uid != os.geteuid() or stat.S_IMODE(known.st_mode) & 0o077:",
+        "if False:",
+        "tests/daemon/test_enemy_stream.py::test_tokens_that_others_could_read_are_worthless",
+    ),
+]  # fmt: skip
+
+
+def table() -> str:
+    """The table as it stands in the document."""
+    rows = [f"| {guard.name} | {_link(guard.file)} | {_link(guard.test.split('[')[0])} |\n" for guard in GUARDS]
+    return "| guard | in | fails without it |\n|---|---|---|\n" + "".join(rows)
+
+
+def _link(place: str) -> str:
+    path, _, test = place.partition("::")
+    return f"[`{test or path.rpartition('/')[2]}`](../../{path})"
+
+
+def written(document: str) -> str:
+    """The document with the table as it is now."""
+    before, _, rest = document.partition(BEGIN)
+    return before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(written(DOCUMENT.read_text()))
