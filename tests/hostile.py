@@ -140,6 +140,7 @@ stay()"""),
     shell("kills", "busy; trap '' TERM HUP; setsid sh -c 'while :; do kill -9 -1; done'"),
     shell("stops", "busy; while :; do kill -STOP -1; done"),
     shell("at the first process", """
+busy
 for n in 1 2 3 4; do
     s=1
     while [ $s -le 64 ]; do kill -$s 1; s=$((s + 1)); done
@@ -193,7 +194,7 @@ stay"""),
 
 QUICK = (
     "links", "pipes", "ever others", "forged ends", "one long answer", "answers for ever", "locked answers", "disk",
-    "output", "forks", "deaf", "kills", "stops", "as a tracer", "names", "locked doors", "other keepers",
+    "output", "forks", "deaf", "kills", "stops", "at the first process", "as a tracer", "names", "locked doors", "other keepers",
     "terminal of another kind",
 )  # fmt: skip
 """Of each class some, for where trying all would take too long."""
