@@ -138,8 +138,13 @@ def kill_known(process: Identity) -> None:
 
 def has_ended(pidfd: int, timeout_s: float = 0) -> bool:
     """Whether a process ends within `timeout_s`. Blocks."""
+    return poll_in(pidfd, timeout_s)
+
+
+def poll_in(fd: int, timeout_s: float) -> bool:
+    """Whether a descriptor has something to be read within that time, or its end. Blocks."""
     poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
+    poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 

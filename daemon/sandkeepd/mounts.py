@@ -19,12 +19,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from sandkeep.errors import SetupError
 from sandkeepd.hostprocess import reap, spawn
 
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
+NO_LINKS: Final = 0x200000
+"""On a detached mount: no symbolic link is followed, in no component of any path, whoever resolves it. This is
+MOUNT_ATTR_NOSYMFOLLOW, of Linux 5.14; for mount(2) it has another value.
+"""
+
+TO_WRITE: Final = MS_NOSUID | MS_NODEV | MS_NOEXEC | NO_LINKS
+TO_READ: Final = TO_WRITE | MS_RDONLY
+"""How directories are mounted for programs that go through files which hostile code made, or changes meanwhile."""
+
 MS_REMOUNT: Final = 32
 MS_BIND: Final = 4096
 MS_REC: Final = 16384
@@ -224,7 +234,7 @@ def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> _InUserNamespace:
 
 
 def detached(directory: int, flags: int) -> int:
-    """Clone the mount of an open directory, restricted by `flags` (MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC).
+    """Clone the mount of an open directory, restricted by `flags`: MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, NO_LINKS.
 
     Answers a descriptor of the same directory, on a mount that no namespace shows and that lives as long as descriptors
     of files on it do. What is opened below it cannot be more than `flags` allow, also when somebody who is handed the
@@ -232,11 +242,30 @@ def detached(directory: int, flags: int) -> int:
     """
     tree = _syscall(_SYS_OPEN_TREE, "open_tree", directory, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
     try:
-        _set_attributes(tree, flags)  # the four flags have the same values as MOUNT_ATTR_…
+        _set_attributes(tree, flags)  # the flags of mount(2) have the same values as MOUNT_ATTR_…
     except BaseException:
         os.close(tree)
         raise
     return tree
+
+
+def open_detached(path: str, flags: int) -> int:
+    """Open the directory `path` on a detached mount with `flags`; the last component may be no link.
+
+    Raises OSError, and `not_supported` where the kernel has no mounts without links.
+    """
+    with ExitStack() as opened:
+        place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened.callback(os.close, place)
+        try:
+            tree = detached(place, flags)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):
+                raise
+            words = "files of sandboxes are read and removed on mounts without symbolic links: that needs Linux 5.14"
+            raise SetupError("not_supported", words) from None
+        opened.callback(os.close, tree)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)  # a place cannot be listed
 
 
 def _set_attributes(tree: int, attributes: int, namespace: int = 0) -> None:

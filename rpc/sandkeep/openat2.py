@@ -16,6 +16,7 @@ _HOW: Final = struct.Struct("=QQQ")
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_NO_SYMLINKS: Final = 0x04
 _RESOLVE_BENEATH: Final = 0x08
+_RESOLVE_IN_ROOT: Final = 0x10
 _RESOLVE: Final = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _TRIES: Final = 64
 """The kernel gives up with EAGAIN when something is renamed at that moment. It says the same of a file on which its
@@ -32,7 +33,19 @@ def open_beneath(directory: int, path: str | bytes, flags: int, mode: int = 0) -
     Raises OSError: ELOOP for a symbolic link in any component, EXDEV for a path that leads out of the directory, EAGAIN
     where whoever can change the directory keeps it from being opened.
     """
-    how = _HOW.pack(flags | os.O_CLOEXEC, mode if flags & _CREATES else 0, _RESOLVE)
+    return _open(directory, path, flags, mode, _RESOLVE)
+
+
+def open_in_root(root: int, path: str | bytes, flags: int) -> int:
+    """Open `path` as a process finds it whose root is the open directory `root`: links and ``..`` lead no higher. Files
+    are not made. Raises OSError.
+    """
+    return _open(root, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+
+
+def _open(directory: int, path: str | bytes, flags: int, mode: int, resolve: int) -> int:
+    how = _HOW.pack(flags | os.O_CLOEXEC, mode if flags & _CREATES else 0, resolve)
+    error = errno.EAGAIN
     for _ in range(_TRIES):
         number = _libc.syscall(_SYS_OPENAT2, directory, os.fsencode(path), how, ctypes.c_size_t(_HOW.size))
         if number >= 0:

@@ -23,7 +23,7 @@ read -r _
 kill -TERM 0
 for _ in 1 2 3 4 5 6 7 8 9 10; do
 	rm -rf -- "$1" 2>/dev/null && exit
-	find "$1" -type d ! -perm -700 -exec chmod u+rwx {} \\; 2>/dev/null
+	[ "$(id -u)" = 0 ] || find "$1" -type d ! -perm -700 -exec chmod u+rwx {} \\; 2>/dev/null
 	rm -rf -- "$1" 2>/dev/null && exit
 	sleep 0.3
 done

@@ -1,16 +1,19 @@
 """How much of the disk a sandbox occupies, however the code inside hides it. Everything here blocks."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from sandkeepd import cgroups
+from sandkeep.openat2 import open_in_root
+from sandkeepd import cgroups, mounts
 from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import pids_where, run_tool
 
 BLOCK_BYTES: Final = 4096
 """What a file or directory counts as at least: a filesystem runs out of entries, too."""
+
+_OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _REMOVED: Final = 'find -L "$@" -maxdepth 1 -type f -links 0 -printf "%D %i %b\\n" 2>/dev/null | sort -u'
 """What prints device, number and blocks of each file that has no name any more, but is open in one of the processes."""
@@ -23,19 +26,19 @@ def occupied(
     have no name any more. `inside` is what the code inside calls the places that lie on the disk.
     """
     with ExitStack() as stack:
-        opened = [fd for place in places if (fd := _open(place, stack)) is not None]
+        opened = [fd for place in places if (fd := _open(place, stack, root=root)) is not None]
         if not opened:
             return 0
         written = max(_total(["-B1"], opened, root), _total(["--inodes"], opened, root) * BLOCK_BYTES)
     return written + _removed(first, groups, inside)
 
 
-def _open(place: str | HostileTree, stack: ExitStack) -> int | None:
-    """A directory as a place only; None when there is none."""
+def _open(place: str | HostileTree, stack: ExitStack, *, root: bool) -> int | None:
+    """A directory; None when there is none."""
     try:
         if isinstance(place, HostileTree):
             return stack.enter_context(place.directory())
-        fd = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = mounts.open_detached(place, mounts.TO_READ) if root else os.open(place, _OPEN)
     except OSError:
         return None
     stack.callback(os.close, fd)
@@ -54,12 +57,24 @@ def _total(unit: list[str], opened: Sequence[int], root: bool) -> int:
 def _removed(first: int, groups: Mapping[str, str], inside: Sequence[str]) -> int:
     """The bytes of files that have no name any more, but are open."""
     try:
-        devices = {os.stat(f"/proc/{first}/root/{name}").st_dev for name in inside}
+        devices = set(_devices(first, inside))
         namespace = os.readlink(f"/proc/{first}/ns/pid")
     except OSError:  # it has ended, or is not isolated
         return 0
     pids = cgroups.members(groups) or pids_where(lambda pid: os.readlink(f"/proc/{pid}/ns/pid") == namespace)
     return _open_and_removed(pids, devices)
+
+
+def _devices(first: int, inside: Sequence[str]) -> Iterator[int]:
+    """The file systems of places as a process finds them, whatever links the code inside has made there."""
+    root = os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in inside:
+            found = open_in_root(root, name, os.O_PATH)
+            yield os.fstat(found).st_dev
+            os.close(found)
+    finally:
+        os.close(root)
 
 
 def _open_and_removed(pids: Sequence[int], devices: Collection[int]) -> int:

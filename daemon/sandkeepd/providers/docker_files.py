@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry
+from sandkeep.openat2 import open_in_root
 from sandkeepd.hostprocess import Identity, identify, in_fresh_thread
 from sandkeepd.keeper import files
 from sandkeepd.keeper.failure import failure
@@ -23,13 +24,8 @@ from sandkeepd.providers.base import Directory
 
 T = TypeVar("T")
 
-_OPENAT2: Final = 437
-_NO_MAGIC_LINKS, _IN_ROOT = 0x02, 0x10
 _SETGROUPS, _CAPSET = ({"x86_64": (116, 126), "aarch64": (159, 91)}).get(os.uname().machine, (-1, -1))
 _CAPABILITY_VERSION: Final = 0x20080522
-_TRIES: Final = 16
-"""How often a path is resolved anew that was changed meanwhile."""
-
 _MOST_LINKS: Final = 40
 _MODE: Final = 0o644
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -105,12 +101,7 @@ class _Inside(NamedTuple):
     place: int
 
     def open(self, path: bytes, flags: int) -> int:
-        how = (ctypes.c_uint64 * 3)(flags | os.O_CLOEXEC, 0, _IN_ROOT | _NO_MAGIC_LINKS)
-        for _ in range(_TRIES):
-            with suppress(BlockingIOError):  # a directory above was moved meanwhile
-                arguments = (ctypes.c_long(self.place), path, ctypes.byref(how), ctypes.c_long(ctypes.sizeof(how)))
-                return _check(_libc.syscall(ctypes.c_long(_OPENAT2), *arguments))
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_in_root(self.place, path, flags)
 
     @contextmanager
     def opened(self, path: bytes, flags: int) -> Iterator[int]:

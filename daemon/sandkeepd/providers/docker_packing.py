@@ -26,7 +26,7 @@ from sandkeepd.providers.docker_instance import Container
 from sandkeepd.providers.docker_layers import Layer
 from sandkeepd.providers.docker_trees import ContainerFiles, ContainerTree
 from sandkeepd.providers.packing import CODECS, told
-from sandkeepd.providers.shown import open_shown
+from sandkeepd.providers.shown import shown
 from sandkeepd.watched import Meter
 
 
@@ -61,39 +61,31 @@ class Packer:
         codec = CODECS[request.format]
         if request.over != "nothing":
             return write(Examined(layer, NO_LIMITS, layer=True), request.output, codec, Remarks(), moved=moved)
-        base = open_shown(image, self._state_dir)
-        try:
+        with shown(*image, above=self._state_dir) as base:
             return flatten([layer], request.output, base=base, limits=NO_LIMITS, codec=codec, moved=moved)
-        finally:
-            os.close(base)
 
     def _pack_some(
         self, files: ContainerFiles, container: Container | None, request: PackRequest, moved: Meter
     ) -> PackedFiles:
         """The same of some paths, which are read where they are."""
         include, exclude = docker_trees.paths(request.include), docker_trees.paths(request.exclude)
-        with self._shown(files) as shown, _standing(container) as pause:
+        with self._shown(files) as root, _standing(container) as pause:
             failpoints.reach("snapshot.frozen")
-            source = ContainerTree(files, shown, include=include, exclude=exclude, never=[self._state_dir])
+            source = ContainerTree(files, root, include=include, exclude=exclude, never=[self._state_dir])
             packed = write(source, request.output, CODECS[request.format], source.remarks, moved=moved)
         return told(packed, pause)
 
     def changes(self, files: ContainerFiles, container: Container | None, output: int, failpoint: str) -> Changes:
         """Write to an empty file in what a container differs from its image, while it stands still."""
-        with self._shown(files) as shown:
-            source = ContainerTree(files, shown, never=[self._state_dir], as_layer=True)
+        with self._shown(files) as root:
+            source = ContainerTree(files, root, never=[self._state_dir], as_layer=True)
             with _standing(container) as pause:
                 failpoints.reach(failpoint)
                 packed = write(source, output, "none", source.remarks)
         return Changes(_layer(output, packed), packed.remarks, pause)
 
-    @contextmanager
-    def _shown(self, files: ContainerFiles) -> Iterator[int]:
-        shown = open_shown([files.upper, *files.lowers], self._state_dir)
-        try:
-            yield shown
-        finally:
-            os.close(shown)
+    def _shown(self, files: ContainerFiles) -> AbstractContextManager[int]:
+        return shown(files.upper, *files.lowers, above=self._state_dir)
 
     @contextmanager
     def nameless(self) -> Iterator[int]:

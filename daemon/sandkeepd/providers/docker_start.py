@@ -22,6 +22,7 @@ from sandkeepd.providers import docker_idle, docker_plan
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
 from sandkeepd.providers.docker_plan import INSIDE, Plan
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
+from sandkeepd.providers.shown import writable
 from sandkeepd.seccomp import docker_profile
 
 if TYPE_CHECKING:
@@ -184,10 +185,12 @@ def _give_workspace(client: "APIClient", plan: Plan) -> None:
     if volume is None or not volume.own or os.geteuid() != 0:
         return
     place = client.inspect_volume(volume.source)["Mountpoint"]
-    if plan.writable or volume.read_only:
-        os.chown(place, plan.uid, plan.gid)
-        return
-    done = run_tool(["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", place])
+    with writable(place) as opened:
+        if plan.writable or volume.read_only:
+            os.chown(opened, plan.uid, plan.gid)
+            return
+        words = ["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", f"/proc/self/fd/{opened}/."]
+        done = run_tool(words, descriptors=[opened])
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[:300]
         raise ProviderError("provider_unavailable", f"the workspace could not be given to its user: {said}")

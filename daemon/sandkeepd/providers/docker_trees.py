@@ -17,6 +17,7 @@ from sandkeep_store.archives import whiteouts
 from sandkeep_store.archives.members import TOP, Member
 from sandkeep_store.archives.reading import Remarks
 from sandkeep_store.archives.tree import Overlay, Tree, directory_member
+from sandkeepd import mounts
 from sandkeepd.providers.docker_plan import INSIDE, Plan
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class ContainerTree:
             if include or not self._include:
                 top = self._shown
                 if self._as_layer:
-                    top = os.open(self._files.upper, _OPEN)
+                    top = mounts.open_detached(self._files.upper, mounts.TO_READ)
                     opened.callback(os.close, top)
                 exclude = [*self._exclude, *own, *NOT_KEPT]
                 yield from self._of_tree(top, include or [TOP], exclude, lambda name: name)
@@ -189,7 +190,7 @@ class ContainerTree:
             if name != place and name not in self._directories:
                 self._directories.add(name)
                 yield directory_member(name, os.fstat(directory))
-        top = os.open(volume.source, _OPEN)
+        top = mounts.open_detached(volume.source, mounts.TO_READ)
         opened.callback(os.close, top)
         for member in self._of_tree(top, include, exclude, lambda name: place if name == TOP else place + b"/" + name):
             yield member

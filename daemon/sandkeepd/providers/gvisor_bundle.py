@@ -19,7 +19,8 @@ from sandkeepd.hostprocess import run_tool
 from sandkeepd.keeper import program
 from sandkeepd.providers.gvisor_plan import Plan
 from sandkeepd.providers.local_bubblewrap import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
-from sandkeepd.providers.local_layers import run
+from sandkeepd.providers.shown import shown
+from sandkeepd.providers.tree_copies import copy_tree
 
 FROM_HOST: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs")
 _TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -239,10 +240,7 @@ def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
     target = making if bundle.whole else making + WORKSPACE
     if not bundle.whole:
         make_skeleton(making, bundle)
-    source = os.open(lowers[0].root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        run(["cp", "-a", "--reflink=auto", "-T", "--", "/proc/self/fd/0/.", target], source)
-    finally:
-        os.close(source)
+    with shown(lowers[0].root, above=lowers[0].root) as source:
+        copy_tree(source, target)
     _make_shared(making)
     os.rename(making, root)

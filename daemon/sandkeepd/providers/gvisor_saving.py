@@ -27,6 +27,7 @@ from sandkeepd.providers.base import Checkpointed, Ending
 from sandkeepd.providers.gvisor_instance import GvisorInstance
 from sandkeepd.providers.gvisor_plan import Plan
 from sandkeepd.providers.gvisor_start import IMAGE, SHARED, Job, Started
+from sandkeepd.providers.shown import shown, writable
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -396,15 +397,16 @@ def _pack_shared(directory: str, target: str, journals: Collection[str]) -> None
     try:
         with open(listed, "wb") as file:
             file.writelines(os.fsencode(name) + b"\0" for name in names)
-        argv = ["tar", "-c", "-S", "--no-recursion", "--numeric-owner", "-f", target, "-C", directory]
-        _tar([*argv, "--null", "--verbatim-files-from", "-T", listed])
+        argv = ["-c", "-S", "--no-recursion", "--numeric-owner", "-f", target]
+        with shown(directory, above=directory) as opened:
+            _tar([*argv, "--null", "--verbatim-files-from", "-T", listed], opened)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(listed)
 
 
-def _tar(argv: Sequence[str]) -> None:
-    done = run_tool(argv)
+def _tar(argv: Sequence[str], directory: int) -> None:
+    done = run_tool(["tar", "-C", f"/proc/self/fd/{directory}/.", *argv], descriptors=[directory])
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[:300]
         raise DaemonError("storage_unavailable", f"the checkpoint cannot be written or read: {said}")
@@ -461,7 +463,9 @@ def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
                 os.unlink(f"{job.directory}/out/exits")
         _make_places(job.directory)
         shared = f"{directory}/{SHARED}"
-        _tar(["tar", "-x", "-S", "-p", *keep, "--numeric-owner", "-f", shared, "-C", job.directory])
+        argv = ["-x", "-S", "-p", *keep, "--numeric-owner", "-f", shared]
+        with writable(job.directory) as opened:
+            _tar(argv, opened)
         gvisor_start.make_directories(job)
         gvisor_start.drop(f"{job.bundle}/saved")
         os.mkdir(f"{job.bundle}/saved", 0o700)

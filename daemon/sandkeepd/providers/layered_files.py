@@ -20,7 +20,7 @@ from sandkeepd.providers.local_layers import Layers
 from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, write_mark
 from sandkeepd.providers.local_plan import Layer
 from sandkeepd.providers.local_start import translate
-from sandkeepd.providers.shown import open_shown
+from sandkeepd.providers.shown import shown
 from sandkeepd.watched import watched
 
 T = TypeVar("T")
@@ -99,11 +99,8 @@ class LayeredFiles(ABC):
         return ImportedImage(digest=digest, size_bytes=size, file_count=count)
 
     def _copy_shown(self, roots: Sequence[str], target: str) -> None:
-        shown = open_shown(roots, self.layout.state_dir)
-        try:
-            self.layers.copy(shown, target)
-        finally:
-            os.close(shown)
+        with shown(*roots, above=self.layout.state_dir) as source:
+            self.layers.copy(source, target)
 
     # Archives
 

@@ -5,7 +5,6 @@ and whose files are still there. See `Layering` and `Snapshotting` for the inter
 """
 
 import functools
-import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -26,7 +25,7 @@ from sandkeepd.providers.local_pausing import NO_FREEZER
 from sandkeepd.providers.local_plan import Layer, Plan
 from sandkeepd.providers.local_probe import Abilities
 from sandkeepd.providers.local_start import Handle
-from sandkeepd.providers.shown import open_shown
+from sandkeepd.providers.shown import shown
 from sandkeepd.watched import watched
 
 
@@ -94,13 +93,10 @@ class Keeping(LayeredFiles):
 
     def _freeze(self, name: str, held: HeldFiles, *, flat: bool) -> Pause:
         making = self.layers.begin(name)
-        shown = open_shown([held.upper, *held.lowers] if flat else [held.upper], self.layout.state_dir)
-        try:
-            with held.standing() as pause:
-                failpoints.reach("layer.frozen")
-                self.layers.copy(shown, making)
-        finally:
-            os.close(shown)
+        roots = [held.upper, *held.lowers] if flat else [held.upper]
+        with shown(*roots, above=self.layout.state_dir) as source, held.standing() as pause:
+            failpoints.reach("layer.frozen")
+            self.layers.copy(source, making)
         self.layers.complete(name)
         return pause
 

@@ -6,25 +6,25 @@ hides them in the layers beneath. Everything here blocks.
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Final
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, ProviderError
+from sandkeep.errors import DaemonError
 from sandkeep_store.archives import swapping
 from sandkeep_store.archives.overlaying import unpack_layer
 from sandkeep_store.archives.tree import Overlay
 from sandkeep_store.archives.unpack import unpack
 from sandkeep_store.durable import flushing, sync_directory
-from sandkeepd.hostprocess import run_tool, spawn
+from sandkeepd.hostprocess import run_tool
 from sandkeepd.providers.base import KeptArchive
 from sandkeepd.providers.local_layout import LAYER_MARK, Layout, write_mark
+from sandkeepd.providers.tree_copies import copy_tree
 from sandkeepd.watched import Meter
 
 MAKING: Final = "making"
 """Where a layer lies until it is complete."""
 
-_FIRST_BYTES: Final = 65536
 _BLOCK: Final = 512
 _FEW: Final = 500
 MOST_LAYERS: Final = 24
@@ -73,8 +73,8 @@ class Layers:
         self._layout.discard([self._layout.layer(name) for name in names])
 
     def copy(self, source: int, target: str) -> None:
-        """Copy what is in an open directory."""
-        run([*self.enter, "cp", "-a", "--reflink=auto", "-T", "--", "/proc/self/fd/0/.", target], source)
+        """Copy what is in an open directory, one that is shown."""
+        copy_tree(source, target, enter=self.enter)
 
     def size_bytes(self, path: str) -> int:
         """What a directory occupies that nobody changes."""
@@ -139,23 +139,3 @@ def _size_of_few(path: str) -> int | None:
     except PermissionError:
         return None
     return sum(counted.values()) * _BLOCK
-
-
-def run(argv: Sequence[str], stdin: int) -> None:
-    """Run a program that copies files. Raises `storage_unavailable` when the disk is full."""
-    said, saying = os.pipe()
-    try:
-        child = spawn(argv, stdin=stdin, output=saying)
-    except BaseException:
-        os.close(said)
-        raise
-    finally:
-        os.close(saying)
-    with open(said, "rb") as complaints:
-        first = complaints.read(_FIRST_BYTES).decode(errors="replace").strip()
-        while complaints.read(_FIRST_BYTES):
-            pass
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        if "No space left" in first or "quota" in first:
-            raise DaemonError("storage_unavailable", f"the state directory is full: make room there: {first[:300]}")
-        raise ProviderError("provider_unavailable", f"files could not be copied: {first[:300]}")

@@ -17,8 +17,8 @@ trash/                          being removed
 import os
 import re
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
+import subprocess
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -27,6 +27,7 @@ from sandkeep.ids import PROCESS, check_name, is_log_id
 from sandkeepd.hostile_files import NotAFileError
 from sandkeepd.hostprocess import run_tool
 from sandkeepd.keeper.journal import open_regular
+from sandkeepd.providers.shown import open_writable
 
 MANY: Final = 1000
 """How many files are looked at here; more than that are left to a program, which holds no lock of the interpreter's."""
@@ -39,6 +40,9 @@ READ_MARK: Final = "read"
 TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", READ_MARK)
 """What is removed with a sandbox. Its journals, in `out`, stay."""
 
+
+_RM: Final = ("rm", "-rf", "--one-file-system", "--")
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 IMAGE_MARK: Final = "log"
 LAYER_MARK: Final = "log"
@@ -135,64 +139,100 @@ class Layout:
 
     def discard(self, paths: Iterable[str]) -> None:
         """Remove trees for good, whatever is in them: at once out of the way, then gone. Blocks. Safe to repeat."""
-        moved = [place for path in paths if (place := self._move_to_trash(path))]
-        if moved:
-            self._remove(moved)
+        self._remove([name for path in paths if (name := self._move_to_trash(path))])
 
     def tidy(self, sandbox_id: str) -> None:
         """Leave nothing but journals among the journals of a sandbox that has ended: the code inside can have put any
         number of anything there. Blocks. Safe to repeat.
         """
-        place = f"{self.sandbox(sandbox_id)}/out/p"
-        with suppress(OSError):
-            os.chmod(place, 0o755)  # noqa: S103 - as it was made
-            if _tidy_few(place):
-                return
-        remove = ["-exec", "rm", "-rf", "--one-file-system", "--", "{}", "+"]
-        journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
-        clear = ["find", place, "-mindepth", "1", "-maxdepth", "1", "!", "(", *journals, ")", *remove]
-        if run_tool(clear).returncode:  # a user's own daemon meets directories without rights
-            run_tool(["find", place, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"])
-            run_tool(clear)
+        try:
+            directory = _opened_up(f"{self.sandbox(sandbox_id)}/out/p")
+        except OSError:
+            return
+        try:
+            if not _tidy_few(directory):
+                journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
+                find = [
+                    "find",
+                    f"/proc/self/fd/{directory}/.",
+                    "-mindepth",
+                    "1",
+                    "-maxdepth",
+                    "1",
+                    "!",
+                    "(",
+                    *journals,
+                    ")",
+                ]
+                _insist([*find, "-exec", *_RM, "{}", "+"], directory)
+        finally:
+            os.close(directory)
 
     def empty_trash(self) -> None:
         """Remove what a daemon that was stopped had not removed yet. Blocks."""
-        left = [f"{self.trash}/{name}" for name in _list(self.trash)]
-        if left:
-            self._remove(left)
+        self._remove(_list(self.trash))
 
     def _move_to_trash(self, path: str) -> str | None:
-        place = f"{self.trash}/{secrets.token_hex(8)}"
+        name = secrets.token_hex(8)
         try:
-            os.rename(path, place)
+            os.rename(path, f"{self.trash}/{name}")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise DaemonError("storage_unavailable", f"{path} cannot be removed: {error.strerror}") from None
-        return place
+        return name
 
-    def _remove(self, paths: list[str]) -> None:
-        """`rm` and not Python: it goes to any depth, never follows a link, and holds no lock of the interpreter's
-        meanwhile.
+    def _remove(self, names: Sequence[str]) -> None:
+        """Remove what lies in the trash. `rm` and not Python: it goes to any depth, never follows a link, and holds no
+        lock of the interpreter's meanwhile.
         """
-        if run_tool(["rm", "-rf", "--one-file-system", "--", *paths]).returncode == 0:
+        if not names:
             return
-        run_tool(["chmod", "-R", "u+rwx", "--", *paths])  # a user's own daemon meets directories without rights
-        done = run_tool(["rm", "-rf", "--one-file-system", "--", *paths])
+        try:
+            # A user's daemon has such mounts only by a program: `rm` goes by descriptors, so that is for root's alone.
+            trash = open_writable(self.trash) if os.geteuid() == 0 else os.open(self.trash, _OPEN)
+        except OSError as error:
+            words = f"{self.trash} cannot be emptied: {error.strerror}"
+            raise DaemonError("storage_unavailable", words) from None
+        try:
+            done = _insist([*_RM, *(f"/proc/self/fd/{trash}/{name}" for name in names)], trash)
+        finally:
+            os.close(trash)
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip()[:200]
             raise DaemonError("storage_unavailable", f"files could not be removed: {said}")
 
 
-def _tidy_few(place: str) -> bool:
+def _insist(remove: Sequence[str], directory: int) -> "subprocess.CompletedProcess[bytes]":
+    """Run what removes files in an open directory. A user's own daemon meets directories without rights, which are open
+    to it in a namespace of its own. No mode is changed for that: hostile code could have it be another file's.
+    """
+    done = run_tool(remove, descriptors=[directory])
+    if done.returncode == 0:
+        return done
+    enter = ["unshare", "--user", "--map-root-user", "--"] if os.geteuid() != 0 else []
+    return run_tool([*enter, *remove], descriptors=[directory])
+
+
+def _opened_up(path: str) -> int:
+    """Open a directory, also one that the code inside has closed to everybody. Raises OSError."""
+    place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.chmod(f"/proc/self/fd/{place}", 0o755)  # noqa: S103 - as it was made
+        return os.open(".", _OPEN, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+def _tidy_few(directory: int) -> bool:
     """Remove what is no journal, if all there is are files, and few. Whether that was so."""
-    with os.scandir(place) as entries:
+    with os.scandir(directory) as entries:
         seen = list(islice(entries, MANY + 1))
-    if len(seen) > MANY or not all(entry.is_file(follow_symlinks=False) for entry in seen):
-        return False
+        if len(seen) > MANY or not all(entry.is_file(follow_symlinks=False) for entry in seen):
+            return False
     for entry in seen:
         if not _JOURNAL.fullmatch(entry.name):
-            os.unlink(entry.path)
+            os.unlink(entry.name, dir_fd=directory)
     return True
 
 

@@ -5,9 +5,8 @@ filesystem shares blocks, or there is little. Else a copy takes longer than an a
 the sandbox stands still. Everything here blocks.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from sandkeep import failpoints
@@ -26,7 +25,7 @@ from sandkeepd.providers.local_bubblewrap import WORKSPACE
 from sandkeepd.providers.local_files import HeldFiles
 from sandkeepd.providers.local_layers import Layers, unwritable
 from sandkeepd.providers.packing import CODECS, told
-from sandkeepd.providers.shown import open_shown
+from sandkeepd.providers.shown import shown
 from sandkeepd.watched import Meter
 
 COPIED_BYTES: Final = 32 * 1024**2
@@ -47,10 +46,10 @@ class Packer:
         """Pack a sandbox's files as they are at one moment, and write the catalogue of them."""
         if request.over == "nothing":
             with self._at_one_moment(held, request.name, request) as (upper, pause):
-                packed = self._pack_tree(open_shown([upper, *held.lowers], self._state_dir), request, held, None, moved)
+                packed = self._pack_tree([upper, *held.lowers], request, held, None, moved)
         elif request.over == "start":
             with self._at_one_moment(held, request.name, request) as (upper, pause):
-                packed = self._pack_tree(_opened(upper), request, held, self._overlay, moved)
+                packed = self._pack_tree([upper], request, held, self._overlay, moved)
         else:
             packed, pause = self._pack_changes(held, request, moved)
         return told(packed, pause)
@@ -59,44 +58,38 @@ class Packer:
     def _at_one_moment(self, held: HeldFiles, name: str, request: PackRequest) -> Iterator[tuple[str, Pause]]:
         """For the length of a block, a directory that holds what the sandbox changed as it was at one moment."""
         if not self._is_quick(held.upper):
-            with held.standing() as pause:
+            with self._shown(held.upper) as upper, held.standing() as pause:
                 failpoints.reach("snapshot.frozen")
-                self._look(held, request)
+                self._look(held, upper, request)
                 yield held.upper, pause
             return
         copy = self._layers.begin(name)
         try:
-            with held.standing() as pause:
+            with self._shown(held.upper) as upper, held.standing() as pause:
                 failpoints.reach("snapshot.frozen")
-                self._look(held, request)
-                self._copy(held.upper, copy)
+                self._look(held, upper, request)
+                self._layers.copy(upper, copy)
             failpoints.reach("snapshot.copied")
             yield copy, pause
         finally:
             self._layers.discard([name])
 
-    def _copy(self, upper: str, target: str) -> None:
-        tree = _opened(upper)
-        try:
-            self._layers.copy(tree, target)
-        finally:
-            os.close(tree)
+    def _shown(self, *roots: str) -> AbstractContextManager[int]:
+        return shown(*roots, above=self._state_dir)
 
     def _is_quick(self, upper: str) -> bool:
         """Whether a copy takes no longer than is worth the while. It is not looked any further than that takes."""
         if self._shares_blocks:
             return True
-        argv = [*self._layers.enter, "sh", "-c", _MEASURE, "sh", upper, str(COPIED_FILES + 1)]
-        blocks = [int(line) for line in run_tool(argv).stdout.split()]
+        measure = [*self._layers.enter, "sh", "-c", _MEASURE, "sh"]
+        with self._shown(upper) as tree:
+            done = run_tool([*measure, f"/proc/self/fd/{tree}/.", str(COPIED_FILES + 1)], descriptors=[tree])
+        blocks = [int(line) for line in done.stdout.split()]
         return len(blocks) <= COPIED_FILES and sum(blocks) * _BLOCK <= COPIED_BYTES
 
-    def _look(self, held: HeldFiles, request: PackRequest) -> dict[bytes, changes.Seen]:
-        """See what there is while it stands still, and write it down."""
-        tree = _opened(held.upper)
-        try:
-            found = changes.look(tree, self._layers.enter, self._overlay)
-        finally:
-            os.close(tree)
+    def _look(self, held: HeldFiles, tree: int, request: PackRequest) -> dict[bytes, changes.Seen]:
+        """See what there is in the open upper directory while it stands still, and write it down."""
+        found = changes.look(tree, self._layers.enter, self._overlay)
         mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
         try:
             changes.save(changes.doubted(found, mapped), request.catalogue)
@@ -109,33 +102,28 @@ class Packer:
         assert request.parent_catalogue is not None
         before = changes.load(request.parent_catalogue)
         wanted = _wanted(request)
-        tree = _opened(held.upper)
-        try:
-            with (
-                reading_only(tree, self._reader(held)) as read,
-                held.standing() as pause,
-            ):
-                failpoints.reach("snapshot.frozen")
-                now = self._look(held, request)
-                source = ChangedTree(changes.compare(before, now, wanted), read)
-                packed = write(
-                    source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved
-                )
-        finally:
-            os.close(tree)
+        with (
+            self._shown(held.upper) as tree,
+            reading_only(tree, self._reader(held)) as read,
+            held.standing() as pause,
+        ):
+            failpoints.reach("snapshot.frozen")
+            now = self._look(held, tree, request)
+            source = ChangedTree(changes.compare(before, now, wanted), read)
+            packed = write(
+                source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved
+            )
         return packed, pause
 
     def _pack_tree(
-        self, tree: int, request: PackRequest, held: HeldFiles, overlay: Overlay | None, moved: Meter
+        self, roots: Sequence[str], request: PackRequest, held: HeldFiles, overlay: Overlay | None, moved: Meter
     ) -> Packed:
-        try:
+        with self._shown(*roots) as tree:
             source = Tree(
                 tree, include=paths(request.include) or (TOP,), exclude=paths(request.exclude),
                 never=[self._state_dir], reader=self._reader(held), overlay=overlay,
             )  # fmt: skip
             return write(source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved)
-        finally:
-            os.close(tree)
 
     def _reader(self, held: HeldFiles) -> tuple[int, int] | None:
         plan = held.plan
@@ -175,7 +163,3 @@ def _wanted(request: PackRequest) -> Callable[[bytes], bool]:
 
 def _is_in(name: bytes, place: bytes) -> bool:
     return place in (TOP, name) or name.startswith(place + b"/")
-
-
-def _opened(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -24,6 +24,8 @@ from sandkeepd.pools import ceilings
 from sandkeepd.providers.local_bubblewrap import INSIDE, View, arguments, marks, write_etc
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.local_plan import Plan
+from sandkeepd.providers.shown import shown, writable
+from sandkeepd.providers.tree_copies import copy_tree
 
 logger = logging.getLogger("sandkeepd")
 
@@ -152,18 +154,16 @@ def _make_directories(job: Job) -> None:
 def _copy_files(job: Job) -> None:
     """Copy what it begins with: without overlays there is only one directory of that, which holds all."""
     way = "auto" if job.files == "reflink" else "never"
-    _tool("cp", "-a", f"--reflink={way}", "-T", "--", job.lowers[0].root, f"{job.directory}/upper")
+    root, upper = job.lowers[0].root, f"{job.directory}/upper"
+    with shown(root, above=root) as source:
+        copy_tree(source, upper, reflink=way)
     if job.plan.uid is not None:
-        _tool("chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"{job.directory}/upper")
-
-
-def _tool(*argv: str) -> None:
-    done = run_tool(argv)
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[:300]
-        if "No space left" in said:
-            raise DaemonError("storage_unavailable", f"the state directory is full: {said}")
-        raise ProviderError("provider_unavailable", f"{argv[0]} failed: {said}")
+        with writable(upper) as opened:
+            words = ["chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"/proc/self/fd/{opened}/."]
+            done = run_tool(words, descriptors=[opened])
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()[:300]
+            raise ProviderError("provider_unavailable", f"the files could not be given to their user: {said}")
 
 
 def _as_root(job: Job) -> tuple[list[str], str]:

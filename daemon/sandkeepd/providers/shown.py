@@ -1,22 +1,66 @@
-"""What directories show that lie one above the other, as one directory to be read. Everything here blocks."""
+"""Directories as programs of the host see them who read or change files of sandboxes.
+
+Each is on a mount of its own on which the kernel follows no symbolic link and knows no way upwards: whatever hostile
+code puts in the place of a file or directory meanwhile, a name below it leads to what is below it, or nowhere. That
+holds for programs that go by names, such as ``cp``, too. Everything here blocks.
+
+Root has such mounts for the asking. A user's daemon has a program make them, in namespaces of its own; where a user may
+have none, the directory is opened as it is.
+"""
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from sandkeep.errors import ProviderError
+from sandkeep_store.archives.reading import can_enter_namespaces
 from sandkeepd import mounts
 from sandkeepd.hostprocess import in_fresh_thread, reap, spawn
 
+_OPTIONS: Final = "nosuid,nodev,noexec,nosymfollow"
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
 
 def open_shown(roots: Sequence[str], above: str) -> int:
-    """What directories below `above` show, each hiding parts of the next, as an open directory of our own."""
-    if len(roots) == 1:
-        return os.open(roots[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """What directories below `above` show, each hiding parts of the next, as an open directory that can be read."""
     if os.geteuid() == 0:
+        if len(roots) == 1:
+            return mounts.open_detached(roots[0], mounts.TO_READ)
         return in_fresh_thread(functools.partial(_mounted, roots))
-    return _mounted_by_program(roots, above)
+    if len(roots) == 1:
+        return _bound_by_program(roots[0], f"ro,{_OPTIONS}")
+    lower = ":".join(os.path.relpath(root, above) for root in roots)  # names of ours only
+    options = f"ro,{_OPTIONS},lowerdir={lower},userxattr,redirect_dir=nofollow,metacopy=off"
+    return _mounted_by_program(above, ["-t", "overlay", "-o", options, "sandkeep", "layers"], f"{above}/layers")
+
+
+def open_writable(path: str) -> int:
+    """A directory of ours in which programs write what hostile code has chosen, or remove it, as an open directory."""
+    if os.geteuid() == 0:
+        return mounts.open_detached(path, mounts.TO_WRITE)
+    return _bound_by_program(path, _OPTIONS)
+
+
+@contextmanager
+def shown(*roots: str, above: str) -> Iterator[int]:
+    """The same as `open_shown` for the length of a block."""
+    opened = open_shown(roots, above)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+@contextmanager
+def writable(path: str) -> Iterator[int]:
+    """The same as `open_writable` for the length of a block."""
+    opened = open_writable(path)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _mounted(roots: Sequence[str]) -> int:
@@ -32,25 +76,31 @@ def _mounted(roots: Sequence[str]) -> int:
             mounts.bind(mounts.at(lower), seen[-1], mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_RDONLY)
         os.mkdir(f"{place}/shown", 0o755)
         mounts.overlay_read_only(seen, f"{place}/shown")
-        return os.open(f"{place}/shown", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return mounts.open_detached(f"{place}/shown", mounts.TO_READ)
     finally:
         for fd in opened:
             os.close(fd)
 
 
-# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 a directory above all, $2 the options.
+def _bound_by_program(path: str, options: str) -> int:
+    if not can_enter_namespaces():
+        return os.open(path, _OPEN | os.O_NOFOLLOW)
+    return _mounted_by_program(path, ["-o", f"bind,{options}", ".", path], path)
+
+
+# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 is where paths begin, the rest mount's words.
 _USER_MOUNT: Final = """
-cd -- "$1" && mount -t overlay -o "$2" sandkeep layers || exit 1
+cd -- "$1" && shift && mount "$@" || exit 1
 echo mounted
 exec cat >/dev/null
 """
 
 
-def _mounted_by_program(roots: Sequence[str], above: str) -> int:
-    """The same for a user's daemon, which cannot enter a namespace in which it may mount."""
-    lower = ":".join(os.path.relpath(root, above) for root in roots)  # names of ours only
-    options = f"lowerdir={lower},userxattr,redirect_dir=nofollow,metacopy=off"
-    enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", above, options]
+def _mounted_by_program(begin: str, words: Sequence[str], place: str) -> int:
+    """The directory `place` as a program sees it that has mounted something there: a user's daemon cannot enter a
+    namespace in which it may mount.
+    """
+    enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", begin, *words]
     waiting, ours = os.pipe()
     said, saying = os.pipe()
     child = -1
@@ -62,7 +112,7 @@ def _mounted_by_program(roots: Sequence[str], above: str) -> int:
         if answer != b"mounted\n":
             why = answer.decode(errors="replace").strip()[:200]
             raise ProviderError("provider_unavailable", f"files could not be mounted: {why}")
-        return os.open(f"/proc/{child}/root{above}/layers", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return os.open(f"/proc/{child}/root{place}", _OPEN)
     finally:
         for fd in (waiting, ours, said, saying):
             if fd >= 0:

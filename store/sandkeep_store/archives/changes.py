@@ -17,11 +17,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, DataError, ProviderError
+from sandkeep.openat2 import open_beneath
 from sandkeep_store.archives import whiteouts
 from sandkeep_store.archives.members import TOP, Member, shown
 from sandkeep_store.archives.reading import Names, Program, Remarks
 from sandkeep_store.archives.tarreader import Reader
-from sandkeep_store.archives.tree import Overlay
+from sandkeep_store.archives.tree import Overlay, is_opaque
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 _RECENT_NS: Final = 50_000_000
@@ -61,7 +62,7 @@ def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -
     recent = _seconds(time.time_ns() - _RECENT_NS)
     found: dict[bytes, Seen] = {}
     for kind, inode, changed, path in _few(tree) or _all(tree, enter):
-        hides = kind == DIRECTORY and overlay is not None and is_opaque(tree, path, overlay)
+        hides = kind == DIRECTORY and overlay is not None and is_opaque(tree, path or TOP, overlay)
         is_recent = changed >= recent  # both have ten digits before the point
         found[path or TOP] = Seen(OPAQUE if hides else kind, inode, b"" if is_recent else changed)
     return found
@@ -91,7 +92,7 @@ def _few(tree: int) -> list[_Entry]:
 
 
 def _in_directory(path: bytes, tree: int) -> Iterator[tuple[bytes, os.stat_result]]:
-    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=tree)
+    opened = open_beneath(tree, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with os.scandir(opened) as entries:
             for entry in entries:
@@ -133,17 +134,6 @@ def doubted(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
     """A catalogue by which these names, None for all, will count as changed, with all other names of the same files."""
     doubtful = {catalogue[name].inode for name in (catalogue if names is None else names) if name in catalogue}
     return {name: seen._replace(changed=b"") if seen.inode in doubtful else seen for name, seen in catalogue.items()}
-
-
-def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
-    """Whether a directory of an overlay's upper one hides what is below it."""
-    try:
-        attribute = os.getxattr(
-            b"/proc/self/fd/%d/%b" % (tree, name), f"{overlay}.overlay.opaque", follow_symlinks=False
-        )
-    except OSError:
-        return False
-    return attribute == b"y"
 
 
 def save(catalogue: Catalogue, path: str) -> None:

@@ -209,7 +209,7 @@ def _reading(
 
 
 @cache
-def _can_enter() -> bool:
+def can_enter_namespaces() -> bool:
     """Whether a user may have a namespace in which his own closed files are open to him."""
     try:
         return subprocess.run([*_ENTER, "true"], capture_output=True, check=False).returncode == 0
@@ -220,7 +220,7 @@ def _can_enter() -> bool:
 def _rights(owner: tuple[int, int] | None) -> list[str]:
     """The words that give a program no right but to read: what its owner has closed to himself is part of a tree."""
     if os.geteuid() != 0:
-        return _ENTER if _can_enter() else []
+        return _ENTER if can_enter_namespaces() else []
     uid, gid = owner or (0, 0)
     only = "-all,+dac_read_search"
     return [

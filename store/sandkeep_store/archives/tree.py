@@ -3,10 +3,11 @@
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final, Literal, Protocol
 
 from sandkeep.errors import CallerError, DataError
+from sandkeep.openat2 import open_beneath
 from sandkeep_store.archives import whiteouts
 from sandkeep_store.archives.members import TOP, Member, is_too_long, shown
 from sandkeep_store.archives.reading import Remarks, reading, unreadable
@@ -115,7 +116,7 @@ class Tree:
             if self._overlay and whiteouts.is_reserved(member.name):
                 raise reserved(member.name)
             yield member
-            if self._overlay and member.kind == "directory" and self._is_opaque(member.name):
+            if self._overlay and member.kind == "directory" and is_opaque(self._top, member.name, self._overlay):
                 yield Member(name=whiteouts.opaque(member.name), kind="file", mtime_ns=member.mtime_ns)
 
     def _is_kept_out(self, member: Member) -> bool:
@@ -126,8 +127,8 @@ class Tree:
             return True
         if member.kind != "directory" or not self._never:
             return False
-        with suppress(OSError):
-            status = os.stat(member.name, dir_fd=self._top, follow_symlinks=False)
+        with suppress(OSError), beneath(self._top, member.name) as opened:
+            status = os.fstat(opened)
             if (status.st_dev, status.st_ino) in self._never:
                 self.remarks.add(member.name, "kept out")
                 self._inside = member.name + b"/"
@@ -141,13 +142,26 @@ class Tree:
             self.remarks.add(member.name, "device")
             self._kept_out.add(member.name)
 
-    def _is_opaque(self, name: bytes) -> bool:
-        """The attribute is asked for at the tree: the reading program does not get to see it."""
-        path = b"/proc/self/fd/%d/%s" % (self._top, name)
-        try:
-            return os.getxattr(path, f"{self._overlay}.overlay.opaque", follow_symlinks=False) == b"y"
-        except OSError:
-            return False
+
+@contextmanager
+def beneath(tree: int, name: bytes) -> Iterator[int]:
+    """The place of a directory below an open one, to which no link leads, for the length of a block. Raises OSError."""
+    opened = open_beneath(tree, name, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
+    """Whether a directory of an overlay's upper one hides what is below it. The attribute is asked for at the tree, as
+    programs that read it do not get to see it.
+    """
+    try:
+        with beneath(tree, name) as directory:
+            return os.getxattr(f"/proc/self/fd/{directory}", f"{overlay}.overlay.opaque") == b"y"
+    except OSError:
+        return False
 
 
 def _path(name: bytes, field: str) -> bytes:

@@ -1,0 +1,29 @@
+"""Capabilities of the programs that root's daemon starts: none but those that their work takes.
+
+They are properties of a thread, which what it starts inherits; so a thread gives them up that ends afterwards
+(`hostprocess.in_fresh_thread`), and the daemon keeps its own.
+"""
+
+import ctypes
+from collections.abc import Collection
+from typing import Final
+
+CHOWN: Final = 0
+DAC_OVERRIDE: Final = 1
+FOWNER: Final = 3
+FSETID: Final = 4
+SYS_ADMIN: Final = 21
+MKNOD: Final = 27
+
+_MOST: Final = 64
+_CAPBSET_DROP: Final = 24
+_SET_NO_NEW_PRIVS: Final = 38
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def keep_only(kept: Collection[int]) -> None:
+    """Let what this thread starts have these capabilities at most, also as root. Does nothing for other users."""
+    _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    for capability in range(_MOST):
+        if capability not in kept:
+            _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)  # fails for who has none, and beyond the last

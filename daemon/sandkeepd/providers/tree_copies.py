@@ -1,0 +1,82 @@
+"""Copies of directory trees: GNU cp, with the capabilities that it takes, from one mount without links to another.
+
+It goes by names, and hostile code may change what they lead to meanwhile. On such mounts, see `shown`, they lead to
+nothing outside of the tree that is read, and of the one that is written: a link that was copied is not written through
+either. Everything here blocks.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from sandkeep.errors import DaemonError, ProviderError
+from sandkeepd import privileges
+from sandkeepd.hostprocess import in_fresh_thread, poll_in, spawn
+from sandkeepd.providers.shown import writable
+
+STUCK_S: Final = 20
+"""How long it may wait for one and the same thing. Only what is no file any more when it is opened, such as a FIFO,
+keeps it as long; a disk that does not answer is waited for.
+"""
+
+_FIRST_BYTES: Final = 65536
+_CAPABILITIES: Final = (
+    privileges.CHOWN, privileges.DAC_OVERRIDE, privileges.FOWNER, privileges.FSETID, privileges.MKNOD,
+    privileges.SYS_ADMIN,  # for an overlay's attributes
+)  # fmt: skip
+
+
+def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: str = "auto") -> None:
+    """Copy what is in the open directory `source`, one that is shown, to `target`. `enter` are words before a program.
+
+    Raises `storage_unavailable` when the disk is full, and `provider_unavailable`.
+    """
+    directory, name = os.path.split(target)
+    argv = [*enter, "cp", "-a", f"--reflink={reflink}", "-T", "--", "/proc/self/fd/0/.", f"/proc/self/fd/3/{name}"]
+    with writable(directory) as there:
+        said, saying = os.pipe()
+        try:
+            child = in_fresh_thread(partial(_start, argv, source, saying, there))
+        except BaseException:
+            os.close(said)
+            raise
+        finally:
+            os.close(saying)
+        with open(said, "rb", buffering=0) as complaints:
+            first = _follow(complaints.fileno(), child)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        if "No space left" in first or "quota" in first:
+            raise DaemonError("storage_unavailable", f"the state directory is full: make room there: {first[:300]}")
+        raise ProviderError("provider_unavailable", f"files could not be copied: {first[:300]}")
+
+
+def _start(argv: Sequence[str], source: int, saying: int, target: int) -> int:
+    privileges.keep_only(_CAPABILITIES)
+    return spawn(argv, stdin=source, output=saying, third=target)
+
+
+def _follow(said: int, child: int) -> str:
+    """The beginning of what it says until it ends; it is killed when it is stuck."""
+    first, waiting_s, before = b"", 0, ""
+    while True:
+        if poll_in(said, 1.0):
+            piece = os.read(said, _FIRST_BYTES)
+            if not piece:
+                return first.decode(errors="replace").strip()
+            first = (first + piece)[:_FIRST_BYTES]
+            continue
+        now = _waits(child)
+        waiting_s = waiting_s + 1 if now and now == before else 0
+        before = now
+        if waiting_s >= STUCK_S:
+            os.kill(child, signal.SIGKILL)
+            return "they became something that cannot be read"
+
+
+def _waits(child: int) -> str:
+    """How often it has waited so far, if it waits now, and not for a disk."""
+    with open(f"/proc/{child}/status", encoding="utf-8", errors="replace") as file:
+        status = dict(line.partition(":")[::2] for line in file)
+    return status["voluntary_ctxt_switches"] if "S" in status["State"] else ""

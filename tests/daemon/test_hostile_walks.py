@@ -1,0 +1,205 @@
+"""What root does with files that hostile code changes at the same time: nothing leads it out of them.
+
+Nothing here relies on it that a sandbox stands still: what changes the files has the uid of the sandbox's code, and is
+in none of its control groups. See `tests.exchanges`.
+"""
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from tests.boxes import at_most
+from tests.daemon.keeping import exported, sh
+from tests.exchanges import ONLY_THERE, PAIRS, SECRET, Closed, exchanged, plant
+
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeepd.providers import disk_usage, tree_copies
+from sandkeepd.providers.local_layout import Layout
+from sandkeepd.providers.local_packing import COPIED_FILES
+from sandkeepd.providers.shown import shown
+from sandkeepd.providers.tree_copies import copy_tree
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.needs("root", "bwrap")
+
+ROUNDS = 6
+STRANGER = 54_321
+
+
+@pytest.fixture
+def closed(places: str) -> Iterator[Closed]:
+    made = Closed(Path(tempfile.mkdtemp(dir=places)) / "closed")
+    yield made
+    made.require_untouched()
+
+
+@pytest.fixture(scope="module")
+def client(shared_daemon: Any) -> Any:
+    with shared_daemon.connect() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    source = tmp_path_factory.mktemp("source")
+    for place in (source, *source.parents[:2]):
+        place.chmod(0o755)
+    (source / "file").write_text("from the image\n")
+    return str(client.image.create(str(source)).image_id)
+
+
+class Box:
+    """A local sandbox, its user, and where the host keeps what it changed."""
+
+    def __init__(self, daemon: Any, client: Any, image: str, closed: Closed) -> None:
+        made = client.sandbox.create(image)
+        self.id = made.sandbox_id
+        self.uid = made.isolation.host_uid
+        self.upper = Path(f"{daemon.state_dir}/sandboxes/{self.id}/upper")
+        plant(self.upper, closed, self.uid)
+
+
+@pytest.fixture
+def box(shared_daemon: Any, client: Any, image: str, closed: Closed) -> Iterator[Box]:
+    made = Box(shared_daemon, client, image, closed)
+    yield made
+    client.sandbox.terminate(made.id)
+
+
+def found_in(client: Any, sandbox_id: str) -> str:
+    """Whatever of the secret can be seen in a sandbox."""
+    script = f"find . -name {ONLY_THERE}; grep -rl '{SECRET}' . 2>/dev/null; true"
+    return sh(client, sandbox_id, script)
+
+
+def require_nothing_in(archive: bytes) -> None:
+    """Fail if anything of the secret is in an archive."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            assert not member.name.endswith(ONLY_THERE)
+            file = tar.extractfile(member) if member.isreg() else None
+            assert file is None or SECRET.encode() not in file.read()
+
+
+def attempt(call: Callable[..., T], *arguments: Any, **more: Any) -> T | None:
+    """Call what may fail, as code that does this is no better served."""
+    try:
+        return call(*arguments, **more)
+    except SandkeepError:
+        return None
+
+
+def require_nothing_kept(client: Any, box: str, **options: Any) -> str | None:
+    """Make a snapshot, and look for the secret in it; answer its id, if it was made."""
+    made = attempt(client.snapshot.create, box, **options)
+    if made is None:
+        return None
+    require_nothing_in(exported(client, made.snapshot_id))
+    return str(made.snapshot_id)
+
+
+def test_a_fork_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
+    for _ in range(ROUNDS):
+        with exchanged(box.upper, box.uid):
+            made = attempt(client.sandbox.fork, box.id)
+        for fork in made.sandboxes if made else ():
+            found = found_in(client, fork.sandbox_id)
+            client.sandbox.terminate(fork.sandbox_id)
+            assert found == ""
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["copied", "in place"])
+@pytest.mark.parametrize("options", [{}, {"incremental": True}, {"include": ["d1", "d2/file", "l3"]}])
+def test_an_archive_holds_nothing_that_links_lead_to(client: Any, box: Box, many: bool, options: Any) -> None:
+    if many:
+        for number in range(COPIED_FILES):
+            (box.upper / f"more{number}").touch()
+    for _ in range(ROUNDS):
+        with exchanged(box.upper, box.uid):
+            require_nothing_kept(client, box.id, **options)
+
+
+def test_an_increment_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
+    """It is read by the names that the sandbox's files had a moment before."""
+    for _ in range(ROUNDS):
+        client.snapshot.create(box.id, incremental=True)
+        with exchanged(box.upper, box.uid):
+            require_nothing_kept(client, box.id, incremental=True)
+
+
+def test_what_is_measured_is_the_sandboxs(box: Box, closed: Closed) -> None:
+    os.truncate(closed.place / "file", 0)
+    with open(closed.place / "file", "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, 64 << 20)
+    closed.changed()
+    for _ in range(ROUNDS):
+        with exchanged(box.upper, box.uid):
+            assert disk_usage.occupied([str(box.upper)], 0, {}, [], root=True) < 32 << 20
+
+
+def test_a_sandbox_ends_that_changes_its_files_meanwhile(
+    client: Any, shared_daemon: Any, image: str, closed: Closed
+) -> None:
+    for _ in range(ROUNDS):
+        box = Box(shared_daemon, client, image, closed)
+        with exchanged(box.upper, box.uid):
+            attempt(client.sandbox.terminate, box.id)
+        client.sandbox.terminate(box.id)
+        assert not box.upper.exists()
+        closed.require_untouched()
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(str(tmp_path / "state"))
+    made.prepare()
+    return made
+
+
+@pytest.mark.parametrize("what", ["discard", "tidy"])
+def test_what_is_removed_is_the_sandboxs(layout: Layout, closed: Closed, what: str) -> None:
+    """Also when it cannot be removed at once, as it is being changed."""
+    for number in range(ROUNDS):
+        place = Path(layout.sandbox(f"box{number}"), "out", "p")
+        place.mkdir(parents=True)
+        os.chown(place, STRANGER, STRANGER)
+        plant(place, closed, STRANGER)
+        work = layout.tidy if what == "tidy" else lambda name: layout.discard([layout.sandbox(name)])
+        with exchanged(place, STRANGER), suppress(DaemonError):
+            work(f"box{number}")
+        work(f"box{number}")
+        assert not place.exists() or os.listdir(place) == []
+        closed.require_untouched()
+
+
+def test_a_copy_is_not_written_through_a_link(tmp_path: Path, closed: Closed) -> None:
+    """As of a name that is there twice, when a directory is changed while it is read: first a link, and then a file."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    (source / "name").write_text("from inside")
+    (target / "name").symlink_to(closed.place / "file")
+    with shown(str(source), above=str(tmp_path)) as opened, pytest.raises(ProviderError):
+        copy_tree(opened, str(target))
+
+
+def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO that is opened for a file keeps its reader waiting for ever."""
+    monkeypatch.setattr(tree_copies, "STUCK_S", 1)
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(PAIRS):
+        (source / f"d{number}").write_text("harmless")
+        os.mkfifo(source / f"l{number}")
+    os.chown(source, STRANGER, STRANGER)
+    with exchanged(source, STRANGER), at_most(120):
+        for number in range(ROUNDS):
+            with shown(str(source), above=str(tmp_path)) as opened, suppress(ProviderError):
+                copy_tree(opened, str(tmp_path / f"copy{number}"))
