@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import pytest
 from tests.boxes import at_most
-from tests.daemon.keeping import exported, sh
-from tests.exchanges import ONLY_THERE, PAIRS, SECRET, Closed, exchanged, plant
+from tests.daemon.keeping import sh
+from tests.exchanges import SECRET, Closed, exchanged, plant
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd.providers import disk_usage, tree_copies
@@ -31,6 +31,8 @@ pytestmark = pytest.mark.needs("root", "bwrap")
 
 ROUNDS = 6
 STRANGER = 54_321
+PAIRS = 10
+"""More than `exchanged` has unless it is told: where it is not the files in directories that count."""
 
 
 @pytest.fixture
@@ -75,15 +77,13 @@ def box(shared_daemon: Any, client: Any, image: str, closed: Closed) -> Iterator
 
 def found_in(client: Any, sandbox_id: str) -> str:
     """Whatever of the secret can be seen in a sandbox."""
-    script = f"find . -name {ONLY_THERE}; grep -rl '{SECRET}' . 2>/dev/null; true"
-    return sh(client, sandbox_id, script)
+    return sh(client, sandbox_id, f"grep -rl '{SECRET}' . 2>/dev/null; true")
 
 
 def require_nothing_in(archive: bytes) -> None:
     """Fail if anything of the secret is in an archive."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
-            assert not member.name.endswith(ONLY_THERE)
             file = tar.extractfile(member) if member.isreg() else None
             assert file is None or SECRET.encode() not in file.read()
 
@@ -96,13 +96,11 @@ def attempt(call: Callable[..., T], *arguments: Any, **more: Any) -> T | None:
         return None
 
 
-def require_nothing_kept(client: Any, box: str, **options: Any) -> str | None:
-    """Make a snapshot, and look for the secret in it; answer its id, if it was made."""
+def require_nothing_kept(client: Any, box: str, **options: Any) -> None:
+    """Make a snapshot, and look for the secret in its archive."""
     made = attempt(client.snapshot.create, box, **options)
-    if made is None:
-        return None
-    require_nothing_in(exported(client, made.snapshot_id))
-    return str(made.snapshot_id)
+    if made is not None:
+        require_nothing_in(Path(made.places[0].base, made.places[0].path).read_bytes())
 
 
 def test_a_fork_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
@@ -116,7 +114,7 @@ def test_a_fork_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["copied", "in place"])
-@pytest.mark.parametrize("options", [{}, {"incremental": True}, {"include": ["d1", "d2/file", "l3"]}])
+@pytest.mark.parametrize("options", [{}, {"incremental": True}, {"include": ["d1", "d2/f1", "l3"]}])
 def test_an_archive_holds_nothing_that_links_lead_to(client: Any, box: Box, many: bool, options: Any) -> None:
     if many:
         for number in range(COPIED_FILES):
@@ -135,8 +133,8 @@ def test_an_increment_holds_nothing_that_links_lead_to(client: Any, box: Box) ->
 
 
 def test_what_is_measured_is_the_sandboxs(box: Box, closed: Closed) -> None:
-    os.truncate(closed.place / "file", 0)
-    with open(closed.place / "file", "r+b") as file:
+    os.truncate(closed.place / "f1", 0)
+    with open(closed.place / "f1", "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, 64 << 20)
     closed.changed()
     for _ in range(ROUNDS):
@@ -166,13 +164,13 @@ def layout(tmp_path: Path) -> Layout:
 @pytest.mark.parametrize("what", ["discard", "tidy"])
 def test_what_is_removed_is_the_sandboxs(layout: Layout, closed: Closed, what: str) -> None:
     """Also when it cannot be removed at once, as it is being changed."""
-    for number in range(ROUNDS):
+    for number in range(2 * ROUNDS):
         place = Path(layout.sandbox(f"box{number}"), "out", "p")
         place.mkdir(parents=True)
         os.chown(place, STRANGER, STRANGER)
-        plant(place, closed, STRANGER)
+        plant(place, closed, STRANGER, pairs=PAIRS, files=1)
         work = layout.tidy if what == "tidy" else lambda name: layout.discard([layout.sandbox(name)])
-        with exchanged(place, STRANGER), suppress(DaemonError):
+        with exchanged(place, STRANGER, pairs=PAIRS, most_s=0), suppress(DaemonError):
             work(f"box{number}")
         work(f"box{number}")
         assert not place.exists() or os.listdir(place) == []
@@ -185,7 +183,7 @@ def test_a_copy_is_not_written_through_a_link(tmp_path: Path, closed: Closed) ->
     source.mkdir()
     target.mkdir()
     (source / "name").write_text("from inside")
-    (target / "name").symlink_to(closed.place / "file")
+    (target / "name").symlink_to(closed.place / "f1")
     with shown(str(source), above=str(tmp_path)) as opened, pytest.raises(ProviderError):
         copy_tree(opened, str(target))
 
@@ -199,7 +197,7 @@ def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.M
         (source / f"d{number}").write_text("harmless")
         os.mkfifo(source / f"l{number}")
     os.chown(source, STRANGER, STRANGER)
-    with exchanged(source, STRANGER), at_most(120):
+    with exchanged(source, STRANGER, pairs=PAIRS, most_s=0.001), at_most(120):
         for number in range(ROUNDS):
             with shown(str(source), above=str(tmp_path)) as opened, suppress(ProviderError):
                 copy_tree(opened, str(tmp_path / f"copy{number}"))
