@@ -75,9 +75,9 @@ def box(shared_daemon: Any, client: Any, image: str, closed: Closed) -> Iterator
     client.sandbox.terminate(made.id)
 
 
-def found_in(client: Any, sandbox_id: str) -> str:
+def found_in(client: Any, sandbox_id: str, places: str = ".") -> str:
     """Whatever of the secret can be seen in a sandbox."""
-    return sh(client, sandbox_id, f"grep -rl '{SECRET}' . 2>/dev/null; true")
+    return sh(client, sandbox_id, f"grep -rl '{SECRET}' {places} 2>/dev/null; true")
 
 
 def require_nothing_in(archive: bytes) -> None:
