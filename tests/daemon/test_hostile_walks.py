@@ -6,10 +6,12 @@ in none of its control groups. See `tests.exchanges`.
 
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,6 +188,41 @@ def test_a_copy_is_not_written_through_a_link(tmp_path: Path, closed: Closed) ->
     (target / "name").symlink_to(closed.place / "f1")
     with shown(str(source), above=str(tmp_path)) as opened, pytest.raises(ProviderError):
         copy_tree(opened, str(target))
+
+
+_HOLD = """
+import fcntl, os, signal, sys
+os.setresuid(*3 * [int(sys.argv[2])])
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(os.open("file", os.O_RDWR, dir_fd=int(sys.argv[1])), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+signal.pause()
+"""
+
+
+@contextmanager
+def leased(directory: Path) -> Iterator[None]:
+    """Have the owner of a file hold up whoever opens it, for the length of a block: the kernel waits for him 45 s."""
+    top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    words = [sys.executable, "-c", _HOLD, str(top), str(STRANGER)]
+    with subprocess.Popen(words, pass_fds=[top], stdout=subprocess.PIPE) as holder:
+        os.close(top)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            holder.kill()
+
+
+def test_a_copy_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_copies, "STUCK_S", 1)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("from inside")
+    os.chown(source / "file", STRANGER, STRANGER)
+    with leased(source), shown(str(source), above=str(tmp_path)) as opened, pytest.raises(ProviderError, match="waits"):
+        copy_tree(opened, str(tmp_path / "copy"))
 
 
 def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ either. Everything here blocks.
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -17,8 +18,8 @@ from sandkeepd.hostprocess import in_fresh_thread, poll_in, spawn
 from sandkeepd.providers.shown import writable
 
 STUCK_S: Final = 20
-"""How long it may wait for one and the same thing. Only what is no file any more when it is opened, such as a FIFO,
-keeps it as long; a disk that does not answer is waited for.
+"""How long it may wait for one and the same thing: for what was a file and is a FIFO when it is opened, or for a file's
+owner who has a lease on it. A disk that does not answer is waited for.
 """
 
 _FIRST_BYTES: Final = 65536
@@ -72,11 +73,15 @@ def _follow(said: int, child: int) -> str:
         before = now
         if waiting_s >= STUCK_S:
             os.kill(child, signal.SIGKILL)
-            return "they became something that cannot be read"
+            return "opening one of them waits for something in the sandbox"
 
 
 def _waits(child: int) -> str:
-    """How often it has waited so far, if it waits now, and not for a disk."""
-    with open(f"/proc/{child}/status", encoding="utf-8", errors="replace") as file:
-        status = dict(line.partition(":")[::2] for line in file)
-    return status["voluntary_ctxt_switches"] if "S" in status["State"] else ""
+    """What it has read and written so far, if it waits now, and not for a disk."""
+    with suppress(OSError):  # it has just ended
+        with open(f"/proc/{child}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(") ")[2][:1]
+        if state == "S":
+            with open(f"/proc/{child}/io", encoding="ascii") as file:
+                return file.read()
+    return ""
