@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.daemon.keeping import sh
-from tests.daemon.test_hostile_walks import ROUNDS, attempt, closed, found_in, require_nothing_kept
+from tests.daemon.test_hostile_walks import attempt, closed, found_in, require_nothing_kept
 from tests.engine import PrivateEngine
 from tests.exchanges import Closed, exchanged, plant
 
@@ -63,7 +63,7 @@ def test_nothing_is_kept_that_links_lead_to(client: Any, box: Box, where: int, c
     place = box.places[where]
     plant(place, closed, 0)
     name = "workspace/place" if where else "opt/place"
-    for _ in range(ROUNDS):
+    for _ in range(2):
         with exchanged(place, 0):
             require_nothing_kept(client, box.id)
             require_nothing_kept(client, box.id, include=[f"{name}/d0", f"{name}/l0/f1"])
