@@ -4,6 +4,7 @@ Nothing here relies on it that a sandbox stands still: what changes the files ha
 in none of its control groups. See `tests.exchanges`.
 """
 
+import errno
 import io
 import os
 import subprocess
@@ -19,12 +20,13 @@ import pytest
 from tests.boxes import at_most
 from tests.daemon.keeping import sh
 from tests.exchanges import SECRET, Closed, exchanged, plant
+from tests.users import as_user
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd.providers import disk_usage, tree_copies
 from sandkeepd.providers.local_layout import Layout
 from sandkeepd.providers.local_packing import COPIED_FILES
-from sandkeepd.providers.shown import shown
+from sandkeepd.providers.shown import shown, writable
 from sandkeepd.providers.tree_copies import copy_tree
 
 T = TypeVar("T")
@@ -238,3 +240,35 @@ def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.M
         for number in range(ROUNDS):
             with shown(str(source), above=str(tmp_path)) as opened, suppress(ProviderError):
                 copy_tree(opened, str(tmp_path / f"copy{number}"))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_users_daemon_has_such_mounts_made(closed: Closed, layers: int) -> None:
+    base = Path(tempfile.mkdtemp(dir=closed.place.parent.parent))
+    roots = [base / f"layer{number}" for number in range(layers)]
+    for place in (*roots, base / "layers"):
+        place.mkdir()
+    (roots[0] / "link").symlink_to(".")
+    (roots[0] / "file").write_text("harmless")
+    for path in (base, *base.rglob("*")):
+        os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+
+    def tries() -> list[int | None]:
+        with shown(*map(str, roots), above=str(base)) as read, writable(str(roots[0])) as written:
+            return [
+                _error(lambda: os.open("file", os.O_RDONLY, dir_fd=read)),
+                _error(lambda: os.open("link/file", os.O_RDONLY, dir_fd=read)),
+                _error(lambda: os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=read)),
+                _error(lambda: os.open("link/new", os.O_WRONLY | os.O_CREAT, dir_fd=written)),
+                _error(lambda: os.open("new", os.O_WRONLY | os.O_CREAT, dir_fd=written)),
+            ]
+
+    assert as_user(STRANGER, tries) == [None, errno.ELOOP, errno.EROFS, errno.ELOOP, None]
+
+
+def _error(work: Callable[[], int]) -> int | None:
+    try:
+        os.close(work())
+    except OSError as error:
+        return error.errno
+    return None
