@@ -23,7 +23,7 @@ from tests.exchanges import SECRET, Closed, exchanged, plant
 from tests.users import as_user
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeepd.providers import disk_usage, tree_copies
+from sandkeepd.providers import disk_usage, gvisor_saving, tree_copies
 from sandkeepd.providers.local_layout import Layout
 from sandkeepd.providers.local_packing import COPIED_FILES
 from sandkeepd.providers.shown import shown, writable
@@ -240,6 +240,18 @@ def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.M
         for number in range(ROUNDS):
             with shown(str(source), above=str(tmp_path)) as opened, suppress(ProviderError):
                 copy_tree(opened, str(tmp_path / f"copy{number}"))
+
+
+def test_a_checkpoint_holds_nothing_that_links_lead_to(tmp_path: Path, closed: Closed) -> None:
+    """What a gVisor sandbox shares with the daemon goes with it: here a link is in the place of all journals."""
+    (tmp_path / "box" / "in").mkdir(parents=True)
+    (tmp_path / "box" / "out").mkdir()
+    (tmp_path / "box" / "out" / "exits").touch()
+    (tmp_path / "box" / "out" / "p").symlink_to(closed.place)
+    archive = tmp_path / "archive"
+    with suppress(DaemonError):
+        gvisor_saving._pack_shared(str(tmp_path / "box"), str(archive), ["f1"])
+    assert SECRET.encode() not in archive.read_bytes()
 
 
 @pytest.mark.parametrize("layers", [1, 2])
