@@ -74,14 +74,15 @@ def boot_id() -> str:
 
 def start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None when there is none, or only its remains. Raises OSError
-    when that cannot be seen.
+    when that cannot be seen. One whose first thread has ended while others run has not ended.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):  # anything else, such as no descriptors left, is no answer
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    remains = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+    return None if remains else int(fields[19])
 
 
 def identify(pid: int) -> Identity | None:
@@ -335,12 +336,12 @@ def pids_where(matches: Callable[[int], bool]) -> list[int]:
 
 
 def owned_by(uid: int) -> Callable[[int], bool]:
-    """Matches the processes whose real uid is `uid`."""
-    wanted = f"\nUid:\t{uid}\t"
+    """Matches the processes that have `uid` as their real, effective, saved or file system's."""
 
     def matches(pid: int) -> bool:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            return wanted in file.read()
+            found = next((line.split()[1:] for line in file if line.startswith("Uid:")), [])
+        return str(uid) in found
 
     return matches
 

@@ -11,7 +11,7 @@ for; its end can be ordered, and is carried out when the provider answers.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -95,10 +95,10 @@ class Owned:
         """See `Ledger.owns_layer`."""
         return self._layers.is_needed(name)
 
-    def plans(self) -> Sequence[dict[str, Any]]:
+    def plans(self) -> Mapping[str, dict[str, Any]]:
         """See `Ledger.plans`."""
         ours = (s for s in self._state.sandboxes.values() if s.requested.provider == self._provider and not s.hidden)
-        return [sandbox.requested.plan for sandbox in ours]
+        return {sandbox.sandbox_id: sandbox.requested.plan for sandbox in ours}
 
 
 class Reconciler:

@@ -29,7 +29,7 @@ from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.images import Images
 from sandkeepd.insisting import insist
 from sandkeepd.kills import KILLED, Kills
-from sandkeepd.providers.base import Caller, Ending, Exit, Instance, Pausing, Provider
+from sandkeepd.providers.base import Caller, Claiming, Ending, Exit, Instance, Pausing, Provider
 from sandkeepd.query import page
 
 logger = logging.getLogger("sandkeepd")
@@ -175,7 +175,7 @@ class Sandboxes:
     def plan(
         self, provider: Provider, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, owner: str
     ) -> dict[str, Any]:
-        """What the provider decides of a sandbox to be made, besides all others. No effect."""
+        """What the provider decides of a sandbox to be made, besides all others. `give` must follow at once."""
         image = self._core.state.images.get(image_id)
         return provider.plan(
             sandbox_id, image_id, spec, caller, self._plans(provider.name),
@@ -217,9 +217,14 @@ class Sandboxes:
         return planned.name
 
     def unreserve(self, *sandbox_ids: str) -> None:
-        """They are on record, or will not be."""
+        """They are on record, or will not be: then what was claimed for them is given back."""
         for sandbox_id in sandbox_ids:
-            self._planned.pop(sandbox_id, None)
+            planned = self._planned.pop(sandbox_id, None)
+            recorded = self._core.state.sandboxes.get(sandbox_id)
+            if planned is not None and planned.provider and (recorded is None or recorded.hidden):
+                provider = self._core.provider(planned.provider)
+                if isinstance(provider, Claiming):
+                    provider.withdraw(sandbox_id, planned.plan)
 
     async def order(
         self, owner: str, names: Sequence[str], count: int, new: Callable[[list[str]], NewEvent], meta: events.Meta
@@ -256,10 +261,14 @@ class Sandboxes:
         when another has its name by now.
         """
         sandbox = self._core.state.sandboxes[sandbox_id]
-        self._claim(sandbox.owner, {sandbox_id: sandbox.requested.name}, "name")
-        self.give(sandbox_id, sandbox.requested.provider, sandbox.requested.plan)
+        asked = sandbox.requested
+        provider = self._core.provider(asked.provider)
+        self._claim(sandbox.owner, {sandbox_id: asked.name}, "name")
         try:
-            new = NewEvent(sandbox_id, sandbox.requested, sandbox_id, sandbox.revision)
+            if isinstance(provider, Claiming):
+                asked = msgspec.structs.replace(asked, plan=provider.claim_again(sandbox_id, asked.plan))
+            self.give(sandbox_id, asked.provider, asked.plan)
+            new = NewEvent(sandbox_id, asked, sandbox_id, sandbox.revision)
             [intent] = await self._core.record([new], None)
         finally:
             self.unreserve(sandbox_id)

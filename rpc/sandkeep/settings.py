@@ -228,7 +228,7 @@ def _default_socket() -> str:
 
 
 UID_RANGE: Final = 65_536
-"""How many host uids a root daemon may use, from `UID_BASE` on. The first owns the images."""
+"""How many host uids root's daemons may use, from `UID_BASE` on. The first owns the images."""
 
 STATE_DIR = Setting(
     "SANDKEEP_STATE_DIR",
@@ -295,7 +295,17 @@ UID_BASE = Setting(
     _uid_base,
     lambda: 1_900_000_000,
     "1900000000",
-    f"The first of {UID_RANGE} host uids that a root daemon gives to images and sandboxes.",
+    f"The first of {UID_RANGE} host uids that root's daemon uses: this one owns images, each sandbox has another, at "
+    "random. Those of `/etc/passwd`, `/etc/group`, `/etc/subuid` and `/etc/subgid` are left out; choose a range "
+    "that no directory service uses either.",
+)
+UID_REGISTRY = Setting(
+    "SANDKEEP_UID_REGISTRY",
+    _absolute,
+    lambda: "/run/sandkeep/uids",
+    "/run/sandkeep/uids",
+    "The directory in which all root daemons of a machine put down which host uid belongs to which sandbox. It must be "
+    "the same for all of them, be root's alone, and be empty after a boot.",
 )
 DISK_LIMIT = Setting(
     "SANDKEEP_DISK_LIMIT",

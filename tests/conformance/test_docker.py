@@ -379,8 +379,8 @@ async def test_what_is_half_made_is_swept(world: World) -> None:
         def owns_image(self, image_id: str) -> bool:
             return True
 
-        def plans(self) -> list[dict[str, Any]]:
-            return []
+        def plans(self) -> dict[str, dict[str, Any]]:
+            return {}
 
     swept = await world.provider.clean_up(Nothing())
     assert f"sandbox {instance.sandbox_id}" in swept.removed

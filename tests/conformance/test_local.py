@@ -302,9 +302,7 @@ async def test_every_sandbox_has_a_uid_of_its_own(world: World) -> None:
     for _ in range(300):
         taken.append(world.plan(new_id(SANDBOX), taken=taken))
     assert len({plan["uid"] for plan in taken}) == 300
-    same = world.plan("sbx_same")
-    assert world.plan("sbx_same") == same
-    assert world.plan("sbx_same", taken=[same])["uid"] != same["uid"]
+    assert len({world.plan("same")["uid"] for _ in range(20)}) == 20, "what a caller chooses decides nothing"
 
 
 @pytest.mark.parametrize("files", ["overlay", "reflink", "copy"])

@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ class Nothing:
     def owns_image(self, image_id: str) -> bool:
         return image_id in self.images
 
-    def plans(self) -> Sequence[dict[str, Any]]:
-        return []
+    def plans(self) -> dict[str, dict[str, Any]]:
+        return {}
 
 
 def told(swept: Swept, what: str) -> bool:

@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -621,8 +621,8 @@ class Nothing:
     def owns_image(self, image_id: str) -> bool:
         return image_id in self._images
 
-    def plans(self) -> Sequence[dict[str, Any]]:
-        return []
+    def plans(self) -> dict[str, dict[str, Any]]:
+        return {}
 
 
 async def test_removing_is_safe_to_repeat_and_takes_the_image_along(world: World) -> None:

@@ -1,12 +1,13 @@
 """The interface of a provider: what isolates sandboxes and runs their processes.
 
 Lifecycle
-    `plan` checks a request and decides all that must be on record before anything happens; it has no effect and raises
-    `not_supported` for what this machine cannot hold. After the intent is durable, `create` acts by that plan and
-    answers a running `Instance`. When a daemon starts, `adopt` turns a plan and the handle of an earlier `create` into
-    an Instance again, or answers None when the sandbox is gone. `terminate` ends whatever there is of a sandbox,
-    complete or half made, and is safe to repeat. `found` lists the sandboxes that the provider holds anything of, so
-    that it can be seen what there is; `clean_up` removes what no event owns.
+    `plan` checks a request and decides all that must be on record before anything happens; it has no effect, except
+    that it may claim what others must not get meanwhile (see `Claiming`), and raises `not_supported` for what this
+    machine cannot hold. After the intent is durable, `create` acts by that plan and answers a running `Instance`. When
+    a daemon starts, `adopt` turns a plan and the handle of an earlier `create` into an Instance again, or answers None
+    when the sandbox is gone. `terminate` ends whatever there is of a sandbox, complete or half made, and is safe to
+    repeat. `found` lists the sandboxes that the provider holds anything of, so that it can be seen what there is;
+    `clean_up` removes what no event owns.
 
 Words
     *plan*: a small JSON document, durable before the act; the same plan always means the same resources.
@@ -169,8 +170,8 @@ class Ledger(Protocol):
         """Whether a sandbox that has not ended, or that is about to be made, begins with kept files of that name."""
         ...
 
-    def plans(self) -> Sequence[dict[str, Any]]:
-        """The plans of the sandboxes that have not ended."""
+    def plans(self) -> Mapping[str, dict[str, Any]]:
+        """The plans of the sandboxes that have not ended, by their ids."""
         ...
 
 
@@ -287,6 +288,25 @@ class Instance(Protocol):
 
     async def aclose(self) -> None:
         """Let go of it. The sandbox and its processes go on."""
+        ...
+
+
+@runtime_checkable
+class Claiming(Protocol):
+    """What a provider can do beyond `Provider` when `plan` claims what nobody else on the machine may have meanwhile.
+
+    A claim goes with `terminate`. What a daemon claimed that died before the plan was on record goes with `clean_up`.
+    """
+
+    def withdraw(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        """Give back what was claimed for a plan that did not get on record. Does not block."""
+        ...
+
+    def claim_again(self, sandbox_id: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """Claim what a plan says of a sandbox that was not made; answer the plan, changed where that is another's now.
+
+        Does not block. Raises `provider_unavailable`.
+        """
         ...
 
 
@@ -484,7 +504,8 @@ class Provider(Protocol):
         owner: str,
     ) -> dict[str, Any]:
         """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended;
-        `details` are those that the import of the image answered, and `owner` is whose it will be. No effect.
+        `details` are those that the import of the image answered, and `owner` is whose it will be. No effect but that
+        of a `Claiming` provider.
         """
         ...
 

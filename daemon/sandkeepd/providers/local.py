@@ -5,11 +5,12 @@ makes them, `local_bubblewrap` says what they see, `local_layout` where they are
 """
 
 import functools
+import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar, TypeVarTuple
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
@@ -18,6 +19,7 @@ from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
+from sandkeep.settings import UID_REGISTRY
 from sandkeepd import cgroups
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostprocess import (
@@ -40,9 +42,13 @@ from sandkeepd.providers.local_plan import Plan, Planner
 from sandkeepd.providers.local_probe import Abilities, probe
 from sandkeepd.providers.local_start import Handle, Job, Lower, Started, start
 from sandkeepd.providers.local_strays import Strays
+from sandkeepd.uid_claims import Claims
+from sandkeepd.uid_registry import Registry
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+logger: Final = logging.getLogger("sandkeepd")
 
 
 class LocalInstance(Freezable, KeptInstance):
@@ -76,6 +82,10 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         self.layers = Layers(self.layout, log_id, uid_base if self.root else None)
         self._uid_base = uid_base
         self._disk_limit = disk_limit
+        self.claims: Claims | None = None
+        """The host uids of its sandboxes, which only root has to give."""
+        if self.root:
+            self.claims = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
         self._being_cleared: dict[str, trio.Event] = {}
         self._limiter = trio.CapacityLimiter(16)
         self.disks = DiskWatch(self._instances, self._occupied, self._end_instance)
@@ -93,11 +103,11 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
 
     @functools.cached_property
     def _planner(self) -> Planner:
-        return Planner(self._hierarchies, uid_base=self._uid_base, disk_limit=self._disk_limit, root=self.root)
+        return Planner(self._hierarchies, disk_limit=self._disk_limit, root=self.root)
 
     @functools.cached_property
     def _clearing(self) -> Clearing:
-        return Clearing(self.layout, self.log_id, self._planner)
+        return Clearing(self.layout, self.log_id, self._planner, self.claims)
 
     async def abilities(self) -> Abilities:
         """What was found out about this machine, once."""
@@ -152,8 +162,34 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         self.layout.image(image_id)
-        document: dict[str, Any] = msgspec.to_builtins(self._planner.decide(sandbox_id, spec, caller, taken))
+        decided = self._planner.decide(sandbox_id, spec, caller)
+        if self.claims is not None and self._planner.needs_uid(decided):
+            uid = self.claims.claim(sandbox_id, {plan.get("uid") for plan in taken})
+            decided = msgspec.structs.replace(decided, uid=uid, gid=uid)
+        document: dict[str, Any] = msgspec.to_builtins(decided)
         return document
+
+    def claim_again(self, sandbox_id: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """See `Claiming.claim_again`."""
+        uid = msgspec.convert(plan, Plan).own_uid
+        if self.claims is None or uid is None or self.claims.hold(sandbox_id, uid):
+            return plan
+        uid = self.claims.claim(sandbox_id)
+        return {**plan, "uid": uid, "gid": uid}
+
+    def withdraw(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        """See `Claiming.withdraw`."""
+        uid = msgspec.convert(plan, Plan).own_uid
+        if self.claims is not None and uid is not None:
+            with suppress(SandkeepError):  # then the next start does it
+                self.claims.withdraw(uid)
+
+    def _require_uid(self, sandbox_id: str, plan: Plan) -> None:
+        """Raise `provider_unavailable` when the host uid of a plan is not the sandbox's any more."""
+        if self.claims is None or plan.own_uid is None or self.claims.hold(sandbox_id, plan.own_uid):
+            return
+        words = f"the host uid {plan.own_uid} of sandbox {sandbox_id} belongs to somebody else by now"
+        raise ProviderError("provider_unavailable", f"{words}: make another of its files, by a fork or a snapshot")
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
@@ -166,6 +202,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         lowers = await self._lowers(image_id, decided)
         files = self._files_for(decided, found)
         job = self._job(sandbox_id, spec, decided, lowers, files, found)
+        self._require_uid(sandbox_id, decided)
         try:
             return await self._start(job, spec, secrets, found)
         except BaseException:
@@ -275,12 +312,20 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
+        self._keep_uid(sandbox_id, decided)
         instance = await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
             await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
         return None
+
+    def _keep_uid(self, sandbox_id: str, plan: Plan) -> None:
+        """Have the host uid of a sandbox that may run belong to it. It is not ended when that cannot be."""
+        try:
+            self._require_uid(sandbox_id, plan)
+        except SandkeepError as error:
+            logger.warning("cannot claim a uid", extra={"sandbox_id": sandbox_id, "why": error.message})
 
     # Starting anew
 
@@ -305,6 +350,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         files: str,
     ) -> LocalInstance:  # fmt: skip
         decided, found = msgspec.convert(plan, Plan), await self.abilities()
+        self._require_uid(sandbox_id, decided)
         job = self._job(sandbox_id, spec, decided, await self._lowers(image_id, decided), files, found)
         job = msgspec.structs.replace(job, anew=True)
         await self._in_thread(self.layout.discard, [f"{job.directory}/{name}" for name in ("in", "work", "mount")])
@@ -319,11 +365,13 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Reviving.halt`."""
+        decided = msgspec.convert(plan, Plan)
         with trio.CancelScope(shield=True):
-            await self._in_thread(self._clearing.end, sandbox_id, msgspec.convert(plan, Plan), handle)
+            await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
             instance = self._instances.get(sandbox_id)
             if instance is not None:
                 await self._see_end(instance)
+            await self._in_thread(self._clearing.end_escaped, sandbox_id, decided)
 
     async def replace_files(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
@@ -367,16 +415,14 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             failpoints.reach("end.killed")
             if instance is not None:
                 await self._see_end(instance)
-            await trio.to_thread.run_sync(self._clearing.clear, sandbox_id, limiter=self._clear_limiter)
+            last = functools.partial(self._clearing.end_for_good, sandbox_id, decided)
+            await trio.to_thread.run_sync(last, limiter=self._clear_limiter)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """The plan of a sandbox, found out from what there is of it when no event tells."""
         if plan:
             return msgspec.convert(plan, Plan)
-        return await self._in_thread(self._clearing.plan_of_stray, sandbox_id, self._held_uids())
-
-    def _held_uids(self) -> set[int | None]:
-        return {held.plan.uid for held in self._instances.values()}
+        return await self._in_thread(self._clearing.plan_of_stray, sandbox_id)
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
         """See `Provider.forget`."""
@@ -416,6 +462,10 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
                 removed.append(f"files {name}")
             else:
                 await self._in_thread(self.layers.discard_stages, name)
+        if self.claims is not None:
+            uids = {msgspec.convert(plan, Plan).own_uid: name for name, plan in ledger.plans().items()}
+            on_record = {uid: name for uid, name in uids.items() if uid is not None}
+            strays.foreign += await self._in_thread(self.claims.settle, on_record)
         if failures:
             raise failures[0]
         return Swept(removed=removed, foreign=strays.foreign)
@@ -423,9 +473,8 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
     async def _clear_stray(self, strays: Strays, sandbox_id: str, ledger: Ledger) -> None:
         """Remove what is left of a sandbox; one that is to be made under the same id waits for that."""
         cleared = self._being_cleared[sandbox_id] = trio.Event()
-        taken = self._held_uids() | {plan.get("uid") for plan in ledger.plans()}
         forgotten = not ledger.knows_sandbox(sandbox_id)
-        remove = functools.partial(self._clearing.remove_stray, strays, sandbox_id, taken, forgotten=forgotten)
+        remove = functools.partial(self._clearing.remove_stray, strays, sandbox_id, forgotten=forgotten)
         try:
             await self._in_thread(remove)
         finally:
@@ -468,6 +517,8 @@ async def open_local(
         )
         nursery.start_soon(provider.disks.run)
         nursery.start_soon(keep_looking, provider.instances)
+        if provider.claims is not None:
+            nursery.start_soon(provider.claims.keep)
         return provider
 
     async with running(make) as provider:

@@ -2,42 +2,59 @@
 
 import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from sandkeepd import cgroups, freezer
-from sandkeepd.hostprocess import kill_all, kill_known, marked, owned_by, pids_where
+from sandkeepd.hostprocess import kill_all, kill_known, marked
 from sandkeepd.providers.local_bubblewrap import marks
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
 from sandkeepd.providers.local_plan import Plan, Planner
 from sandkeepd.providers.local_start import Handle
 from sandkeepd.providers.local_strays import Strays
+from sandkeepd.uid_claims import Claims
 
 
 class Clearing:
-    """Ends and clears the sandboxes of the log `log_id`. All of it is safe to repeat."""
+    """Ends and clears the sandboxes of the log `log_id`. All of it is safe to repeat.
 
-    def __init__(self, layout: Layout, log_id: str, planner: Planner) -> None:
+    Nothing is killed on suspicion. What is killed is the first process on record, which the kernel knows from all
+    others, what is in the sandbox's control groups, and what has the uid that is claimed for it alone. Processes that
+    say by their variables that they are the sandbox's count only where there is nothing better: those of the daemon's
+    own user, and without isolation those of the caller.
+    """
+
+    def __init__(self, layout: Layout, log_id: str, planner: Planner, claims: Claims | None) -> None:
         self._layout = layout
         self._log_id = log_id
         self._planner = planner
+        self._claims = claims
 
     def end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
         """Kill what there is: the first process of the namespace takes all the others with it."""
         _doom(plan.cgroups)
-        known = plan.mechanism == "bubblewrap" and bool(handle)
         if handle:
             kill_known(msgspec.convert(handle, Handle).first)
-        if not known:
-            kill_all(lambda: marked(marks(sandbox_id, self._log_id), {os.geteuid(), plan.uid or 0}))
-            if plan.mechanism == "bubblewrap" and plan.uid is not None:
-                kill_all(lambda: pids_where(owned_by(plan.uid or -1)))
+        if not handle or plan.mechanism == "none":
+            users = {os.geteuid()} if plan.mechanism == "bubblewrap" or plan.uid is None else {os.geteuid(), plan.uid}
+            kill_all(lambda: marked(marks(sandbox_id, self._log_id), users))
         if plan.cgroups:
             kill_all(lambda: cgroups.members(plan.cgroups))
             cgroups.remove(plan.cgroups)
+
+    def end_escaped(self, sandbox_id: str, plan: Plan) -> None:
+        """Kill what still has the sandbox's own uid after its end, wherever it has got to."""
+        if self._claims is not None and plan.own_uid is not None:
+            self._claims.end(sandbox_id, plan.own_uid)
+
+    def end_for_good(self, sandbox_id: str, plan: Plan) -> None:
+        """The same, give the uid back, and remove the files, all but the journals. That can take long."""
+        if self._claims is not None and plan.own_uid is not None:
+            self._claims.release(sandbox_id, plan.own_uid)
+        self.clear(sandbox_id)
 
     def clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. That can take long."""
@@ -45,28 +62,22 @@ class Clearing:
         self._layout.tidy(sandbox_id)
         self._layout.discard([f"{directory}/{name}" for name in TEMPORARY])
 
-    def plan_of_stray(self, sandbox_id: str, taken: Collection[int | None]) -> Plan:
-        """What the plan of a sandbox that no event owns must have said, from what there is of it. `taken` are the host
-        uids of others.
-        """
-        try:
-            owner = os.lstat(f"{self._layout.sandbox(sandbox_id)}/upper").st_uid
-        except OSError:
-            owner = None
-        return self._planner.of_stray(sandbox_id, owner, taken)
+    def plan_of_stray(self, sandbox_id: str) -> Plan:
+        """What the plan of a sandbox that no event owns must have said."""
+        uid = self._claims.uid_of(sandbox_id) if self._claims is not None else None
+        return self._planner.of_stray(sandbox_id, uid)
 
-    def remove_stray(self, strays: Strays, sandbox_id: str, taken: Collection[int | None], *, forgotten: bool) -> None:
+    def remove_stray(self, strays: Strays, sandbox_id: str, *, forgotten: bool) -> None:
         """Remove what is left of a sandbox that no event owns, its journals only when it is `forgotten`."""
-        directory = self._layout.sandbox(sandbox_id)
+        directory, plan = self._layout.sandbox(sandbox_id), self.plan_of_stray(sandbox_id)
         strays.thaw(sandbox_id)
         strays.kill(sandbox_id)
         strays.unmount(directory)
-        self.end(sandbox_id, self.plan_of_stray(sandbox_id, taken), {})
+        self.end(sandbox_id, plan, {})
         strays.remove_groups(sandbox_id)
+        self.end_for_good(sandbox_id, plan)
         if forgotten:
             self._layout.discard([directory])
-        else:
-            self.clear(sandbox_id)
 
 
 def _doom(groups: Mapping[str, str]) -> None:

@@ -1,14 +1,12 @@
 """What a local sandbox will be: decided from the request and from what this machine can hold, with no effect."""
 
 import shutil
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
-from sandkeep.errors import CallerError, ProviderError, SetupError
+from sandkeep.errors import CallerError, SetupError
 from sandkeep.model import SandboxSpec
-from sandkeep.settings import UID_RANGE
 from sandkeepd.cgroups import Hierarchies, Limits
 from sandkeepd.providers.base import Caller
 from sandkeepd.providers.local_probe import Abilities
@@ -46,19 +44,23 @@ class Plan(Struct, frozen=True, kw_only=True):
     cgroups: dict[str, str] = field(default_factory=dict)
     held_by: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def own_uid(self) -> int | None:
+        """The host uid that no other sandbox and no user has; None when there is none."""
+        return self.uid if self.mechanism == "bubblewrap" else None
+
 
 class Planner:
-    """Decides for one daemon: `uid_base` begins its range of host uids, `root` is whether it may give them out."""
+    """Decides for one daemon; `root` is whether sandboxes may have host uids of their own."""
 
-    def __init__(self, hierarchies: Hierarchies, *, uid_base: int, disk_limit: int, root: bool) -> None:
+    def __init__(self, hierarchies: Hierarchies, *, disk_limit: int, root: bool) -> None:
         self._hierarchies = hierarchies
-        self._uid_base = uid_base
         self._disk_limit = disk_limit
         self._root = root
         self._bubblewrap: str | None = None
 
-    def decide(self, sandbox_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]]) -> Plan:
-        """See `Provider.plan`."""
+    def decide(self, sandbox_id: str, spec: SandboxSpec, caller: Caller) -> Plan:
+        """See `Provider.plan`. A plan that `needs_uid` says nothing of the host uid yet. No effect."""
         mechanism = self._mechanism(spec)
         if spec.network == "bridge":
             raise SetupError("not_supported", "the local provider has no bridge network: use network 'none' or 'host'")
@@ -69,14 +71,11 @@ class Planner:
         inner_uid, inner_gid = inner_user(spec.user)
         limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit
-        host_uid = self._host_uid(sandbox_id, taken)
-        groups: list[int] = []
-        host_gid = host_uid
+        host_uid, host_gid, groups = None, None, list[int]()
         if mechanism == "none":
             _check_bare(spec)
-            host_uid, host_gid, groups = (
-                (caller.uid, caller.gid, list(caller.groups)) if self._root else (None, None, [])
-            )
+            if self._root:
+                host_uid, host_gid, groups = caller.uid, caller.gid, list(caller.groups)
         return Plan(
             mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
             limits=limits, disk_bytes=disk_bytes, scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
@@ -84,13 +83,13 @@ class Planner:
             held_by=self._held_by(limits),
         )  # fmt: skip
 
-    def of_stray(self, sandbox_id: str, owner: int | None, taken: Collection[int | None]) -> Plan:
-        """What the plan of a sandbox that no event owns must have said. Its files are `owner`'s, which is its host uid
-        unless that is one of those `taken` by others, or a user's of the host.
-        """
+    def needs_uid(self, plan: Plan) -> bool:
+        """Whether a host uid has to be claimed for it."""
+        return self._root and plan.mechanism == "bubblewrap" and plan.uid is None
+
+    def of_stray(self, sandbox_id: str, uid: int | None) -> Plan:
+        """What the plan of a sandbox that no event owns must have said. `uid` is what is still claimed for it."""
         everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
-        ours = self._root and owner is not None and self._uid_base < owner < self._uid_base + UID_RANGE
-        uid = owner if ours and owner not in taken else None
         return Plan(
             mechanism="bubblewrap", uid=uid, gid=uid, limits=everything, disk_bytes=0, scratch_bytes=0,
             cgroups=self._hierarchies.plan(sandbox_id, everything),
@@ -103,18 +102,6 @@ class Planner:
         if self._bubblewrap is None:
             raise SetupError("not_supported", "bubblewrap is missing: install the package bubblewrap")
         return "bubblewrap"
-
-    def _host_uid(self, sandbox_id: str, taken: Sequence[dict[str, Any]]) -> int | None:
-        """A uid of the range that no living sandbox has. The search begins at the id's own place, so that uids rest."""
-        if not self._root:
-            return None
-        used = {plan.get("uid") for plan in taken}
-        first = int.from_bytes(sandbox_id.encode()[-6:], "big")
-        for step in range(UID_RANGE - 1):
-            uid = self._uid_base + 1 + (first + step) % (UID_RANGE - 1)
-            if uid not in used:
-                return uid
-        raise ProviderError("provider_unavailable", f"all {UID_RANGE - 1} host uids are in use: terminate sandboxes")
 
     def _held_by(self, limits: Limits) -> dict[str, str]:
         held = {"disk": "rlimit and watcher"}

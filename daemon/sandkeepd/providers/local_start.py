@@ -8,6 +8,7 @@ thread, since only a program of one thread may enter a user namespace; there ``u
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -18,7 +19,7 @@ from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd import mounts, seccomp
 from sandkeepd.cgroups import Hierarchies
-from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, kill_all, listen, marked, reap, run_tool, spawn
+from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, listen, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
 from sandkeepd.pools import ceilings
 from sandkeepd.providers.local_bubblewrap import INSIDE, View, arguments, marks, write_etc
@@ -299,7 +300,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
     if first is not None and job.plan.uid is None and job.plan.mechanism != "none":
         _limit_terminals(child, first)
     if first is None:
-        kill_all(lambda: marked(job.marks, {os.geteuid(), job.plan.uid or 0}))
+        os.kill(child, signal.SIGKILL)  # what it has started meanwhile is the sandbox's, and ends with that
         reap(child)
         sentence = ready.decode(errors="replace").strip()[:500] or "it did not say why"
         raise ProviderError("provider_unavailable", f"the sandbox did not start: {sentence}")

@@ -1,0 +1,284 @@
+"""The host uids that one root daemon has claimed for its sandboxes, in the registry that all daemons share.
+
+A uid is claimed before the intent to make its sandbox goes on record, so that whatever is on record is claimed. What
+was claimed and did not get on record is given back: at once, or by `settle` after a death in between. A uid is given
+back when no process has it any more, and then rests for `REST_S` before anybody is given it again. If processes of it
+cannot be ended it is never given out again before the machine is booted.
+
+A daemon also keeps in memory what it claimed, and puts it back into a registry that somebody removed. Meanwhile no
+other daemon gets a uid of which there is a process.
+"""
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Final
+
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import ProviderError, SandkeepError, SetupError
+from sandkeep.settings import UID_BASE, UID_RANGE
+from sandkeepd import uid_processes
+from sandkeepd.accounts import Accounts
+from sandkeepd.uid_registry import Entry, Registry, now
+
+logger: Final = logging.getLogger("sandkeepd")
+
+REST_S: Final = 300
+"""How long a uid rests after its sandbox. A range of 65,535 then lasts for 218 sandboxes a second, for ever."""
+
+RENEW_PERIOD_S: Final = 10.0
+SWEEP_EVERY: Final = 6
+"""So many renewals pass between two looks through all entries."""
+
+_TRIES: Final = 100
+
+
+class Claims:
+    """Those of the log `log_id`, whose state directory is `home`: of the `UID_RANGE` uids that follow `base`, which
+    itself owns the images of every daemon that has the same.
+    """
+
+    def __init__(
+        self, registry: Registry, *, base: int, log_id: str, home: str, accounts: Accounts | None = None
+    ) -> None:
+        self._registry = registry
+        self._base = base
+        self._log_id = log_id
+        self._home = home
+        self._accounts = accounts or Accounts()
+        self._held: dict[int, str] = {}
+        self._base_is_claimed = False
+        self._lock = threading.Lock()
+
+    # Claiming
+
+    def claim(self, sandbox_id: str, avoid: Collection[int | None] = ()) -> int:
+        """Claim a uid for a sandbox that is about to go on record: any one that is nobody's, and not one to `avoid`.
+
+        Raises `provider_unavailable`.
+        """
+        self._claim_base()
+        for _ in range(_TRIES):
+            uid = self._base + 1 + secrets.randbelow(UID_RANGE - 1)
+            if uid not in avoid and self._take(uid, sandbox_id):
+                return uid
+        return self._claim_of_few(sandbox_id, avoid)
+
+    def _claim_of_few(self, sandbox_id: str, avoid: Collection[int | None]) -> int:
+        """The same where hardly one is free: look at all."""
+        self.sweep()
+        known = self._registry.entries()
+        free = [uid for uid in range(self._base + 1, self._base + UID_RANGE) if uid not in known and uid not in avoid]
+        secrets.SystemRandom().shuffle(free)
+        for uid in free:
+            if self._take(uid, sandbox_id):
+                return uid
+        raise ProviderError(
+            "provider_unavailable",
+            f"of {UID_RANGE - 1} host uids from {self._base} on none is free: terminate sandboxes, wait {REST_S} s "
+            f"until uids have rested, or have {UID_BASE.name} name a range that no account, subuid or subgid is in",
+        )
+
+    def _take(self, uid: int, sandbox_id: str) -> bool:
+        if self._accounts.owner(uid) is not None or uid_processes.any_of(uid):
+            return False
+        if not self._registry.take(uid, self._entry(sandbox_id)):
+            return False
+        with self._lock:
+            self._held[uid] = sandbox_id
+        failpoints.reach("uid.claimed")
+        return True
+
+    def _claim_base(self) -> None:
+        """Keep the owner of our images from being given to a sandbox of a daemon whose range begins elsewhere."""
+        if self._base_is_claimed or self._registry.take(self._base, Entry("images")):
+            self._base_is_claimed = True
+            return
+        found = self._registry.read(self._base)
+        if found is not None and found.is_void:
+            with self._registry.locked():
+                self._registry.put(self._base, Entry("images"))
+        elif found is not None and found.state != "images":
+            raise SetupError(
+                "not_configured",
+                f"{UID_BASE.name}={self._base} is the host uid of a sandbox of {found.log_id or 'another log'}: "
+                "give all root daemons of this machine the same, or ranges that do not overlap",
+            )
+        self._base_is_claimed = True
+
+    def hold(self, sandbox_id: str, uid: int) -> bool:
+        """Claim the very uid that a sandbox on record has. False when it is another's by now, or cannot be claimed.
+
+        One that rests since this sandbox is taken up again.
+        """
+        for _ in range(2):
+            found = self._registry.read(uid)
+            if found is None:
+                if self._accounts.owner(uid) is not None:
+                    return False
+                if self._registry.take(uid, self._entry(sandbox_id)):
+                    return self._hold(uid, sandbox_id)
+            elif found.is_void or (found.state == "resting" and self._is_ours(found, sandbox_id)):
+                if self._put_back(uid, sandbox_id, found):
+                    return self._hold(uid, sandbox_id)
+            elif found.state == "claimed" and self._is_ours(found, sandbox_id):
+                return self._hold(uid, sandbox_id)
+            else:
+                return False
+        return False
+
+    def _hold(self, uid: int, sandbox_id: str) -> bool:
+        with self._lock:
+            self._held[uid] = sandbox_id
+        return True
+
+    def _put_back(self, uid: int, sandbox_id: str, seen: Entry) -> bool:
+        """Replace an entry by a claim, if it still is what was seen."""
+        with self._registry.locked():
+            if self._registry.read(uid) != seen:
+                return False
+            self._registry.put(uid, self._entry(sandbox_id))
+        return True
+
+    def _entry(self, sandbox_id: str) -> Entry:
+        return Entry("claimed", self._log_id, sandbox_id, self._home)
+
+    def _is_ours(self, entry: Entry, sandbox_id: str | None = None) -> bool:
+        """Whether it is an entry of our log. The state directory may have been moved since, but not copied."""
+        if entry.log_id != self._log_id or entry.is_void or sandbox_id not in (None, entry.sandbox_id):
+            return False
+        return entry.home == self._home or not os.path.lexists(entry.home)
+
+    # Giving back
+
+    def withdraw(self, uid: int) -> None:
+        """Give back a uid whose sandbox did not get on record, so that nothing ever ran with it."""
+        sandbox_id = self._let_go(uid)
+        found = self._registry.read(uid)
+        if found is not None and found.state == "claimed" and self._is_ours(found, sandbox_id):
+            self._registry.remove(uid)
+
+    def end(self, sandbox_id: str, uid: int) -> None:
+        """Kill every process of the uid of a sandbox that is on record, if the uid is claimed for it.
+
+        Does nothing to a uid that rests, or is anybody else's. Blocks.
+        """
+        if self._own(sandbox_id, uid):
+            uid_processes.end_all(uid)
+
+    def release(self, sandbox_id: str, uid: int) -> None:
+        """The same, and give the uid back once no process has it. Safe to repeat. Blocks.
+
+        Never raises for a registry that cannot be used: the uid then stays claimed until a daemon of this log starts.
+        """
+        try:
+            if self._own(sandbox_id, uid):
+                ended = uid_processes.end_all(uid)
+                failpoints.reach("uid.emptied")
+                self._let_go(uid)
+                self._registry.put(uid, self._entry(sandbox_id)._replace(state="resting" if ended else "stuck"))
+                failpoints.reach("uid.released")
+                if not ended:
+                    logger.warning("uid not given out again", extra={"uid": uid, "why": _why_stuck(uid)})
+        except SandkeepError as error:
+            logger.warning("uid not given back", extra={"uid": uid, "sandbox_id": sandbox_id, "why": error.message})
+        finally:
+            self._let_go(uid)
+
+    def _own(self, sandbox_id: str, uid: int) -> bool:
+        """Whether the uid is claimed for a sandbox of ours. It is claimed now if somebody has removed the registry, or
+        an earlier version had none.
+        """
+        found = self._registry.read(uid)
+        if found is None or found.is_void:
+            return self.hold(sandbox_id, uid)
+        return found.state == "claimed" and self._is_ours(found, sandbox_id)
+
+    def _let_go(self, uid: int) -> str | None:
+        with self._lock:
+            return self._held.pop(uid, None)
+
+    def uid_of(self, sandbox_id: str) -> int | None:
+        """The uid that is claimed for a sandbox of ours that is not on record."""
+        with suppress(SandkeepError):
+            for uid, entry in self._registry.entries().items():
+                if entry.state == "claimed" and self._is_ours(entry, sandbox_id):
+                    return uid
+        return None
+
+    # Bringing the registry and the record together
+
+    def settle(self, on_record: Mapping[int, str]) -> list[str]:
+        """At a start: claim what is on record, give back what is claimed and not; answer what there is to be told.
+
+        `on_record` is whose uid each is. Blocks.
+        """
+        for uid, sandbox_id in on_record.items():
+            found = self._registry.read(uid)
+            if found is None or found.is_void:
+                self.hold(sandbox_id, uid)
+        told = list[str]()
+        for uid, entry in sorted(self._registry.entries().items()):
+            if not self._is_ours(entry):
+                continue
+            if entry.state == "claimed" and uid not in on_record and uid not in self._held:
+                self.release(entry.sandbox_id, uid)
+            elif entry.state == "stuck":
+                told.append(f"host uid {uid} of sandbox {entry.sandbox_id}: {_why_stuck(uid)}")
+        return told
+
+    def renew(self) -> None:
+        """Put back what is missing of our claims. Blocks."""
+        if self._base_is_claimed:
+            self._registry.take(self._base, Entry("images"))
+        for uid, sandbox_id in list(self._held.items()):
+            found = self._registry.read(uid)
+            if found is not None and found.state == "claimed" and self._is_ours(found, sandbox_id):
+                continue
+            if self._held.get(uid) == sandbox_id and not self.hold(sandbox_id, uid):
+                self._let_go(uid)
+                logger.warning("uid claimed by another", extra={"uid": uid, "sandbox_id": sandbox_id})
+
+    def sweep(self) -> None:
+        """Remove the entries of uids that have rested, of an earlier boot, and, after a rest, of logs that are gone.
+
+        Blocks.
+        """
+        with self._registry.locked():
+            for uid, entry in self._registry.entries().items():
+                if entry.is_void or (entry.state == "resting" and now() - entry.since >= REST_S):
+                    self._registry.remove(uid)
+                elif entry.state == "claimed" and self._is_orphan(uid, entry):
+                    self._registry.put(uid, entry._replace(state="resting", boot="", since=0))
+
+    def _is_orphan(self, uid: int, entry: Entry) -> bool:
+        """Whether nobody will ever give that back. A daemon that we are wrong about takes it up again; see `renew`."""
+        if now() - entry.since < REST_S or uid in self._held or uid_processes.any_of(uid):
+            return False
+        return os.path.isabs(entry.home) and not os.path.lexists(entry.home)
+
+    async def keep(self) -> None:
+        """Keep the registry in order. Runs until cancelled."""
+        why = ""
+        while True:
+            for _ in range(SWEEP_EVERY):
+                await trio.sleep(RENEW_PERIOD_S)
+                try:
+                    await trio.to_thread.run_sync(self.renew)
+                except SandkeepError as error:
+                    if error.message != why:
+                        logger.warning("cannot keep the uid registry", extra={"why": error.message})
+                    why = error.message
+            with suppress(SandkeepError):  # another daemon does it
+                await trio.to_thread.run_sync(self.sweep)
+
+
+def _why_stuck(uid: int) -> str:
+    pids = uid_processes.living(uid)
+    numbers = ", ".join(map(str, pids[:5])) or "that ended too late"
+    return f"processes of it could not be ended ({numbers}), so nobody gets it before the machine is booted"

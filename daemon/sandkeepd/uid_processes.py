@@ -1,0 +1,105 @@
+"""The processes of one host uid: are there any, and ending them all.
+
+A uid that belongs to one sandbox alone says more surely than anything else what the sandbox's processes are: the code
+inside can leave its process group, its session, and whatever else it was put into, but without privileges never its
+uid. So they are killed by a helper that has that uid and nothing else, with ``kill(-1)``: the kernel goes through all
+processes while none can fork, and lets the helper hit none of anybody else.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from sandkeepd import spawning
+from sandkeepd.hostprocess import TOOL_ENV, ordinary_priority, owned_by, pids_where
+
+DEADLINE_S: Final = 5.0
+"""How long killed processes may take to be gone."""
+
+_HELPER_S: Final = 10.0
+_MOST_PAUSE_S: Final = 0.5
+
+# It has root's rights until the very call before the one that kills, so that the code inside has no time to kill the
+# helper first; and as it executes nothing after that, nobody but root may attach to it as a debugger.
+_HELPER: Final = """
+import os, sys
+uid = int(sys.argv[1])
+os.chdir("/")
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+os.kill(-1, 9)
+"""
+
+
+def any_of(uid: int) -> bool:
+    """Whether the kernel knows of a process with this real uid, be it only what is left of one. Takes a microsecond.
+
+    Looking for all four uids of a process takes a file of /proc for each. Code in sandboxes has the same in all four:
+    it was started so, and has no privileges by which one could become another.
+    """
+    try:
+        os.getpriority(os.PRIO_USER, uid)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def living(uid: int) -> list[int]:
+    """The processes that have the uid as their real, effective, saved or file system's, and can still do something."""
+    return pids_where(owned_by(uid))
+
+
+def is_empty(uid: int) -> bool:
+    """Whether no process is left that could do anything. What is left of one until its parent asks does not count."""
+    return not any_of(uid) or not living(uid)
+
+
+def end_all(uid: int, deadline_s: float = DEADLINE_S) -> bool:
+    """Kill every process of a uid that belongs to a sandbox of ours; answer whether it is certain that none is left.
+
+    Blocks. It is not certain of one that the kernel cannot end now, such as one that waits for a dead disk.
+    """
+    if uid <= 0:
+        raise ValueError(f"uid {uid} belongs to no sandbox")
+    deadline = time.monotonic() + deadline_s
+    for pause_s in _pauses():
+        if is_empty(uid):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        _kill_as(uid)
+        time.sleep(pause_s)
+    return False
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = 0.002
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+
+
+def _kill_as(uid: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        with ordinary_priority():
+            argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(uid)]
+            child = spawning.start(argv, TOOL_ENV, dict.fromkeys(range(3), null), [signal.SIGPIPE])
+    finally:
+        os.close(null)
+    pidfd = os.pidfd_open(child)  # not reaped before, so it is that very process
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(_HELPER_S * 1000):  # stopped by the code inside
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
