@@ -337,11 +337,15 @@ def pids_where(matches: Callable[[int], bool]) -> list[int]:
 
 def owned_by(uid: int) -> Callable[[int], bool]:
     """Matches the processes that have `uid` as their real, effective, saved or file system's."""
+    wanted = str(uid).encode()
 
     def matches(pid: int) -> bool:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            found = next((line.split()[1:] for line in file if line.startswith("Uid:")), [])
-        return str(uid) in found
+        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096)  # it stands among the first lines
+        finally:
+            os.close(fd)
+        return wanted in text.partition(b"\nUid:")[2].partition(b"\n")[0].split()
 
     return matches
 

@@ -16,8 +16,10 @@ from sandkeep import failpoints, transfer
 from sandkeep.errors import SandkeepError
 from sandkeep.events import EVENTS
 from sandkeep.ids import new_id
+from sandkeep.settings import UID_REGISTRY
 from sandkeep_store import offline
 from sandkeep_store.log import Recorded
+from sandkeepd.uid_registry import Registry
 
 LINES = 300
 COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; exit 7'
@@ -228,6 +230,9 @@ def leftovers(story: Story) -> list[str]:
         found += [f"{directory}/{name}" for name in names if any(box in name for box in boxes)]
     for box in boxes:
         found += [f"{box}/{name}" for name in os.listdir(f"{state_dir}/sandboxes/{box}") if name not in KEPT]
+    if os.geteuid() == 0:
+        entries = Registry(UID_REGISTRY()).entries().items()
+        found += [f"uid {uid} of {e.sandbox_id}" for uid, e in entries if e.home == state_dir and e.state != "resting"]
     for place in ("trash", "images", "layers", "catalogues"):
         if os.path.isdir(f"{state_dir}/{place}"):
             found += [f"{place}/{name}" for name in os.listdir(f"{state_dir}/{place}")]

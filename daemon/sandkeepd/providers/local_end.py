@@ -2,9 +2,10 @@
 
 import os
 import signal
+import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,6 +17,9 @@ from sandkeepd.providers.local_plan import Plan, Planner
 from sandkeepd.providers.local_start import Handle
 from sandkeepd.providers.local_strays import Strays
 from sandkeepd.uid_claims import Claims
+
+PARENT_S: Final = 0.01
+"""How long bubblewrap may take to end after the first process of its namespace."""
 
 
 class Clearing:
@@ -42,6 +46,8 @@ class Clearing:
             users = {os.geteuid()} if plan.mechanism == "bubblewrap" or plan.uid is None else {os.geteuid(), plan.uid}
             kill_all(lambda: marked(marks(sandbox_id, self._log_id), users))
         if plan.cgroups:
+            if handle and plan.mechanism == "bubblewrap":
+                _let_parent_end(plan.cgroups)
             kill_all(lambda: cgroups.members(plan.cgroups))
             cgroups.remove(plan.cgroups)
 
@@ -78,6 +84,15 @@ class Clearing:
         self.end_for_good(sandbox_id, plan)
         if forgotten:
             self._layout.discard([directory])
+
+
+def _let_parent_end(groups: Mapping[str, str]) -> None:
+    """Give the parent of a first process that has ended the time to ask after it: what nobody has asked after still
+    has the sandbox's uid, and it takes longer to see that it is nothing but remains.
+    """
+    deadline = time.monotonic() + PARENT_S
+    while cgroups.members(groups) and time.monotonic() < deadline:
+        time.sleep(0.0002)
 
 
 def _doom(groups: Mapping[str, str]) -> None:

@@ -1,0 +1,150 @@
+"""All processes of one uid are found and ended, whatever they do, and nobody else's."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sandkeepd import cgroups, freezer, hostprocess, placement, uid_processes
+from sandkeepd.cgroups import Hierarchies, Limits
+
+pytestmark = pytest.mark.needs("root")
+
+ENEMY, NEIGHBOUR, ALONE = (million * 1_000_000 + os.getpid() for million in (1899, 1898, 1897))
+"""Outside of every range of sandboxes, and another for each run of the tests."""
+
+
+BECOME = """
+import ctypes, os, signal, threading, time
+os.chdir("/")
+os.setgroups([])
+os.setresgid({uid}, {uid}, {uid})
+os.setresuid({uid}, {uid}, {uid})
+"""
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+    """Starts Python code as a user; it is begun when it has written a line."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def make(code: str, uid: int = ENEMY) -> "subprocess.Popen[bytes]":
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", BECOME.format(uid=uid) + code],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        begun.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        return child
+
+    yield make
+    for child in begun:
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+    for uid in (ENEMY, NEIGHBOUR, ALONE):
+        uid_processes.end_all(uid)
+
+
+READY = "os.write(1, b'.\\n')\n"
+STAY = f"{READY}time.sleep(1000)"
+
+ENEMIES = {
+    "stays": STAY,
+    "a daemon": f"os.fork() and os._exit(0)\nos.setsid()\nos.fork() and os._exit(0)\n{STAY}",
+    "ignores all": f"[signal.signal(n, signal.SIG_IGN) for n in range(1, 32) if n not in (9, 19)]\n{STAY}",
+    "stopped": f"{READY}os.kill(os.getpid(), signal.SIGSTOP)",
+    "a tree": f"for _ in range(6): os.fork()\n{STAY}",
+    "forks for ever": f"{READY}\nwhile True:\n    if os.fork(): time.sleep(0.0005); os._exit(0)",
+    "kills all others": (
+        f"{READY}\nwhile True:\n    try: os.kill(-1, 9)\n    except ProcessLookupError: pass"
+    ),
+    "stops all others": (
+        f"{READY}\nwhile True:\n    try: os.kill(-1, signal.SIGSTOP)\n    except ProcessLookupError: pass"
+    ),
+    "another namespace": (
+        f"{READY}os.execvp('unshare', ['unshare', '-Ur', '--pid', '--fork', '--mount-proc', 'sleep', '1000'])"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENEMIES)
+def test_whatever_they_do(begin: Callable[..., "subprocess.Popen[bytes]"], name: str) -> None:
+    neighbour = begin(STAY, NEIGHBOUR)
+    begin(ENEMIES[name])
+    assert uid_processes.any_of(ENEMY)
+    assert uid_processes.end_all(ENEMY)
+    assert uid_processes.living(ENEMY) == []
+    assert neighbour.poll() is None
+    assert uid_processes.living(NEIGHBOUR) == [neighbour.pid]
+
+
+def test_one_whose_first_thread_has_ended_is_a_process(begin: Callable[..., "subprocess.Popen[bytes]"]) -> None:
+    code = "threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b'.\\n'), "
+    child = begin(f"{code}time.sleep(1000))).start()\nctypes.CDLL(None).pthread_exit(None)")
+    with open(f"/proc/{child.pid}/stat", "rb") as file:
+        assert file.read().rpartition(b") ")[2][:1] == b"Z", "it looks like what is left of a process"
+    assert hostprocess.identify(child.pid) is not None
+    assert uid_processes.living(ENEMY) == [child.pid]
+    assert uid_processes.end_all(ENEMY)
+    assert hostprocess.identify(child.pid) is None
+
+
+def test_what_is_left_of_one_until_its_parent_asks_does_not_count(
+    begin: Callable[..., "subprocess.Popen[bytes]"],
+) -> None:
+    child = begin(STAY, ALONE)
+    pidfd = os.pidfd_open(child.pid)
+    os.kill(child.pid, signal.SIGKILL)
+    assert hostprocess.has_ended(pidfd, 10)
+    os.close(pidfd)
+    assert uid_processes.any_of(ALONE), "nobody has asked after it"
+    assert uid_processes.is_empty(ALONE)
+    child.wait()
+    assert not uid_processes.any_of(ALONE)
+
+
+def test_each_of_the_four_uids_counts(begin: Callable[..., "subprocess.Popen[bytes]"]) -> None:
+    for ids in ((ENEMY, 0, 0), (0, ENEMY, 0), (0, 0, ENEMY)):
+        child = begin(f"os.setresuid{ids}\n{STAY}", uid=0)
+        assert uid_processes.living(ENEMY) == [child.pid], ids
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.needs("freezer")
+def test_what_cannot_be_ended_is_not_taken_for_ended(begin: Callable[..., "subprocess.Popen[bytes]"]) -> None:
+    """The kernel delivers no signal to what stands still in a freezer of version 1."""
+    hierarchies = Hierarchies()
+    groups = hierarchies.plan(f"skt-frozen-{os.getpid()}", Limits(pids=10))
+    if not os.path.isdir(os.path.dirname(os.path.dirname(groups.get("freezer", "")))):
+        pytest.skip("what stands still in version 2 is killed at once")
+    hierarchies.create(groups, Limits(pids=10))
+    child = begin(STAY)
+    try:
+        with open(f"{groups['freezer']}/cgroup.procs", "w") as file:
+            file.write(str(child.pid))
+        switch = freezer.switch_of(groups)
+        assert switch is not None
+        placement.write(switch.file, switch.freeze)
+        freezer.insist(lambda: freezer.stand_still(groups))
+        assert not uid_processes.end_all(ENEMY, 0.2)
+        assert uid_processes.living(ENEMY) == [child.pid]
+    finally:
+        freezer.thaw(groups)
+        child.kill()
+        child.wait()
+        cgroups.remove(groups)
+    assert uid_processes.end_all(ENEMY)
+
+
+def test_root_and_nobody_in_particular_are_refused() -> None:
+    for uid in (0, -1):
+        with pytest.raises(ValueError, match="no sandbox"):
+            uid_processes.end_all(uid)
