@@ -8,7 +8,6 @@ processes while none can fork, and lets the helper hit none of anybody else.
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import time
@@ -16,12 +15,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from sandkeepd import spawning
-from sandkeepd.hostprocess import TOOL_ENV, ordinary_priority, owned_by, pids_where
+from sandkeepd.hostprocess import TOOL_ENV, has_ended, ordinary_priority, owned_by, pids_where
 
-DEADLINE_S: Final = 5.0
+DEADLINE_S: Final = 10.0
 """How long killed processes may take to be gone."""
 
-_HELPER_S: Final = 10.0
+_HELPER_S: Final = 5.0
+_CONTINUE_EVERY_S: Final = 0.1
 _MOST_PAUSE_S: Final = 0.5
 
 # It has root's rights until the very call before the one that kills, so that the code inside has no time to kill the
@@ -95,10 +95,10 @@ def _kill_as(uid: int) -> None:
         os.close(null)
     pidfd = os.pidfd_open(child)  # not reaped before, so it is that very process
     try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(_HELPER_S * 1000):  # stopped by the code inside
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        deadline = time.monotonic() + _HELPER_S
+        while not has_ended(pidfd, _CONTINUE_EVERY_S):  # the code inside may have stopped it
+            late = time.monotonic() > deadline
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL if late else signal.SIGCONT)
     finally:
         os.close(pidfd)
     with contextlib.suppress(ChildProcessError):

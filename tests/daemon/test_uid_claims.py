@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -41,6 +41,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     monkeypatch.setattr(uid_registry, "now", later)
     monkeypatch.setattr(uid_claims, "now", later)
     return move
+
+
+Begin = Callable[[int], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Starts a process of a uid, which is gone afterwards."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def make(uid: int) -> "subprocess.Popen[bytes]":
+        begun.append(subprocess.Popen(["sleep", "1000"], user=uid, group=uid, extra_groups=[]))
+        return begun[-1]
+
+    yield make
+    for child in begun:
+        child.kill()
+        child.wait()
 
 
 class Machine:
@@ -133,11 +151,10 @@ def test_uids_of_accounts_are_not_given(machine: Machine) -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_uid_of_which_there_is_a_process_is_not_given(machine: Machine) -> None:
+def test_a_uid_of_which_there_is_a_process_is_not_given(machine: Machine, begin: Begin) -> None:
     victim = BASE + 7
-    with subprocess.Popen(["sleep", "1000"], user=victim, group=victim, extra_groups=[]) as child:
-        assert victim not in everything(machine.daemon())
-        child.kill()
+    begin(victim)
+    assert victim not in everything(machine.daemon())
 
 
 def test_a_uid_rests_after_use(machine: Machine, few: None, clock: Callable[[int], None]) -> None:
@@ -158,27 +175,25 @@ def test_a_uid_rests_after_use(machine: Machine, few: None, clock: Callable[[int
     assert sorted(everything(machine.daemon("two"))) == sorted(uids[:2])
 
 
-def test_nothing_is_ended_but_what_is_claimed(machine: Machine) -> None:
+def test_nothing_is_ended_but_what_is_claimed(machine: Machine, begin: Begin) -> None:
     mine, theirs = machine.daemon("one"), machine.daemon("two")
     uid = theirs.claim("box")
-    with subprocess.Popen(["sleep", "1000"], user=uid, group=uid, extra_groups=[]) as child:
-        assert not mine.hold("box", uid)
-        mine.end("box", uid)
-        mine.release("box", uid)
-        mine.withdraw(uid)
-        mine.settle({uid: "box"})
-        mine.settle({})
-        mine.sweep()
-        assert child.poll() is None
-        assert machine.states() == {"claimed": 1}
-        theirs.release("box", uid)
-        assert child.wait(10) == -9
+    child = begin(uid)
+    assert not mine.hold("box", uid)
+    mine.end("box", uid)
+    mine.release("box", uid)
+    mine.withdraw(uid)
+    mine.settle({uid: "box"})
+    mine.settle({})
+    mine.sweep()
+    assert child.poll() is None
+    assert machine.states() == {"claimed": 1}
+    theirs.release("box", uid)
+    assert child.wait(10) == -9
     assert machine.states() == {"resting": 1}
-    child = subprocess.Popen(["sleep", "1000"], user=uid, group=uid, extra_groups=[])
+    child = begin(uid)
     theirs.release("box", uid)  # it rests: whatever has it now is not the sandbox's
     assert child.poll() is None
-    child.kill()
-    child.wait()
 
 
 def test_a_daemon_that_died_before_the_record(machine: Machine) -> None:
@@ -202,10 +217,10 @@ def test_a_sandbox_that_is_made_after_all_has_its_uid_again(machine: Machine) ->
     assert machine.states() == {"claimed": 1}
 
 
-def test_a_registry_that_is_removed_is_made_anew(machine: Machine, few: None) -> None:
+def test_a_registry_that_is_removed_is_made_anew(machine: Machine, begin: Begin, few: None) -> None:
     living, away = machine.daemon("living"), machine.daemon("away")
     mine, theirs = living.claim("mine"), away.claim("theirs")
-    running = subprocess.Popen(["sleep", "1000"], user=theirs, group=theirs, extra_groups=[])
+    running = begin(theirs)
     shutil.rmtree(machine.path)
     living.renew()
     assert set(machine.registry.entries()) == {BASE, mine}
@@ -244,18 +259,16 @@ def test_after_a_boot_nothing_is_claimed(machine: Machine, monkeypatch: pytest.M
     assert (found.state, found.sandbox_id, found.boot) == ("claimed", "box", "one-more-boot")
 
 
-def test_uids_of_a_log_that_is_gone(machine: Machine, few: None, clock: Callable[[int], None]) -> None:
+def test_uids_of_a_log_that_is_gone(machine: Machine, begin: Begin, few: None, clock: Callable[[int], None]) -> None:
     uids = everything(machine.daemon("gone"))
     runs = uids[0]
-    child = subprocess.Popen(["sleep", "1000"], user=runs, group=runs, extra_groups=[])
+    begin(runs)
     shutil.rmtree(machine.root / "gone")
     clock(REST_S + 1)
     machine.daemon().sweep()
     assert machine.states() == {"claimed": 1, "resting": 39}
     clock(REST_S + 1)
     assert sorted(everything(machine.daemon())) == sorted(uids[1:])
-    child.kill()
-    child.wait()
 
 
 def test_a_log_that_only_seemed_to_be_gone(machine: Machine, clock: Callable[[int], None]) -> None:
