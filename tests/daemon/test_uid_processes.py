@@ -1,6 +1,7 @@
 """All processes of one uid are found and ended, whatever they do, and nobody else's."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -77,10 +78,13 @@ ENEMIES = {
 @pytest.mark.parametrize("name", ENEMIES)
 def test_whatever_they_do(begin: Callable[..., "subprocess.Popen[bytes]"], name: str) -> None:
     neighbour = begin(STAY, NEIGHBOUR)
-    begin(ENEMIES[name])
+    enemy = begin(ENEMIES[name])
     assert uid_processes.any_of(ENEMY)
     assert uid_processes.end_all(ENEMY)
-    assert uid_processes.living(ENEMY) == []
+    assert enemy.stdout is not None
+    open_end = select.poll()  # all of them have the other end of the pipe, also those that nobody would see in /proc
+    open_end.register(enemy.stdout, 0)
+    assert [what for _, what in open_end.poll(10_000)] == [select.POLLHUP]
     assert neighbour.poll() is None
     assert uid_processes.living(NEIGHBOUR) == [neighbour.pid]
 
@@ -105,7 +109,8 @@ def test_what_is_left_of_one_until_its_parent_asks_does_not_count(
     assert hostprocess.has_ended(pidfd, 10)
     os.close(pidfd)
     assert uid_processes.any_of(ALONE), "nobody has asked after it"
-    assert uid_processes.is_empty(ALONE)
+    assert uid_processes.living(ALONE) == []
+    assert uid_processes.end_all(ALONE)
     child.wait()
     assert not uid_processes.any_of(ALONE)
 
