@@ -53,8 +53,8 @@ _PATIENCE_MS: Final = 500
 # $1 the directory, $2 what must not be copied into itself, if the caller can see it at all. What the kernel shows as
 # files is left out: it may have no end (kcore), or never answer (kmsg).
 _SURVEY: Final = f"""
-cd -- "$1" || {{ ls -d -- "$1/"; exit 3; }}
-[ -e "$2" ] && set -- -samefile "$2" -prune -o || set --
+cd -- "$SOURCE" || {{ ls -d -- "$SOURCE/"; exit 3; }}
+[ -e "$1" ] && set -- -samefile "$1" -prune -o || set --
 for type in proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf pstore efivarfs; do
 	set -- "$@" -fstype $type -prune -printf 'K %s %p\\0' -o
 done
@@ -62,11 +62,10 @@ exec find . -maxdepth {MAX_DEPTH} "$@" -printf '%y %s %p\\0'
 """
 
 
-# $1 the path, $2 the Dockerfile looked for.
 _LOOK: Final = """
-[ -f "$1" ] && exec echo file
-cd -- "$1" || { ls -d -- "$1/"; exit 3; }
-[ -f "./$2" ] && exec echo dockerfile
+[ -f "$SOURCE" ] && exec echo file
+cd -- "$SOURCE" || { ls -d -- "$SOURCE/"; exit 3; }
+[ -f "./$DOCKERFILE" ] && exec echo dockerfile
 echo directory
 """
 
@@ -158,8 +157,8 @@ def _as_caller(caller: Caller) -> list[str]:
 
 
 def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
-    argv = [*_as_caller(caller), "sh", "-c", _LOOK, "sh", source, dockerfile]
-    with in_fresh_thread(functools.partial(_reading, argv)) as looker:
+    argv = [*_as_caller(caller), "sh", "-c", _LOOK]
+    with in_fresh_thread(functools.partial(_reading, argv, SOURCE=source, DOCKERFILE=dockerfile)) as looker:
         try:
             told, said = _drain({looker.stdout: None, looker.stderr: None}, [looker])
         finally:
@@ -171,8 +170,9 @@ def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
 
 
 def _survey(source: str, caller: Caller, hide: str) -> Survey:
-    argv = [*_as_caller(caller), "sh", "-c", _SURVEY, "sh", source, hide]
-    with tempfile.TemporaryFile() as names, in_fresh_thread(functools.partial(_reading, argv)) as finder:
+    argv = [*_as_caller(caller), "sh", "-c", _SURVEY, "sh", hide]
+    finding = functools.partial(_reading, argv, SOURCE=source)
+    with tempfile.TemporaryFile() as names, in_fresh_thread(finding) as finder:
         listing = _Listing(source, names)
         try:
             said = _drain({finder.stdout: listing.take, finder.stderr: None}, [finder])[1]
@@ -185,11 +185,13 @@ def _survey(source: str, caller: Caller, hide: str) -> Survey:
         return listing.survey()
 
 
-def _reading(argv: list[str], stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+def _reading(argv: list[str], stdin: int = subprocess.DEVNULL, **paths: str) -> "subprocess.Popen[bytes]":
+    """Start a program, which gets paths of the caller's as variables: command lines are read by everybody."""
     with ordinary_priority():
         return subprocess.Popen(
-            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=TOOL_ENV, cwd="/", process_group=0
-        )
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**TOOL_ENV, **paths}, cwd="/",
+            process_group=0,
+        )  # fmt: skip
 
 
 def _kill(program: "subprocess.Popen[bytes]") -> None:
@@ -254,11 +256,12 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
     if owner is not None:
         os.chown(target, owner, owner)
     reading = [
-        *_as_caller(caller), "tar", "--create", "--file=-", "--format=gnu", "--sparse", "--numeric-owner",
-        "--mode=ug-s", "--no-recursion", "--null", "--verbatim-files-from", "--directory", source,
+        *_as_caller(caller), "sh", "-c", 'cd -- "$SOURCE" && exec "$@"', "sh",
+        "tar", "--create", "--file=-", "--format=gnu", "--sparse", "--numeric-owner",
+        "--mode=ug-s", "--no-recursion", "--null", "--verbatim-files-from",
         "--files-from=-",  # opened already: the caller may not open the list itself
     ]  # fmt: skip
-    with in_fresh_thread(functools.partial(_reading, reading, names)) as reader:
+    with in_fresh_thread(functools.partial(_reading, reading, names, SOURCE=source)) as reader:
         try:
             assert reader.stdout is not None
             try:

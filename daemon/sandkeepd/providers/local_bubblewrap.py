@@ -47,19 +47,19 @@ class View(Struct, frozen=True, kw_only=True):
 
 
 def arguments(view: View, info_fd: int) -> list[str]:
-    """The command line up to the program to run.
+    """What bubblewrap is told besides the program to run.
 
     The root is a tmpfs without a size, so it is made read-only at the end; what may be written has a size or lies on
     the disk. Parents that bubblewrap makes by itself would be closed to others than their owner, hence the ``--dir``.
     """
     return [
-        "bwrap", "--unshare-user", *(["--disable-userns"] if view.close_userns else []), "--uid", str(view.uid),
+        "--unshare-user", *(["--disable-userns"] if view.close_userns else []), "--uid", str(view.uid),
         "--gid", str(view.gid), "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try",
         *([] if view.host_network else ["--unshare-net"]), "--hostname", view.sandbox_id[:63],
         "--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv",
         *_variables(view), *_etc(view), *hostview.shown(_FROM_HOST), *_scratch(view), *_shared(view),
         "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd),
-        *(["--seccomp", str(view.seccomp_fd)] if view.seccomp_fd is not None else []), "--",
+        *(["--seccomp", str(view.seccomp_fd)] if view.seccomp_fd is not None else []),
     ]  # fmt: skip
 
 

@@ -32,7 +32,8 @@ logger = logging.getLogger("sandkeepd")
 
 START_DEADLINE_S: Final = 30.0
 _INFO_FD: Final = 3
-_SECCOMP_FD: Final = 4
+_ARGUMENTS_FD: Final = 4
+_SECCOMP_FD: Final = 5
 
 # Mounts for a user's daemon, in the namespaces that `unshare` made: $1 the sandbox's directory, $2 the overlay's
 # options or nothing, $3 NAME=NUMBER... for `ceilings`. What is in `out` must not be run.
@@ -85,6 +86,17 @@ class Job(Struct, frozen=True, kw_only=True):
         return marks(self.sandbox_id, self.log_id)
 
 
+class Words(NamedTuple):
+    """The command line of a start, and what bubblewrap is told apart from that: everybody reads command lines."""
+
+    argv: Sequence[str]
+    apart: Sequence[str] = ()
+
+    def after(self, before: Sequence[str]) -> "Words":
+        """The same with words before it."""
+        return self._replace(argv=[*before, *self.argv])
+
+
 class Started(Struct, frozen=True, kw_only=True):
     """What came of it: the sandbox's first process, our child that stands before it, and the workspace's path."""
 
@@ -105,12 +117,12 @@ def start(job: Job) -> Started:
         failpoints.reach("create.directories")
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)  # before mounts can hide it
         if job.plan.uid is not None:
-            argv, workspace = _as_root(job)
+            words, workspace = _as_root(job)
         else:
-            argv, workspace = _as_user(job)
+            words, workspace = _as_user(job)
         groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
         job.hierarchies.join_thread(groups)
-        return _run(job, [*job.hierarchies.wrapper(groups), *argv], control, workspace)
+        return _run(job, words.after(job.hierarchies.wrapper(groups)), control, workspace)
     except OSError as error:
         raise translate(error) from None
     finally:
@@ -167,7 +179,7 @@ def _copy_files(job: Job) -> None:
             raise ProviderError("provider_unavailable", f"the files could not be given to their user: {said}")
 
 
-def _as_root(job: Job) -> tuple[list[str], str]:
+def _as_root(job: Job) -> tuple[Words, str]:
     """Build what the sandbox sees in a mount namespace of this thread.
 
     Answers the command line and the workspace in it.
@@ -187,7 +199,7 @@ def _as_root(job: Job) -> tuple[list[str], str]:
         for fd in (*opened.values(), *lowers):
             os.close(fd)
     view = _view(job, f"{place}/workspace", f"{place}/in", f"{place}/out")
-    return [*_take_uid(job.plan), *_program(job, view)], view.workspace
+    return _program(job, view).after(_take_uid(job.plan)), view.workspace
 
 
 def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mapping[str, int]) -> None:
@@ -214,7 +226,7 @@ def _take_uid(plan: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-def _as_user(job: Job) -> tuple[list[str], str]:
+def _as_user(job: Job) -> tuple[Words, str]:
     directory = job.directory
     workspace = f"{directory}/mount" if job.files == "overlay" else f"{directory}/upper"
     view = _view(job, workspace, f"{directory}/in", f"{directory}/out")
@@ -238,7 +250,7 @@ def _as_user(job: Job) -> tuple[list[str], str]:
         overlay,
         " ".join(f"{name}={most}" for name, most in ceilings().items()),
     ]
-    return [*enter, *_program(job, view)], workspace
+    return _program(job, view).after(enter), workspace
 
 
 def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
@@ -250,11 +262,12 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
     )  # fmt: skip
 
 
-def _program(job: Job, view: View) -> list[str]:
+def _program(job: Job, view: View) -> Words:
     """The keeper, in bubblewrap or bare, with the limits that every process has of its own."""
     if job.plan.mechanism == "none":
-        return program.command(view.in_dir, view.out_dir, _limits(job.plan))
-    return [*arguments(view, _INFO_FD), *program.command(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))]
+        return Words(program.command(view.in_dir, view.out_dir, _limits(job.plan)))
+    keeper = program.command(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))
+    return Words(["bwrap", "--args", str(_ARGUMENTS_FD), "--", *keeper], arguments(view, _INFO_FD))
 
 
 def _limits(plan: Plan) -> list[str]:
@@ -264,25 +277,37 @@ def _limits(plan: Plan) -> list[str]:
     return [blocks, pids, str(memory // 1024) if memory else ""]
 
 
-def _run(job: Job, argv: Sequence[str], control: int, workspace: str) -> Started:
+def _run(job: Job, words: Words, control: int, workspace: str) -> Started:
     talk, talk_end = os.pipe()
     info, info_end = os.pipe()
-    filtered = -1
+    apart, filtered = _file_of(words.apart), -1
     try:
-        more = [info_end]
+        more = [info_end, apart]
         if job.seccomp:
             filtered = seccomp.open_program()
             more.append(filtered)
-        child = spawn(argv, stdin=control, output=talk_end, more=more, env={**TOOL_ENV, **job.marks})
+        child = spawn(words.argv, stdin=control, output=talk_end, more=more, env={**TOOL_ENV, **job.marks})
         failpoints.reach("create.spawned")
         os.close(talk_end)
         os.close(info_end)
         talk_end = info_end = -1
         return Started(first=_first(job, child, talk, info), child=child, workspace=workspace)
     finally:
-        for fd in (talk, info, talk_end, info_end, filtered):
+        for fd in (talk, info, talk_end, info_end, apart, filtered):
             if fd >= 0:
                 os.close(fd)
+
+
+def _file_of(words: Sequence[str]) -> int:
+    """A descriptor from which words are read that end with a NUL each."""
+    fd = os.memfd_create("arguments", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, b"".join(os.fsencode(word) + b"\0" for word in words))  # a file in memory takes it whole
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _first(job: Job, child: int, talk: int, info: int) -> Identity:
