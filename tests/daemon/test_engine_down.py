@@ -19,13 +19,13 @@ async def unavailable(call: Any) -> str:
 
 
 def status(daemon: Inside, sandbox_id: str) -> str:
-    return daemon.core.state.sandboxes[sandbox_id].status
+    return str(daemon.box(sandbox_id).status)
 
 
 async def until_stopped(daemon: Inside, sandbox_id: str) -> None:
     with trio.fail_after(20):
         while status(daemon, sandbox_id) != "stopped":
-            await daemon.core.changed(sandbox_id)
+            await daemon.core.changed(daemon.id_of(sandbox_id))
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +52,8 @@ async def test_an_end_is_ordered_and_told_and_carried_out_when_the_engine_answer
         for _ in range(2):
             message = await unavailable(daemon.call("sandbox.terminate", sandbox_id="box", command_id="end"))
             assert message == (
-                "the engine is down: start it; the end of sandbox box is ordered, and will be carried out when that "
-                "answers"
+                f"the engine is down: start it; the end of sandbox {daemon.id_of()} is ordered, "
+                "and will be carried out when that answers"
             )
         await told.wait()
         view = await daemon.call("sandbox.get", sandbox_id="box")

@@ -40,22 +40,24 @@ async def test_a_sandbox_that_was_archived_is_not_found_and_leaves_nothing(tmp_p
         for box in ("old", "new"):
             await daemon.call("sandbox.create", image_id=image_id, name=box)
             await daemon.call("sandbox.exec", sandbox_id=box, command="echo hello")
+        old, new = daemon.id_of("old"), daemon.id_of("new")
         token = (await daemon.call("event.list", limit=1)).next
         await daemon.call("sandbox.terminate", sandbox_id="old")
         assert (await daemon.call("sandbox.history", sandbox_id="old")).events
         await daemon.core.files.flush()
-        assert os.path.isdir(f"{state_dir}/sandboxes/old/out")
+        assert os.path.isdir(f"{state_dir}/sandboxes/{old}/out")
 
         report = await daemon.retention.archive(now_us() + HOUR_US, Meta())
         assert report.sandboxes == 1
         for method in ("sandbox.get", "sandbox.history", "sandbox.terminate", "process.list"):
-            error = await _refusal(daemon, method, sandbox_id="old")
-            assert error.code == "not_found"
-            assert "was archived" in error.message
-        assert [s.sandbox_id for s in (await daemon.call("sandbox.list", all=True)).sandboxes] == ["new"]
+            for called in ("old", old):
+                error = await _refusal(daemon, method, sandbox_id=called)
+                assert error.code == "not_found"
+                assert "was archived" in error.message
+        assert [s.sandbox_id for s in (await daemon.call("sandbox.list", all=True)).sandboxes] == [new]
         assert (await _refusal(daemon, "event.list", after=token)).code == "compacted"
         await daemon.core.files.flush()
-        assert os.listdir(f"{state_dir}/sandboxes") == ["new"]
+        assert os.listdir(f"{state_dir}/sandboxes") == [new]
         assert (await daemon.call("store.verify")).problems == []
         assert (await daemon.call("store.rebuild")).removed == 0
 
