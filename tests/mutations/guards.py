@@ -30,37 +30,66 @@ _PLANTED = "tests/conformance/test_provider.py::test_what_is_planted_instead_of_
 _ENEMY = "tests/conformance/test_enemy_sandbox.py::"
 _LOCAL = "tests/conformance/test_local.py::"
 _HARMFUL = "tests/store/test_unpack.py::test_nothing_of_what_would_do_harm_is_extracted"
+_FILES = "tests/daemon/test_hostile_files.py::"
 _BUILDING = "tests/daemon/test_docker_images.py::"
 
 GUARDS = [
     # what the sandbox writes and the daemon reads
     Guard(
-        "A journal is opened without following a link",
-        f"{KEEPER}/journal.py",
-        "fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
-        "fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK",
+        "Files of a sandbox's are opened through no link",
+        "rpc/sandkeep/openat2.py",
+        "_RESOLVE: Final = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS",
+        "_RESOLVE: Final = _RESOLVE_BENEATH",
+        f"{_FILES}test_no_link_is_followed[file]",
+    ),
+    Guard(
+        "No path leads out of a sandbox's directory",
+        "rpc/sandkeep/openat2.py",
+        "_RESOLVE: Final = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS",
+        "_RESOLVE: Final = _RESOLVE_NO_SYMLINKS",
+        f"{_FILES}test_nothing_leads_out",
+    ),
+    Guard(
+        "Journals are opened so: what lies in the place of one leads nowhere",
+        "rpc/sandkeep/openat2.py",
+        "number = _libc.syscall(_SYS_OPENAT2, directory, os.fsencode(path), how, ctypes.c_size_t(_HOW.size))",
+        "return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=directory)",
         f"{_PLANTED}[local-ln -s /etc/passwd]",
     ),
     Guard(
         "What lies in a journal's place is read only if it is a file",
-        f"{KEEPER}/journal.py",
-        "    if stat.S_ISREG(os.fstat(fd).st_mode):\n        return fd\n",
-        "    if fd:\n        return fd\n",
+        "daemon/sandkeepd/hostile_files.py",
+        "if stat.S_IFMT(os.fstat(descriptor).st_mode) == kind:",
+        "if kind:",
         f"{_PLANTED}[local-mkfifo]",
     ),
     Guard(
         "Nothing waits for who opens the other end of a FIFO",
-        f"{KEEPER}/journal.py",
-        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY",
-        "os.O_RDONLY | os.O_NOFOLLOW | os.O_NOCTTY",
+        "daemon/sandkeepd/hostile_files.py",
+        "_QUIETLY: Final = os.O_NONBLOCK | os.O_NOCTTY",
+        "_QUIETLY: Final = os.O_NOCTTY",
         f"{_PLANTED}[local-mkfifo]",
     ),
     Guard(
-        "The directory of the journals is opened without following a link",
+        "What is opened to be read is on a mount that allows no more",
+        "daemon/sandkeepd/hostile_files.py",
+        "_READ_ONLY: Final = _WRITABLE | mounts.MS_RDONLY",
+        "_READ_ONLY: Final = _WRITABLE",
+        f"{_FILES}test_what_is_opened_for_reading_stays_so",
+    ),
+    Guard(
+        "What is handed out cannot be run, whatever its mode",
+        "daemon/sandkeepd/hostile_files.py",
+        "_WRITABLE: Final = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC",
+        "_WRITABLE: Final = mounts.MS_NODEV",
+        "tests/conformance/test_handed_out.py::test_nobody_runs_what_the_code_inside_wrote",
+    ),
+    Guard(
+        "A daemon that can make no mounts hands a journal to its owner alone",
         f"{KEEPER}/journal.py",
-        'os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW',
-        'os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY',
-        "tests/daemon/test_keeper.py::test_only_files_are_opened[link to the directory]",
+        "if out.is_confined or uid == os.geteuid() == os.fstat(descriptor).st_uid:",
+        "if descriptor:",
+        "tests/conformance/test_handed_out.py::test_a_users_daemon_hands_nobody_else_what_could_be_run",
     ),
     Guard(
         "Of a backlog of answers only the end is read",
@@ -138,8 +167,8 @@ GUARDS = [
     Guard(
         "Each file counts 4 KiB at least",
         f"{PROVIDERS}/disk_usage.py",
-        'written = max(_total(["-B1"], paths, root), _total(["--inodes"], paths, root) * BLOCK_BYTES)',
-        'written = _total(["-B1"], paths, root)',
+        'written = max(_total(["-B1"], opened, root), _total(["--inodes"], opened, root) * BLOCK_BYTES)',
+        'written = _total(["-B1"], opened, root)',
         f"{_ENEMY}test_what_it_wrote_is_found_however_it_is_hidden[entries-local]",
     ),
     Guard(
@@ -170,7 +199,35 @@ GUARDS = [
         '"--perms", mode, "--tmpfs", place',
         f"{_LOCAL}test_what_lies_in_memory_leaves_memory_to_processes[local]",
     ),
+    Guard(
+        "A sandbox has so many terminals and no more",
+        f"{KEEPER}/pty.py",
+        'mounts.reconfigure(pts, {**options, "max": str(MOST)})',
+        'mounts.reconfigure(pts, {**options, "max": str(2 * MOST)})',
+        "tests/daemon/test_shared_pools.py::test_terminals[local]",
+    ),
     # what it sees and can reach
+    Guard(
+        "System calls are filtered",
+        f"{PROVIDERS}/local_bubblewrap.py",
+        '*(["--seccomp", str(view.seccomp_fd)] if view.seccomp_fd is not None else [])',
+        "*[]",
+        "tests/conformance/test_seccomp.py::test_what_is_refused",
+    ),
+    Guard(
+        "System calls of containers are filtered",
+        f"{PROVIDERS}/docker_start.py",
+        "        return docker_profile()\n",
+        '        return "unconfined"\n',
+        "tests/conformance/test_seccomp.py::test_what_is_refused",
+    ),
+    Guard(
+        "A viewer is sent what draws, and nothing else",
+        "rpc/sandkeep/control_sequences.py",
+        "passed = self._feed(data)",
+        "passed = data",
+        "tests/daemon/test_enemy_viewers.py::test_a_viewer_by_the_stream_server",
+    ),
     Guard(
         "There are no namespaces within namespaces",
         f"{PROVIDERS}/local_bubblewrap.py",
@@ -283,8 +340,8 @@ GUARDS = [
     Guard(
         "Another owner's sandbox is not found",
         "daemon/sandkeepd/access.py",
-        "if owner is None or not self.sees(owner):",
-        "if owner is None:",
+        "if found is not None and (admin or found.owner == owner):",
+        "if found is not None:",
         "tests/daemon/test_access.py::test_another_owners_things_are_not_found_and_not_listed",
     ),
     Guard(
@@ -295,8 +352,22 @@ GUARDS = [
         "tests/daemon/test_enemy_terminal.py::test_nobody_can_make_the_daemon_close_a_descriptor_for_him[sock]",
     ),
     Guard(
+        "No token is sent to whom the pin does not name",
+        "rpc/sandkeep/tls.py",
+        "return certificate is not None and hmac.compare_digest(pin_of(certificate), pin)",
+        "return True",
+        "tests/daemon/test_stream_tls.py::test_a_thief_of_the_port_is_sent_no_token",
+    ),
+    Guard(
+        "What is on record of a command is made with a key",
+        "daemon/sandkeepd/api/dispatch.py",
+        "command = self._core.log.command_key.keyed(digest)",
+        "command = digest",
+        "tests/daemon/test_fingerprints.py::test_no_digest_on_record_tells_a_pin",
+    ),
+    Guard(
         "Tokens that others could read are worthless",
-        "daemon/sandkeepd/stream/tokens.py",
+        "daemon/sandkeepd/stream/private_file.py",
         "if known.st_uid != os.geteuid() or stat.S_IMODE(known.st_mode) & 0o077:",
         "if False:",
         "tests/daemon/test_enemy_stream.py::test_tokens_that_others_could_read_are_worthless",

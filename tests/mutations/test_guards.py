@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,10 @@ from tests.mutations.guards import DOCUMENT, GUARDS, ROOT, Guard, written
 
 PACKAGES = ("rpc", "store", "daemon")
 COPIED = (*PACKAGES, "tests", "scripts", "pyproject.toml", "README.md", "Makefile")
-PATIENCE_S = 180
+PATIENCE_S = 300.0
+SLOWER = 10
+"""A test that takes so many times as long without a guard, and half a minute at least, comes to no end."""
+
 FAILED = 1
 """What pytest ends with when tests have failed; with anything else none was run, or it could not be."""
 
@@ -56,9 +60,10 @@ class Copy:
         for path in (place, *place.rglob("*")):  # other users run it, too
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
+        self.takes: dict[str, float] = {}
         self.passes = cache(self._passes)
 
-    def run(self, test: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, test: str, patience_s: float = PATIENCE_S) -> "subprocess.CompletedProcess[str]":
         """Run one test."""
         path = os.pathsep.join(str(self.place / name) for name in PACKAGES)
         words = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider", "-m", ""]
@@ -67,12 +72,14 @@ class Copy:
             return subprocess.run(
                 [*words, "--rootdir", str(self.place), "--basetemp", f"{base}/tmp", test],
                 cwd=self.place, env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+                capture_output=True, text=True, check=False, timeout=patience_s,
             )  # fmt: skip
 
     def _passes(self, test: str) -> None:
         """See that a test passes as things are; skip where it does."""
+        began = time.monotonic()
         done = self.run(test)
+        self.takes[test] = time.monotonic() - began
         if " skipped" in done.stdout and " passed" not in done.stdout:
             pytest.skip(f"{test} skips here")
         assert done.returncode == 0, f"{test} does not pass as it is:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
@@ -80,7 +87,7 @@ class Copy:
     def fails(self, test: str) -> bool:
         """Whether a test fails, or comes to no end."""
         try:
-            done = self.run(test)
+            done = self.run(test, max(30.0, SLOWER * self.takes[test]))
         except subprocess.TimeoutExpired:
             return True
         assert done.returncode in (0, FAILED), done.stdout[-3000:] + done.stderr[-1000:]
