@@ -6,10 +6,12 @@ made. One made by a key that is lost says nothing any more, neither that it is t
 """
 
 import logging
+import os
 import secrets
 from hashlib import blake2b
 from typing import Final
 
+from sandkeep.errors import DaemonError
 from sandkeep_store import private_file
 
 FILE_NAME: Final = "commands.key"
@@ -57,17 +59,11 @@ def open_key(state_dir: str) -> CommandKey:
     One that cannot be written, as the disk is full, holds until the daemon stops.
     """
     path = f"{state_dir}/{FILE_NAME}"
-    try:
-        key = private_file.read(path, _KEY_BYTES + 1)
-        if len(key) == _KEY_BYTES:
-            return CommandKey(key)
-        why = f"it has not {_KEY_BYTES} bytes"
-    except FileNotFoundError:
-        why = ""
-    except OSError as error:
-        why = str(error.strerror)
-    if why:
-        logger.warning("begun anew: commands given again are conflicts for a day", extra={"path": path, "why": why})
+    key = private_file.read(path, "the key of commands")
+    if key is not None and len(key) == _KEY_BYTES:
+        return CommandKey(key)
+    if os.path.lexists(path):
+        logger.warning("begun anew: commands given again are conflicts for a day", extra={"path": path})
     return _begin(path)
 
 
@@ -75,7 +71,7 @@ def _begin(path: str) -> CommandKey:
     key = secrets.token_bytes(_KEY_BYTES)
     try:
         private_file.write(path, key)
-    except OSError as error:
-        extra = {"path": path, "why": error.strerror}
+    except DaemonError as error:  # a full disk is no reason not to start
+        extra = {"why": error.message}
         logger.warning("cannot be written: commands given again after a restart are conflicts", extra=extra)
     return CommandKey(key)

@@ -1,30 +1,52 @@
-"""Small files for the eyes of one user alone, such as keys: written whole and durably or not at all, and believed only
-while nobody else could have read or written them.
+"""Files of secrets in the state directory, such as keys: for the daemon's eyes only, replaced whole or not at all, and
+believed only while nobody else could have read or written them.
 """
 
+import logging
 import os
 import stat
+from typing import Final
 
+from sandkeep.errors import DaemonError
 from sandkeep_store.durable import sync_directory
 
-
-def read(path: str, most: int) -> bytes:
-    """The first `most` bytes of a file. Raises OSError, and PermissionError for one that is not this user's alone."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            raise PermissionError(0, "others could read or write it", path)
-        return file.read(most)
+logger: Final = logging.getLogger("sandkeepd")
 
 
-def write(path: str, content: bytes) -> None:
-    """Put a file in place; it is on the disk when this returns. Raises OSError."""
-    descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)  # it may be what somebody who died has left
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    os.rename(f"{path}.new", path)
-    sync_directory(os.path.dirname(path))
+def read(path: str, content: str) -> bytes | None:
+    """Read the file; None if there is none that can be trusted, which is logged. `content` says what it holds."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("%s cannot be read: made anew", content, extra={"path": path, "why": error.strerror})
+        return None
+    try:
+        if _is_ours_alone(os.fstat(descriptor)):
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read()
+    finally:
+        os.close(descriptor)
+    logger.warning("others could read or write %s: made anew", content, extra={"path": path})
+    return None
+
+
+def _is_ours_alone(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+
+
+def write(path: str, data: bytes) -> None:
+    """Put the file in place, durably. Raises `storage_unavailable`."""
+    try:
+        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)  # it may be what an earlier daemon left
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.rename(f"{path}.new", path)
+        sync_directory(os.path.dirname(path))
+    except OSError as error:
+        words = f"{path} cannot be written ({error.strerror}): free space or mend the disk"
+        raise DaemonError("storage_unavailable", words) from None

@@ -288,7 +288,7 @@ GUARDS = [
     Guard(
         "Nothing but journals stays among the journals",
         f"{PROVIDERS}/local_layout.py",
-        "        if not _JOURNAL.fullmatch(entry.name):\n            os.unlink(entry.path)\n",
+        "        if not _JOURNAL.fullmatch(entry.name):\n            os.unlink(entry.name, dir_fd=directory)\n",
         "        pass\n",
         f"{_ENEMY}test_nothing_but_journals_stays_of_a_few_files[file-local]",
     ),
@@ -367,9 +367,9 @@ GUARDS = [
     ),
     Guard(
         "Tokens that others could read are worthless",
-        "daemon/sandkeepd/stream/private_file.py",
-        "if known.st_uid != os.geteuid() or stat.S_IMODE(known.st_mode) & 0o077:",
-        "if False:",
+        "store/sandkeep_store/private_file.py",
+        "if _is_ours_alone(os.fstat(descriptor)):",
+        "if True:",
         "tests/daemon/test_enemy_stream.py::test_tokens_that_others_could_read_are_worthless",
     ),
 ]  # fmt: skip

@@ -152,18 +152,8 @@ class Layout:
         try:
             if not _tidy_few(directory):
                 journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
-                find = [
-                    "find",
-                    f"/proc/self/fd/{directory}/.",
-                    "-mindepth",
-                    "1",
-                    "-maxdepth",
-                    "1",
-                    "!",
-                    "(",
-                    *journals,
-                    ")",
-                ]
+                place = f"/proc/self/fd/{directory}/."
+                find = ["find", place, "-mindepth", "1", "-maxdepth", "1", "!", "(", *journals, ")"]
                 _insist([*find, "-exec", *_RM, "{}", "+"], directory)
         finally:
             os.close(directory)

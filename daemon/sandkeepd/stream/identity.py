@@ -12,7 +12,7 @@ from msgspec import Struct
 from sandkeep.errors import DaemonError, SetupError
 from sandkeep.settings import STREAM
 from sandkeep.tls import pin_of
-from sandkeepd.stream import private_file
+from sandkeep_store import private_file
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -49,9 +49,8 @@ class Identity(Struct, frozen=True):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0  # nobody resumes
-        memory = os.memfd_create(
-            "key", os.MFD_CLOEXEC
-        )  # the library takes no bytes, and what was checked is not read twice
+        # The library takes no bytes, only a path; and what was checked is not to be read twice.
+        memory = os.memfd_create("key", os.MFD_CLOEXEC)
         with open(memory, "wb", buffering=0) as file:
             file.write(pem)
             context.load_cert_chain(f"/proc/self/fd/{memory}")

@@ -9,13 +9,25 @@ VANISH_S: Final = 5.0
 
 
 def processes(root: str) -> list[int]:
-    """Processes with the path of this place in their arguments or in what is mounted for them alone, ourselves apart.
+    """Processes with the path of this place in their arguments or in what is mounted for them alone, ourselves apart
+    and those that have started us, who may have named it.
 
     Mounts in our mount namespace say nothing of a process: everybody on the machine has those, and callers end what
     they get here. Nor does where something is mounted: a namespace that is made while something is mounted below the
     place has that mount, too, whoever makes it.
     """
-    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid() and _knows(pid, root)]
+    ours = _ancestors()
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and pid not in ours and _knows(pid, root)]
+
+
+def _ancestors() -> set[str]:
+    """This process, and those that it descends from."""
+    found, pid = set[str](), str(os.getpid())
+    while pid != "0" and pid not in found:
+        found.add(pid)
+        with suppress(OSError):  # it has ended, and we are another's child now
+            pid = _read(f"/proc/{pid}/stat").rpartition(b") ")[2].split()[1].decode()
+    return found
 
 
 def _knows(pid: str, root: str) -> bool:
