@@ -340,7 +340,7 @@ async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World
             await instance.wait_output(process_id, 0, 0)
     journal = f"{_place(instance).journals}/{process_id}.stdout"
     await sh(instance, f"set -e; rm {journal}; {plant} {journal}")
-    host = f"{_place(instance).out_dir}/p/{process_id}.stdout"
+    host = f"{world.state}/sandboxes/{instance.sandbox_id}/out/p/{process_id}.stdout"
     if world.kind == "gvisor" and plant == "mkfifo":
         assert not os.path.lexists(host)  # gVisor keeps FIFOs to itself
     else:
