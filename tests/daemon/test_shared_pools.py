@@ -10,12 +10,39 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests import ceilings
+from tests import ceilings as own
 from tests.conftest import RunningDaemon
 from tests.users import NOBODY, command_as
 
 from sandkeep.errors import ProviderError
 from sandkeepd.keeper import pty
+from sandkeepd.pools import ceilings
+
+INSTANCES = """
+mkdir /tmp/many && cd /tmp/many && touch 1
+for i in $(seq 1 $(($1 + 8))); do tail -f 1 2>../refused.$i >/dev/null & pids="$pids $!"; done
+refused() { grep -l "Too many open files" ../refused.* | wc -l; }
+until [ "$(refused)" -ge 8 ]; do sleep 0.05; done
+kill $pids
+echo refused $(refused)
+"""
+"""Takes eight instances more than there are for it, and sees that those are refused."""
+
+WATCHES = """
+mkdir -p /tmp/many && cd /tmp/many && rm -f ../told.* && seq 1 $1 | xargs touch
+at=1
+while [ $at -le $1 ]; do
+    tail -q -f $(seq $at $((at + 5999)) | head -n $(($1 - at + 1))) >/dev/null 2>../told.$at &
+    at=$((at + 6000))
+done
+while sleep 0.1; do
+    ! grep -qsE "No space left|exhausted" ../told.* || break
+    [ "$(cat /proc/[0-9]*/fdinfo/* 2>/dev/null | grep -c "^inotify wd")" != $1 ] || { echo all; break; }
+done
+echo over
+sleep 1000
+"""
+"""Takes so many watches, and says whether it has all."""
 
 TERMINALS = "while exec {fd}<>/dev/ptmx; do n=$((n + 1)); done 2>/dev/null; echo $n; sleep 1000"
 
@@ -26,6 +53,10 @@ class Pool(NamedTuple):
     kind: str
     daemon: RunningDaemon
     image: str
+
+    @property
+    def provider(self) -> str:
+        return "docker" if self.kind == "docker" else "local"
 
     def box(self, client: Any) -> str:
         return str(client.sandbox.create(self.image).sandbox_id)
@@ -42,9 +73,18 @@ def pool(request: pytest.FixtureRequest, places: str) -> Iterator[Pool]:
     if request.param == "docker":
         engine = request.getfixturevalue("dockerd")
         daemon.env["DOCKER_HOST"] = engine.host
-        given["base"] = engine.python()
+        given["base"] = engine.tools()
     if request.param == "user":
-        daemon.program = command_as(NOBODY, [sys.executable, ceilings.__file__, "--", *daemon.program])
+        daemon.program = command_as(
+            NOBODY,
+            [
+                sys.executable,
+                own.__file__,
+                *(f"{name}={8 * most}" for name, most in ceilings().items()),
+                "--",
+                *daemon.program,
+            ],
+        )
         daemon.env["HOME"] = daemon.root
     daemon.start()
     os.mkdir(f"{daemon.root}/image")
@@ -55,6 +95,38 @@ def pool(request: pytest.FixtureRequest, places: str) -> Iterator[Pool]:
 
 def in_use() -> int:
     return int(Path("/proc/sys/kernel/pty/nr").read_text())
+
+
+@pytest.mark.needs("bwrap", "root")
+@pytest.mark.parametrize("pool", ["user", "docker"], indirect=True)
+def test_inotify(pool: Pool) -> None:
+    """That of local sandboxes of root's daemon is each one's own: they have users of their own."""
+    share = ceilings()
+    watches = share["max_inotify_watches"]
+    with pool.daemon.connect() as client:
+        box, other = pool.box(client), pool.box(client)
+        done = client.sandbox.exec(
+            box, ["sh", "-c", INSTANCES, "sh", str(share["max_inotify_instances"])], timeout_s=60
+        )
+        assert done.stdout == b"refused 8\n", done
+        assert watch(client, box, "more", watches + 1) == b"over\n"
+        client.process.signal(box, "more", signal="KILL")
+        assert watch(client, box, "all", watches) == b"all\nover\n"
+        assert watch(client, other, "beside", 10) == b"all\nover\n"
+        (provider,) = (p for p in client.daemon.capabilities().providers if p.provider == pool.provider)
+        assert provider.features["file_watches"].works
+        client.sandbox.terminate(box)
+        client.sandbox.terminate(other)
+
+
+def watch(client: Any, box: str, name: str, count: int) -> bytes:
+    client.process.launch(box, ["sh", "-c", WATCHES, "sh", str(count)], name=name)
+    data = b""
+    while not data.endswith(b"over\n"):
+        piece = client.process.read(box, name, stdout_offset=len(data), wait_s=30)
+        assert piece.stdout, client.process.read(box, name).stderr
+        data += piece.stdout
+    return data
 
 
 def attach(client: Any, box: str, name: str) -> None:

@@ -206,6 +206,13 @@ GUARDS = [
         'mounts.reconfigure(pts, {**options, "max": str(2 * MOST)})',
         "tests/daemon/test_shared_pools.py::test_terminals[local]",
     ),
+    Guard(
+        "A container's inotify watches are counted by themselves",
+        f"{PROVIDERS}/docker_start.py",
+        "counted=filtered and docker_inotify.can_count()",
+        "counted=False",
+        "tests/daemon/test_shared_pools.py::test_inotify[docker]",
+    ),
     # what it sees and can reach
     Guard(
         "System calls are filtered",

@@ -3,6 +3,7 @@
  *
  *   keeper IN OUT [FILE_BLOCKS [PROCESSES [ADDRESS_KIB]]]   requests come from standard input, a FIFO; says "ready"
  *   keeper -c IN OUT [...]                                  requests come from IN/.control; what fails is said in OUT/p/.start
+ *   keeper -w IN OUT [...]                                  as -c; and who starts inotify in the sandbox gets it from `keeper -i`
  *   keeper -v IN OUT [...]                                  where calls of the kernel and copies of memory are dear, as in gVisor:
  *                                                           what it starts has its memory until that is a program
  *   keeper - [NAME=VALUE...] PROGRAM [ARGUMENT...]          becomes PROGRAM, with signals that do what they do by default
@@ -54,13 +55,18 @@ enum { PATH_BYTES = 4096, LINE_BYTES = 256, REQUEST_BYTES = 65536, ID_BYTES = 65
 enum { FIFO = 010000 }; /* a kind of file */
 enum { CANNOT = 126, NOT_FOUND = 127, CALLED_WRONGLY = 125, NOT_SAVED = 1, NOT_ASKED = 3 };
 enum { UNIX = 1, STREAM = 1, NO_SIGNAL = 0x4000, RIGHTS = 1, PEER = 17, EXCLUSIVE = 0200, SOCKET_BYTES = 108 };
+enum { LISTENER = 15, FILTER = 1, NEW_LISTENER = 8, ALLOW = 0x7fff0000, ASK = 0x7fc00000, NEWUSER = 0x10000000, HUNG_UP = 16, SENT = 2 };
+enum { RECEIVE_NOTICE = (int)0xc0502100, SEND_ANSWER = (int)0xc0182101, ADD_DESCRIPTOR = 0x40182103, INVALID = -22, PACE_NS = 1000000, LEAST = 19 };
 enum { FEEDS = 16, AT_ONCE = 32 }; /* the first descriptor that none of those is which a program begins with */
 
 #if defined(__x86_64__)
 enum { READ = 0, WRITE = 1, CLOSE = 3, LSEEK = 8, MMAP = 9, MUNMAP = 11, SIGACTION = 13, SIGPROCMASK = 14, MREMAP = 25, SOCKET = 41, CONNECT = 42, SENDMSG = 46, GETSOCKOPT = 55, CLONE = 56,
        EXECVE = 59, EXIT = 60, WAIT4 = 61, KILL = 62, FCNTL = 72, CHDIR = 80, UMASK = 95, SETSID = 112, CLOCK_GETTIME = 228,
        OPENAT = 257, LINKAT = 265, PPOLL = 271, SIGNALFD = 289, DUP3 = 292, PRLIMIT = 302,
-       PIPE2 = 293, MKNODAT = 259, UNLINKAT = 263, RENAMEAT = 264, NOFOLLOW = 0400000, NAMELESS = 020200000 };
+       PIPE2 = 293, MKNODAT = 259, UNLINKAT = 263, RENAMEAT = 264, NOFOLLOW = 0400000, NAMELESS = 020200000,
+       IOCTL = 16, SETPRIORITY = 141, UNSHARE = 272, INOTIFY_INIT1 = 294, SECCOMP = 317, PIDFD_OPEN = 434, PIDFD_GETFD = 438 };
+/* By which numbers inotify is started, without flags and with them, by native programs and by those for 32 bits. */
+enum { NATIVE = (int)0xc000003e, STARTS = 253, STARTS_WITH = INOTIFY_INIT1, OTHER = 0x40000003, OTHER_STARTS = 291, OTHER_STARTS_WITH = 332 };
 
 static long call(long number, long first, long second, long third, long fourth, long fifth) {
 	register long r10 __asm__("r10") = fourth;
@@ -94,7 +100,9 @@ __asm__(".globl _start\n_start:\n\tmov %rsp, %rdi\n\tand $-16, %rsp\n\tcall begi
 enum { DUP3 = 24, FCNTL = 25, MKNODAT = 33, UNLINKAT = 35, LINKAT = 37, RENAMEAT = 38, PIPE2 = 59, CHDIR = 49, OPENAT = 56, CLOSE = 57, LSEEK = 62, READ = 63, WRITE = 64, PPOLL = 73,
        SIGNALFD = 74, EXIT = 93, CLOCK_GETTIME = 113, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SETSID = 157,
        UMASK = 166, MREMAP = 216, SOCKET = 198, CONNECT = 203, SENDMSG = 211, GETSOCKOPT = 209, MUNMAP = 215, CLONE = 220, EXECVE = 221, MMAP = 222, WAIT4 = 260, PRLIMIT = 261, NOFOLLOW = 0100000,
-       NAMELESS = 020040000 };
+       NAMELESS = 020040000,
+       IOCTL = 29, SETPRIORITY = 140, UNSHARE = 97, INOTIFY_INIT1 = 26, SECCOMP = 277, PIDFD_OPEN = 434, PIDFD_GETFD = 438 };
+enum { NATIVE = (int)0xc00000b7, STARTS = INOTIFY_INIT1, STARTS_WITH = INOTIFY_INIT1, OTHER = 0x40000028, OTHER_STARTS = 316, OTHER_STARTS_WITH = 360 };
 
 static long call(long number, long first, long second, long third, long fourth, long fifth) {
 	register long x8 __asm__("x8") = number;
@@ -1213,9 +1221,13 @@ static void take(char *rest, char *end) {
 }
 
 static char buffer[REQUEST_BYTES + 1];
+static int told; /* whether LISTENER is open */
 
 /* Reads what there is, and takes the lines of it; a piece of one is kept for the next time. */
 static void take_requests(void) {
+	if (told)
+		shut(LISTENER); /* whoever wants it has it before he asks for anything, and no code shall have it */
+	told = 0;
 	static long kept;
 	long bytes = call(READ, requests, (long)(buffer + kept), REQUEST_BYTES - kept, 0, 0);
 	if (bytes == INTR)
@@ -1348,6 +1360,135 @@ static void open_all(int by_name) {
 	answers = (int)exits;
 }
 
+/* The kernel counts inotify by user, and containers have users in common with each other and with the host. What it counts
+ * for is whoever made the instance. So in a container a call that makes one is not carried out but told of, to a program on
+ * the host that is in a user namespace with ceilings of its own, and hands over one of its instances. */
+
+struct instruction {
+	unsigned short code;
+	unsigned char jump, jump_else;
+	unsigned value;
+};
+
+/* What is read of a call, its number, kind of machine and arguments, and what it is answered. */
+struct notice {
+	word id;
+	unsigned pid, flags;
+	int number;
+	unsigned machine;
+	word place, arguments[6];
+};
+
+struct answer {
+	word id;
+	long value;
+	int error;
+	unsigned flags;
+};
+
+struct descriptor {
+	word id;
+	unsigned flags, source, as, its_flags;
+};
+
+/* Have starts of inotify told of, where no more code can do without. The descriptor LISTENER is by what, or /dev/full. */
+static void have_inotify_told(void) {
+	static const struct instruction filter[] = {
+	    {0x20, 0, 0, 4}, /* the machine */
+	    {0x15, 0, 4, (unsigned)NATIVE},
+	    {0x20, 0, 0, 0}, /* the number of the call */
+	    {0x54, 0, 0, ~0x40000000u}, /* without the bit of x32 */
+	    {0x15, 5, 0, STARTS},
+	    {0x15, 4, 3, STARTS_WITH},
+	    {0x15, 0, 2, OTHER},
+	    {0x20, 0, 0, 0},
+	    {0x15, 1, 2, OTHER_STARTS},
+	    {0x06, 0, 0, ALLOW},
+	    {0x06, 0, 0, ASK},
+	    {0x15, 0, 1, OTHER_STARTS_WITH},
+	    {0x06, 0, 0, ASK},
+	    {0x06, 0, 0, ALLOW},
+	};
+	struct {
+		unsigned short length;
+		const struct instruction *filter;
+	} program = {sizeof filter / sizeof *filter, filter};
+	long listener = call(SECCOMP, FILTER, NEW_LISTENER, (long)&program, 0, 0);
+	if (listener < 0)
+		listener = open_at("/dev/full", RDONLY);
+	call(DUP3, listener, LISTENER, CLOEXEC, 0, 0);
+	shut(listener);
+}
+
+static void hold_ceiling(char *word) {
+	char path[LINE_BYTES] = "/proc/sys/user/";
+	long name = name_of(word), before = length(path);
+	if (name < 0 || before + name >= LINE_BYTES)
+		leave(CALLED_WRONGLY);
+	copy(path + before, word, name);
+	long file = open_at(path, WRONLY);
+	if (file < 0 || call(WRITE, file, (long)(word + name + 1), length(word + name + 1), 0, 0) < 0)
+		leave(CANNOT);
+	shut(file);
+}
+
+static void make_inotify(long listener, const struct notice *notice) {
+	struct answer answer = {notice->id, 0, INVALID, 0};
+	int number = notice->number & ~0x40000000;
+	int with = notice->machine == (unsigned)NATIVE ? number == STARTS_WITH : number == OTHER_STARTS_WITH;
+	word flags = with ? notice->arguments[0] & 0xffffffff : 0;
+	if (!(flags & ~(word)(NONBLOCK | CLOEXEC))) {
+		long made = call(INOTIFY_INIT1, (long)(flags & NONBLOCK) | CLOEXEC, 0, 0, 0, 0);
+		struct descriptor given = {notice->id, SENT, (unsigned)made, 0, (unsigned)(flags & CLOEXEC)};
+		long done = made < 0 ? made : call(IOCTL, listener, ADD_DESCRIPTOR, (long)&given, 0, 0);
+		shut(made);
+		if (done >= 0)
+			return;
+		answer.error = (int)done;
+	}
+	call(IOCTL, listener, SEND_ANSWER, (long)&answer, 0, 0);
+}
+
+static void serve_inotify(long listener) {
+	struct {
+		int descriptor;
+		short wanted, found;
+	} poll = {(int)listener, READABLE, 0};
+	long pace[2] = {0, PACE_NS}; /* whoever asks without end takes no processor from others */
+	for (;;) {
+		struct notice notice;
+		poll.found = 0;
+		call(PPOLL, (long)&poll, 1, 0, 0, 8);
+		if (poll.found & HUNG_UP)
+			leave(0);
+		memset(&notice, 0, sizeof notice);
+		if (poll.found & READABLE && call(IOCTL, listener, RECEIVE_NOTICE, (long)&notice, 0, 0) >= 0)
+			make_inotify(listener, &notice);
+		call(PPOLL, 0, 0, (long)pace, 0, 8);
+		pace[0] = 0, pace[1] = PACE_NS; /* the kernel writes down what was left */
+	}
+}
+
+static void count_inotify(char **words) {
+	long process = call(PIDFD_OPEN, number_of(words[0]), 0, 0, 0, 0);
+	long listener = process < 0 ? process : call(PIDFD_GETFD, process, LISTENER, 0, 0, 0);
+	shut(process);
+	if (listener < 0 || call(UNSHARE, NEWUSER, 0, 0, 0, 0) < 0)
+		leave(CANNOT);
+	for (words++; *words; words++)
+		hold_ceiling(*words);
+	long pid = call(CLONE, SIGCHLD, 0, 0, 0, 0);
+	if (pid)
+		leave(pid < 0 ? CANNOT : 0);
+	call(SETSID, 0, 0, 0, 0, 0);
+	call(CHDIR, (long)"/", 0, 0, 0, 0);
+	call(SETPRIORITY, 0, 0, LEAST, 0, 0);
+	for (long descriptor = 0; descriptor < 64; descriptor++)
+		if (descriptor != listener)
+			shut(descriptor);
+	serve_inotify(listener);
+}
+
 static void keep_sandbox(char **words, int by_name) {
 	word child = 1UL << (SIGCHLD - 1);
 	word kept = child | 1UL << (SIGINT - 1) | 1UL << (SIGXFSZ - 1) | 1UL << (SIGPIPE - 1);
@@ -1371,6 +1512,8 @@ static void keep_sandbox(char **words, int by_name) {
 		leave(CALLED_WRONGLY);
 	hold_limits(words + 2);
 	call(UMASK, 022, 0, 0, 0, 0);
+	if (told)
+		have_inotify_told();
 	if (!by_name)
 		call(WRITE, 1, (long)"ready\n", 6, 0, 0);
 	for (long descriptor = 0; descriptor < 3; descriptor++)
@@ -1389,7 +1532,10 @@ __attribute__((used)) void begin(char **stack) {
 		move_after(words + 2, inherited);
 	if (count == 7 && same(words[1], "-k"))
 		save_kernel(words + 2);
-	int by_name = count >= 2 && same(words[1], "-c");
+	if (count >= 3 && same(words[1], "-i"))
+		count_inotify(words + 2);
+	told = count >= 2 && same(words[1], "-w");
+	int by_name = told || (count >= 2 && same(words[1], "-c"));
 	shares = count >= 2 && same(words[1], "-v");
 	int options = by_name | shares;
 	if (count < 3 + options || words[1 + options][0] == '-')

@@ -4,12 +4,18 @@ See ``keeper.c``. It is made for each kind of machine that is common, and put in
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 NAME: Final = ".keeper"
 """What it is called in `in`."""
+
+COUNTED: Final = "-w"
+"""The option of a keeper whose sandbox's inotify instances are made by `counting`."""
+
+LISTENER: Final = 15
+"""The descriptor by which such a keeper hands over the making of them."""
 
 QUICK_MS: Final = 20
 """How long the start of a process that is expected to end soon may wait for its end, so that both are told at once."""
@@ -74,14 +80,16 @@ def put_program(path: str, program: bytes) -> None:
 
 
 def command(
-    in_dir: str, out_dir: str, limits: Sequence[str] = (), *, by_name: bool = False, shares: bool = False
-) -> list[str]:
+    in_dir: str, out_dir: str, limits: Sequence[str] = (), *, by_name: bool = False, shares: bool = False,
+    counted: bool = False,
+) -> list[str]:  # fmt: skip
     """The words that start the keeper; the directories are as it will see them. `limits` are those of ``keeper.c``.
 
     `by_name` where nobody opens its descriptors: it finds its requests in `in` then. `shares` where a copy of its
-    memory for each process that it starts would be dear.
+    memory for each process that it starts would be dear. `counted`, which is `by_name`, where inotify in the sandbox
+    has to be made by `counting`.
     """
-    option = ["-c"] if by_name else ["-v"] if shares else []
+    option = [COUNTED] if counted else ["-c"] if by_name else ["-v"] if shares else []
     return [f"{in_dir}/{NAME}", *option, in_dir, out_dir, *limits]
 
 
@@ -90,6 +98,13 @@ def resetting(in_dir: str) -> list[str]:
     what it does by default.
     """
     return [f"{in_dir}/{NAME}", "-"]
+
+
+def counting(program: str, pid: int, ceilings: Mapping[str, int]) -> list[str]:
+    """The words that make inotify for the sandbox whose counted keeper is the process `pid`, in a user namespace with
+    these ceilings.
+    """
+    return [program, "-i", str(pid), *(f"{name}={most}" for name, most in ceilings.items())]
 
 
 NOT_ASKED: Final = 3

@@ -21,7 +21,15 @@ from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import disk_usage, docker_exec, docker_plan, docker_probe, docker_records, docker_start
+from sandkeepd.providers import (
+    disk_usage,
+    docker_exec,
+    docker_inotify,
+    docker_plan,
+    docker_probe,
+    docker_records,
+    docker_start,
+)  # fmt: skip
 from sandkeepd.providers.base import Caller, Chunk, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
@@ -205,7 +213,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> Held:
         """Hold a container that was just started, once its keeper answers."""
-        isolation = await self._isolation(job.plan)
+        isolation = await self._isolation(job.plan, counted=handle.counted)
         instance = self._hold(job.sandbox_id, job.spec, job.plan, isolation, handle)
         alive = False
         if instance is not None:
@@ -244,7 +252,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
 
         return self._take_hold(handle.first, with_keeper if plan.shell else without)
 
-    async def _isolation(self, plan: Plan) -> Isolation:
+    async def _isolation(self, plan: Plan, *, counted: bool) -> Isolation:
         if self._driver is None:
             self._driver = await self.engine.call(lambda client: str(client.info().get("Driver") or "unknown"))
         held = {"pids": "cgroup", "disk": "rlimit and watcher"}
@@ -252,6 +260,8 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         notes = []
         if plan.uid == 0:
             notes.append("its code is root inside, and on the host, without any capabilities")
+        if not counted:
+            notes.append(docker_inotify.SHARED)
         if plan.shell is None:
             notes += docker_exec.NOTES
         return Isolation(

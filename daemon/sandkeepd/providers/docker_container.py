@@ -125,9 +125,10 @@ def _volume(volume: Volume, marks: Mapping[str, str]) -> dict[str, Any]:
     return {**mount, "VolumeOptions": {"Labels": dict(marks)}}
 
 
-def keeper(disk_bytes: int) -> list[str]:
+def keeper(disk_bytes: int, *, counted: bool) -> list[str]:
     """The words that start the keeper: the container's only program of ours."""
-    return program.command(f"{INSIDE}/in", f"{INSIDE}/out", [str(-(-disk_bytes // 512))], by_name=True)
+    blocks = str(-(-disk_bytes // 512))
+    return program.command(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], by_name=True, counted=counted)
 
 
 def host_name(name: str) -> str:

@@ -18,7 +18,8 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, identify, run_tool
 from sandkeepd.keeper import program
-from sandkeepd.providers import docker_idle, docker_plan
+from sandkeepd.keeper.program import COUNTED
+from sandkeepd.providers import docker_idle, docker_inotify, docker_plan
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
 from sandkeepd.providers.docker_plan import INSIDE, Plan
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
@@ -39,13 +40,14 @@ _POLL_S: Final = 0.05
 
 class Handle(Struct, frozen=True, kw_only=True):
     """What it takes to find a container again: its id, its first process, and the names of its secrets. `written` are
-    the directories of the host in which the engine keeps what it writes.
+    the directories of the host in which the engine keeps what it writes. `counted`: it has inotify watches of its own.
     """
 
     first: Identity
     container_id: str
     secrets: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
+    counted: bool = False
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -145,7 +147,7 @@ def _give_away(job: Job) -> None:
 
 def start(client: "APIClient", job: Job) -> Handle:
     """Make and start the container; answer by what it is found again. Raises what the engine refuses in our words."""
-    words = [f"{INSIDE}/in/{IDLE}"] if job.plan.shell is None else keeper(job.plan.disk_bytes)
+    words = [f"{INSIDE}/in/{IDLE}"] if job.plan.shell is None else _keeper(job.plan)
     body = configuration(
         job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, words, _profile(job.plan.seccomp), job.secrets
     )
@@ -153,6 +155,11 @@ def start(client: "APIClient", job: Job) -> Handle:
     failpoints.reach("docker.created")
     _give_workspace(client, job.plan)
     return _begin(client, container_id, job)
+
+
+def _keeper(plan: Plan) -> list[str]:
+    filtered = plan.seccomp != "unconfined"
+    return keeper(plan.disk_bytes, counted=filtered and docker_inotify.can_count())
 
 
 def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
@@ -174,7 +181,10 @@ def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
     first = identify(state["Pid"]) if state.get("Pid") else None
     if first is None:
         raise ProviderError("provider_unavailable", why_not_started(job, state))
-    return Handle(first=first, container_id=container_id, secrets=job.secrets, written=_written(found, job.plan))
+    counted = COUNTED in found["Config"]["Entrypoint"] and docker_inotify.begin(first, job.directory)
+    return Handle(
+        first=first, container_id=container_id, secrets=job.secrets, written=_written(found, job.plan), counted=counted
+    )
 
 
 def _give_workspace(client: "APIClient", plan: Plan) -> None:

@@ -1,0 +1,64 @@
+"""A container's share of inotify. Everything here blocks, but for `can_count`.
+
+The kernel counts watches by user, and containers have users in common with each other and with the host: root, most
+often. What counts is who made the instance. So the keeper has all calls that make one told (by seccomp's user
+notification), and a program on the host makes them instead, in a user namespace with ceilings of its own: see
+``keeper.c``. It needs nobody, and ends with the sandbox.
+"""
+
+import logging
+import os
+import time
+from typing import Final
+
+from sandkeepd.hostprocess import Identity, identify, run_tool
+from sandkeepd.keeper import program
+from sandkeepd.pools import ceilings
+
+logger = logging.getLogger("sandkeepd")
+
+SHARED: Final = "its inotify watches are taken from those of all programs on the host that have its user"
+"""What is weaker without, as it is told in the view."""
+
+BEGIN_S: Final = 10.0
+"""How long a keeper may take to say by which descriptor it tells."""
+
+_TELLS: Final = "anon_inode:seccomp notify"
+_CANNOT: Final = "/dev/full"
+_SINCE: Final = (5, 14)
+_LOOK_S: Final = 0.001
+
+
+def can_count() -> bool:
+    """Whether that can be had: from Linux 5.14 on, and by root."""
+    major, minor = os.uname().release.split(".")[:2]
+    return os.geteuid() == 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= _SINCE
+
+
+def begin(first: Identity, directory: str) -> bool:
+    """Have inotify made for a container whose keeper is just starting; whether that worked. `directory` is ours."""
+    if _listener(first) != _TELLS:
+        logger.warning("the kernel, or the seccomp profile, lets no container have inotify watches of its own")
+        return False
+    done = run_tool(program.counting(program.on_host(directory), first.pid, ceilings()))
+    if done.returncode:
+        logger.warning("the inotify watches of a container cannot be counted: %d", done.returncode)
+    return done.returncode == 0
+
+
+def _listener(first: Identity) -> str | None:
+    """What the keeper has as its descriptor for that, once it is one of both; None when it has ended or never says."""
+    deadline = time.monotonic() + BEGIN_S
+    while time.monotonic() < deadline:
+        try:
+            found = os.readlink(f"/proc/{first.pid}/fd/{program.LISTENER}")
+        except FileNotFoundError:
+            found = ""
+        except OSError:
+            return None
+        if found in (_TELLS, _CANNOT):
+            return found
+        if identify(first.pid) != first:
+            return None
+        time.sleep(_LOOK_S)
+    return None
