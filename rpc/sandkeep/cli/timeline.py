@@ -31,8 +31,8 @@ def _requested(data: dict[str, Any]) -> str:
     secrets = data.get("secrets")
     source = data.get("forked_from") or data.get("restored_from") or data["image_id"]
     how = "forked from" if data.get("forked_from") else "restored from" if data.get("restored_from") else "from"
-    called = f"{data['name']}, " if data.get("name") else ""
-    return f"{called}{how} {shorten(source)}" + (f", secrets {', '.join(secrets)}" if secrets else "")
+    called = f", as {data['name']}" if data.get("name") else ""
+    return f"{how} {shorten(source)}{called}" + (f", secrets {', '.join(secrets)}" if secrets else "")
 
 
 def _paused(data: dict[str, Any]) -> str:
