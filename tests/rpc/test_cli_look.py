@@ -178,7 +178,7 @@ def test_events_at_80_columns(screen: Callable[..., str]) -> None:
     shown = bare(screen("events", "--sandbox", "api-tests"))
     assert shown[:6] == [
         "2026-11-21 UTC",
-        "    6  12:34:56  sandbox.create_requested  sbx…x7k2m9  from img…x7k2m9, as api-te…",
+        "    6  12:34:56  sandbox.create_requested  sbx…x7k2m9  from img…x7k2m9, as api-…",
         "    7  12:34:56  sandbox.created           sbx…x7k2m9  bubblewrap, overlay, hos…",
         "    8  12:34:56  process.launch_requested  migrate     sh -c 'echo hello; exit …",
         "    9  12:34:56  process.started           migrate     pid 3",
