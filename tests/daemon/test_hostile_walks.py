@@ -254,6 +254,22 @@ def test_a_checkpoint_holds_nothing_that_links_lead_to(tmp_path: Path, closed: C
     assert SECRET.encode() not in archive.read_bytes()
 
 
+def test_root_that_may_not_mount_measures_and_removes(layout: Layout) -> None:
+    box = Path(layout.sandbox("box"))
+    box.mkdir()
+    (box / "file").write_bytes(bytes(1 << 20))
+    work = (
+        "import sys; from sandkeepd.providers import disk_usage, local_layout\n"
+        "layout = local_layout.Layout(sys.argv[1])\n"
+        "print(disk_usage.occupied([layout.sandbox('box')], 0, {}, [], root=True) >= 1 << 20)\n"
+        "layout.discard([layout.sandbox('box')])"
+    )
+    argv = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", work]
+    assert subprocess.run([*argv, layout.state_dir], capture_output=True, check=True).stdout == b"True\n"
+    assert os.listdir(layout.trash) == []
+    assert not box.exists()
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_users_daemon_has_such_mounts_made(closed: Closed, layers: int) -> None:
     base = Path(tempfile.mkdtemp(dir=closed.place.parent.parent))

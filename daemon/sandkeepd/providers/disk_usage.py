@@ -9,6 +9,7 @@ from sandkeep.openat2 import open_in_root
 from sandkeepd import cgroups, mounts
 from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import pids_where, run_tool
+from sandkeepd.providers.shown import open_for_careful
 
 BLOCK_BYTES: Final = 4096
 """What a file or directory counts as at least: a filesystem runs out of entries, too."""
@@ -38,7 +39,7 @@ def _open(place: str | HostileTree, stack: ExitStack, *, root: bool) -> int | No
     try:
         if isinstance(place, HostileTree):
             return stack.enter_context(place.directory())
-        fd = mounts.open_detached(place, mounts.TO_READ) if root else os.open(place, _OPEN)
+        fd = open_for_careful(place, mounts.TO_READ) if root else os.open(place, _OPEN)
     except OSError:
         return None
     stack.callback(os.close, fd)

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
+from sandkeepd import mounts
 from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, identify, run_tool
 from sandkeepd.keeper import program
@@ -23,7 +24,7 @@ from sandkeepd.providers import docker_idle, docker_inotify, docker_plan
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
 from sandkeepd.providers.docker_plan import INSIDE, Plan
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
-from sandkeepd.providers.shown import writable
+from sandkeepd.providers.shown import open_for_careful
 from sandkeepd.seccomp import docker_profile
 
 if TYPE_CHECKING:
@@ -195,12 +196,15 @@ def _give_workspace(client: "APIClient", plan: Plan) -> None:
     if volume is None or not volume.own or os.geteuid() != 0:
         return
     place = client.inspect_volume(volume.source)["Mountpoint"]
-    with writable(place) as opened:
+    opened = open_for_careful(place, mounts.TO_WRITE)
+    try:
         if plan.writable or volume.read_only:
             os.chown(opened, plan.uid, plan.gid)
             return
         words = ["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", f"/proc/self/fd/{opened}/."]
         done = run_tool(words, descriptors=[opened])
+    finally:
+        os.close(opened)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[:300]
         raise ProviderError("provider_unavailable", f"the workspace could not be given to its user: {said}")

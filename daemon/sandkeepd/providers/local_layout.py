@@ -24,10 +24,11 @@ from typing import Final
 
 from sandkeep.errors import DaemonError
 from sandkeep.ids import PROCESS, check_name, is_log_id
+from sandkeepd import mounts
 from sandkeepd.hostile_files import NotAFileError
 from sandkeepd.hostprocess import run_tool
 from sandkeepd.keeper.journal import open_regular
-from sandkeepd.providers.shown import open_writable
+from sandkeepd.providers.shown import open_for_careful
 
 MANY: Final = 1000
 """How many files are looked at here; more than that are left to a program, which holds no lock of the interpreter's."""
@@ -179,8 +180,7 @@ class Layout:
         if not names:
             return
         try:
-            # A user's daemon has such mounts only by a program: `rm` goes by descriptors, so that is for root's alone.
-            trash = open_writable(self.trash) if os.geteuid() == 0 else os.open(self.trash, _OPEN)
+            trash = open_for_careful(self.trash, mounts.TO_WRITE)
         except OSError as error:
             words = f"{self.trash} cannot be emptied: {error.strerror}"
             raise DaemonError("storage_unavailable", words) from None

@@ -11,10 +11,10 @@ have none, the directory is opened as it is.
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from sandkeep.errors import ProviderError
+from sandkeep.errors import ProviderError, SetupError
 from sandkeep_store.archives.reading import can_enter_namespaces
 from sandkeepd import mounts
 from sandkeepd.hostprocess import in_fresh_thread, reap, spawn
@@ -41,6 +41,16 @@ def open_writable(path: str) -> int:
     if os.geteuid() == 0:
         return mounts.open_detached(path, mounts.TO_WRITE)
     return _bound_by_program(path, _OPTIONS)
+
+
+def open_for_careful(path: str, flags: int) -> int:
+    """A directory for programs that follow no link by themselves, such as `rm` and `du`: on a mount with `flags` where
+    that can be had for the asking, else as it is. Raises OSError.
+    """
+    if os.geteuid() == 0:
+        with suppress(PermissionError, SetupError):  # root may not mount here, or the kernel is too old
+            return mounts.open_detached(path, flags)
+    return os.open(path, _OPEN | os.O_NOFOLLOW)
 
 
 @contextmanager
