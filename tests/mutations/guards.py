@@ -31,6 +31,8 @@ _ENEMY = "tests/conformance/test_enemy_sandbox.py::"
 _LOCAL = "tests/conformance/test_local.py::"
 _HARMFUL = "tests/store/test_unpack.py::test_nothing_of_what_would_do_harm_is_extracted"
 _FILES = "tests/daemon/test_hostile_files.py::"
+_TLS = "tests/daemon/test_stream_tls.py::"
+_CALLS = "tests/conformance/test_seccomp.py::"
 _BUILDING = "tests/daemon/test_docker_images.py::"
 
 GUARDS = [
@@ -406,6 +408,34 @@ GUARDS = [
         "if _is_ours_alone(os.fstat(descriptor)):",
         "if True:",
         "tests/daemon/test_enemy_stream.py::test_tokens_that_others_could_read_are_worthless",
+    ),
+    Guard(
+        "Nothing listens, and no token is sent, without TLS, unless that is allowed",
+        "rpc/sandkeep/settings.py",
+        'if address.startswith("tcp://") and not STREAM_PLAINTEXT():',
+        "if False:",
+        f"{_TLS}test_otherwise_no_daemon_listens_without_tls",
+    ),
+    Guard(
+        "A TCP socket that was passed to the daemon is for TLS",
+        "daemon/sandkeepd/listeners.py",
+        "plain if plain in stream_addresses else address_of(listener)",
+        "plain",
+        f"{_TLS}test_what_was_passed_is_for_tls_unless_it_is_named_without",
+    ),
+    Guard(
+        "No TLS before 1.3",
+        "daemon/sandkeepd/stream/identity.py",
+        "context.minimum_version = ssl.TLSVersion.TLSv1_3",
+        "context.minimum_version = ssl.TLSVersion.TLSv1_2",
+        f"{_TLS}test_nothing_older_than_tls_1_3",
+    ),
+    Guard(
+        "Sockets that i386 makes by socketcall are refused",
+        "daemon/sandkeepd/seccomp/profile.toml",
+        "socketcall = 97",
+        "swapcontext = 97",
+        f"{_CALLS}test_the_32_bit_ways_are_no_way_around[docker]",
     ),
 ]  # fmt: skip
 
