@@ -130,11 +130,15 @@ async def test_capabilities_tell_of_it(world: World) -> None:
 
 
 @only_local
-async def test_without_a_filter_that_is_told_of_each_sandbox(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_filter_that_is_told_of_each_sandbox(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As on a machine for which none is made."""
-    monkeypatch.setattr(seccomp, "_PROGRAM", "/nowhere")
+    monkeypatch.setattr(seccomp, "_PROGRAM", str(tmp_path / "filter.none"))
     told = (await world.provider.capabilities()).features["seccomp"]
     assert not told.works
+    assert told.why is not None
+    assert "there is no filter for" in told.why
     instance = await world.sandbox()
     assert told.why in instance.isolation.notes
     assert "Seccomp:\t0" in await sh(instance, "cat /proc/self/status")
