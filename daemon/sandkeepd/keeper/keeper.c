@@ -554,7 +554,7 @@ static char whose[ID_BYTES];
 static char *in, *out, **inherited;
 static struct { word soft, hard; } limits[LIMITS];
 static int requests, answers, signals, nothing;
-static long spares[2] = {-1, -1}; /* files without a name, for the next journals */
+static long spares[2]; /* files without a name, for the next journals; -1 for none */
 
 static struct process *process(long number) { return (struct process *)table.bytes + number; }
 
@@ -1494,6 +1494,7 @@ static void keep_sandbox(char **words, int by_name) {
 	word kept = child | 1UL << (SIGINT - 1) | 1UL << (SIGXFSZ - 1) | 1UL << (SIGPIPE - 1);
 	in = words[0];
 	out = words[1];
+	spares[0] = spares[1] = -1;
 	if (length(in) + ID_BYTES + 16 > PATH_BYTES || length(out) + ID_BYTES + 16 > PATH_BYTES)
 		leave(CALLED_WRONGLY);
 	/* Where calls are dear it is the first program of a kernel of its own: nobody has left it descriptors, or signals. */
