@@ -334,7 +334,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
 
 def _limit_terminals(child: int, first: Identity) -> None:
     """The same as `pty.limit_terminals` where only the user namespace that `child` is in may do that."""
-    options = f"remount,ptmxmode=0666,mode=0620,max={pty.MOST}"
+    options = f"remount,nosuid,noexec,ptmxmode=0666,mode=0620,max={pty.MOST}"
     enter = [f"--user=/proc/{child}/ns/user", f"--mount=/proc/{first.pid}/ns/mnt", "--preserve-credentials", "--"]
     mount = ["mount", "--no-canonicalize", "-i", "-n", "-t", "devpts", "-o", options, "devpts", "/dev/pts"]
     done = run_tool(["nsenter", *enter, *mount])
