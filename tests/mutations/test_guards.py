@@ -19,8 +19,8 @@ from tests.mutations.guards import DOCUMENT, GUARDS, ROOT, Guard, written
 PACKAGES = ("rpc", "store", "daemon")
 COPIED = (*PACKAGES, "tests", "scripts", "pyproject.toml", "README.md", "Makefile")
 PATIENCE_S = 300.0
-SLOWER = 10
-"""A test that takes so many times as long without a guard, and half a minute at least, comes to no end."""
+SLOWER = 4
+"""A test that takes so many times as long without a guard, and 20 s at least, comes to no end."""
 
 FAILED = 1
 """What pytest ends with when tests have failed; with anything else none was run, or it could not be."""
@@ -87,7 +87,7 @@ class Copy:
     def fails(self, test: str) -> bool:
         """Whether a test fails, or comes to no end."""
         try:
-            done = self.run(test, max(30.0, SLOWER * self.takes[test]))
+            done = self.run(test, max(20.0, SLOWER * self.takes[test]))
         except subprocess.TimeoutExpired:
             return True
         assert done.returncode in (0, FAILED), done.stdout[-3000:] + done.stderr[-1000:]
