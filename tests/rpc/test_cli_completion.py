@@ -202,8 +202,10 @@ def ask(shell: str, line: str, env: dict[str, str]) -> subprocess.CompletedProce
 
 
 def test_a_sandbox_is_described(env: dict[str, str], box: str) -> None:
-    assert re.fullmatch(r"word\tapi-tests:running, \d+[sm]\n", ask("zsh", "sandkeep get ", env).stdout)
-    assert re.fullmatch(r"word\tapi-tests\trunning, \d+[sm]\n", ask("fish", "sandkeep get ", env).stdout)
+    for shell, gap in (("zsh", ":"), ("fish", "\t")):
+        by_id, by_name = ask(shell, "sandkeep get ", env).stdout.splitlines()
+        assert re.fullmatch(rf"word\tsbx_\w{{26}}{gap}running, \d+[sm]", by_id)
+        assert re.fullmatch(rf"word\tapi-tests{gap}running, \d+[sm]", by_name)
 
 
 @pytest.mark.parametrize(
