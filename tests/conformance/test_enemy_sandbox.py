@@ -53,9 +53,11 @@ DAEMONS_OWN = kinds()
 async def test_a_kill_reaches_a_process_that_hides_from_it(world: World, mischief: str) -> None:
     instance = await world.sandbox()
     process_id = new_id(PROCESS)
-    script = f"echo >go; {mischief}; exec sleep 1000"
+    begin = "until [ -e /run/sandkeep/out/p/begin ]; do sleep 0.01; done"
+    script = f"{begin}; echo >go; {mischief}; exec sleep 1000"
     launch = Launch(process_id=process_id, command=["sh", "-c", script], env={"NAME": process_id})
     await instance.launch(launch)
+    (world.state / "sandboxes" / instance.sandbox_id / "out" / "p" / "begin").touch()  # that it began is known by now
     await _settled(instance, process_id)
     with trio.fail_after(15):
         await instance.signal(process_id, 9)
