@@ -18,6 +18,7 @@ from sandkeepd.keeper import allowance, client, files, helpers, journal, process
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.providers import disk_usage, disk_watch, kept, local_layout
 from sandkeepd.providers.base import Chunk, Instance, Launch, Terminal
+from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
@@ -416,6 +417,8 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
 async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(world.provider, LocalProvider)
     large, small = await world.sandbox(), await world.sandbox(disk_bytes=1 << 20)
+    watch = DiskWatch(dict(world.provider._instances), world.provider._occupied, world.provider._end_instance)
+    monkeypatch.setattr(world.provider.disks, "_instances", {})  # its own look is not to come to the rescue
     looked, go_on = trio.Event(), threading.Event()
     occupied, token = disk_usage.occupied, trio.lowlevel.current_trio_token()
 
@@ -429,7 +432,7 @@ async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monk
     monkeypatch.setattr(disk_usage, "occupied", slow)
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.provider.disks.run)
+            nursery.start_soon(watch.run)
             await looked.wait()
             await run(small, "sh", "-c", "for n in 1 2 3; do head -c 500K /dev/zero >$n; done")
             with trio.fail_after(20):
