@@ -44,7 +44,7 @@ class GvisorInstance(KeptInstance):
     def prepare(self, image_id: str, plan: Plan, spec: SandboxSpec) -> None:
         """Say what it was made by."""
         self.image_id, self.plan, self.spec = image_id, plan, spec
-        self.no_pauses = gvisor_plan.HOST_NETWORK if plan.network == "host" else None
+        self.no_pauses = gvisor_plan.why_not_saved(plan.network, rootless=plan.rootless)
         self.turn = trio.Lock()
         """Held by who saves it or brings it back."""
         self.scope = trio.CancelScope()

@@ -15,6 +15,7 @@ PIDS: Final = (
     "pids, and limit memory"
 )
 HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
+ROOTLESS: Final = "a rootless runsc brings nothing back that was saved: have the daemon run as root"
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -91,11 +92,19 @@ def _held_by(limits: Limits, hierarchies: Hierarchies) -> dict[str, str]:
     return held
 
 
+def why_not_saved(network: str, *, rootless: bool) -> str | None:
+    """Say why a sandbox can neither be suspended nor checkpointed; None if it can."""
+    if rootless:
+        return ROOTLESS
+    return HOST_NETWORK if network == "host" else None
+
+
 def notes(plan: Plan) -> list[str]:
     """What of a sandbox is other than one may expect, in sentences."""
     told = ["what it writes lies in memory, and counts as such; on the disk is only what its processes print"]
-    if plan.network == "host":
-        told.append(HOST_NETWORK)
+    why = why_not_saved(plan.network, rootless=plan.rootless)
+    if why is not None:
+        told.append(why)
     if "memory" in plan.held_by:
         told.append("when its memory is used up, all of it is killed, and not the process that took most")
     return told

@@ -2,6 +2,7 @@
 
 import trio
 
+from sandkeep import gvisor_settings
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.cgroups import Hierarchies
@@ -33,8 +34,8 @@ def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
         "seccomp": Capability(
             works=True, why="calls are its own kernel's, and runsc filters what that asks of the host"
         ),
-        "checkpoints": Capability(works=True, why="only of sandboxes without a network; " + _SAME),
-        "suspend": Capability(works=True, why="what is suspended is saved, and lies on the disk"),
+        "checkpoints": _saving("only of sandboxes without a network; " + _SAME, root=root),
+        "suspend": _saving("what is suspended is saved, and lies on the disk", root=root),
         "terminals": Capability(works=True, why="in images that have tmux; " + _KEYS),
         "overlay": Capability(works=True, why="what is written lies in memory, also in checkpoints"),
         "limit_memory": _limit(hierarchies, "memory", "when it is used up, all of the sandbox is killed"),
@@ -56,6 +57,11 @@ _SAME = "they are brought back by the same runsc, on a processor with the same f
 _KEYS = "where a program leaves its keys to the terminal, an end of input typed into an empty line does nothing"
 SNAPSHOTS = "the sandbox's own tar reads its workspace while all goes on, and may find changes in part"
 FORKS = "files lie in the memory of gVisor's kernel: make a checkpoint that leaves it running, and restore that"
+
+
+def _saving(note: str, *, root: bool) -> Capability:
+    why = gvisor_plan.why_not_saved("none", rootless=not root or gvisor_settings.ROOTLESS())
+    return Capability(works=why is None, why=why or note)
 
 
 def _limit(hierarchies: Hierarchies, controller: str, note: str | None) -> Capability:

@@ -151,7 +151,7 @@ class Saving(ABC):
 
     def why_no_checkpoint(self, plan: Mapping[str, Any]) -> str | None:
         """See `Checkpointing.why_no_checkpoint`."""
-        return gvisor_plan.HOST_NETWORK if plan.get("network") == "host" else None
+        return gvisor_plan.why_not_saved(plan.get("network", "none"), rootless=plan.get("rootless", False))
 
     def plan_like(self, plan: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, Any]:
         """See `Checkpointing.plan_like`."""
@@ -344,8 +344,9 @@ class Saving(ABC):
 
 def require_savable(plan: Plan) -> None:
     """Raise `not_supported` for what `runsc` cannot save."""
-    if plan.network == "host":
-        raise SetupError("not_supported", gvisor_plan.HOST_NETWORK)
+    why = gvisor_plan.why_not_saved(plan.network, rootless=plan.rootless)
+    if why is not None:
+        raise SetupError("not_supported", why)
 
 
 async def _see_gone(pidfd: int, root: str, container: str) -> None:

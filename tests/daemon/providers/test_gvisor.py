@@ -288,6 +288,26 @@ def test_settings_of_places_and_of_what_is_allowed(new_daemon: Callable[[], Runn
         assert (os.listdir(roots), os.listdir(bundles)) == ([], [])
 
 
+def test_what_a_rootless_runsc_cannot_restore_is_not_saved(
+    new_daemon: Callable[[], RunningDaemon], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    daemon = new_daemon()
+    daemon.env["RUNSC_ROOTLESS"] = "1"
+    daemon.start()
+    with daemon.connect() as client:
+        (gvisor,) = [each for each in client.daemon.capabilities().providers if each.provider == "gvisor"]
+        assert not gvisor.features["suspend"].works
+        assert not gvisor.features["checkpoints"].works
+        image = client.image.create(str(source), provider="gvisor").image_id
+        box = client.sandbox.create(image).sandbox_id
+        for save in (client.sandbox.suspend, client.checkpoint.create):
+            assert "rootless" in refused("not_supported", save, box).message
+        assert client.sandbox.exec(box, ["echo", "goes on"]).stdout == b"goes on\n"
+        client.sandbox.terminate(box)
+
+
 def test_daemons_that_share_a_place_leave_each_others_sandboxes(
     new_daemon: Callable[[], RunningDaemon], tmp_path: Path
 ) -> None:
