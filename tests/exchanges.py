@@ -87,7 +87,7 @@ def plant(top: Path, closed: Closed, uid: int, pairs: int = PAIRS, files: int = 
 
 @contextmanager
 def exchanged(top: Path, uid: int, pairs: int = PAIRS, most_s: float = 0.004) -> Iterator[None]:
-    """Have it at work in a directory that it can write to, for the length of a block. It may be killed there.
+    """Run it in a directory that it can write to, for the length of a block. It may be killed there.
 
     It rests for up to `most_s` after each turn: who reads then meets few errors, and may come to an end. Without a rest
     it makes anew what is removed, too.

@@ -304,7 +304,7 @@ def golden(type: str) -> Event:
 
 
 def refused(call: Callable[..., Any], *words: Any, **options: Any) -> None:
-    """Have something fail."""
+    """Make something fail."""
     try:
         call(*words, **options)
     except SandkeepError:

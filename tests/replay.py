@@ -39,7 +39,7 @@ def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def unpack(kept: Path, state_dir: Path) -> None:
-    """Have a state directory as it was kept, which is the caller's own."""
+    """Unpack a state directory as it was kept, which is the caller's own."""
     state_dir.mkdir(mode=0o700, exist_ok=True)
     with tarfile.open(kept / STATE) as archive:
         archive.extractall(state_dir, filter="data")
@@ -72,7 +72,7 @@ def _json(value: Any) -> Any:
 
 
 def types(state_dir: Path, log: EventLog) -> dict[str, int]:
-    """How many events of each type there are, in the log and in its archive."""
+    """Count of the events of each type, in the log and in its archive."""
     found: dict[str, int] = {}
 
     def count(fact: Any) -> None:
@@ -86,7 +86,7 @@ def types(state_dir: Path, log: EventLog) -> dict[str, int]:
 
 
 def opened(state_dir: Path, work: Callable[[EventLog], Any]) -> Any:
-    """What is found in the log of a state directory that no daemon uses."""
+    """State found in the log of a state directory that no daemon uses."""
     log = offline.open_log(str(state_dir))
     try:
         return work(log)

@@ -109,7 +109,7 @@ class Box(NamedTuple):
 
 
 class Dealings:
-    """What others have to do with an enemy's sandbox at the same time, each with a client of their own."""
+    """Dealings of others with an enemy's sandbox at the same time, each with a client of their own."""
 
     def __init__(self, house: House, box: str, pool: ThreadPoolExecutor) -> None:
         self._house = house
@@ -192,7 +192,7 @@ def fought(house: House, enemy: Enemy) -> Iterator[tuple[str, Dealings]]:
 
 
 def attack(house: House, enemy: Enemy) -> None:
-    """Have an enemy do its worst while others deal with it, and see that the neighbour is served."""
+    """Run an enemy while others deal with it, and see that the neighbour is served."""
     with fought(house, enemy) as (box, dealings):
         dealings.begin(lambda client, box: client.sandbox.exec(box, command="echo one; echo two >&2"))
         dealings.begin(lambda client, box: client.sandbox.read_file(box, path="file", max_bytes=1000))

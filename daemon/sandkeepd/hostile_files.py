@@ -112,7 +112,7 @@ class HostileRoot:
         self._anchor = _Anchor(path)
 
     def tree(self, name: str = ".") -> "HostileTree":
-        """What is below `name`. Neither that nor the root need be there yet. Raises OSError.
+        """Tree below `name`. Neither that nor the root need be there yet. Raises OSError.
 
         Call it in the daemon's own mount namespace.
         """
@@ -139,7 +139,7 @@ class HostileTree:
 
     @property
     def is_confined(self) -> bool:
-        """Whether what is opened for reading can be handed to anybody who may read it. False before it is there."""
+        """Tell if a file opened for reading can be handed to anybody who may read it. False before it is there."""
         return self._anchor.is_confined
 
     def below(self, path: str) -> "HostileTree":
@@ -188,7 +188,7 @@ class HostileTree:
             yield directory, name
 
     def stat(self, path: str) -> os.stat_result:
-        """What a file is; of a link, what that is."""
+        """Status of a file; of a link, its own."""
         descriptor = self.open(path, os.O_PATH | os.O_NOFOLLOW)
         try:
             return os.fstat(descriptor)
@@ -196,7 +196,7 @@ class HostileTree:
             os.close(descriptor)
 
     def exists(self, path: str) -> bool:
-        """Whether there is anything of that name."""
+        """Tell if there is anything of that name."""
         try:
             os.close(self.open(path, os.O_PATH | os.O_NOFOLLOW))
         except OSError:

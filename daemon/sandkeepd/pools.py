@@ -16,7 +16,7 @@ _COUNTED: Final = ("inotify", "fanotify")
 
 
 def ceilings() -> dict[str, int]:
-    """What a sandbox's user namespace gets, by the names of `/proc/sys/user`."""
+    """Ceilings of a sandbox's user namespace, by the names of `/proc/sys/user`."""
     found = dict[str, int]()
     for name in os.listdir(_PLACE):
         if name.startswith("max_") and name.split("_")[1] in _COUNTED:

@@ -149,7 +149,7 @@ class Claims:
         return Entry("claimed", self._log_id, sandbox_id, self._home)
 
     def _is_ours(self, entry: Entry, sandbox_id: str | None = None) -> bool:
-        """Whether it is an entry of our log. The state directory may have been moved since, but not copied."""
+        """Tell if it is an entry of our log. The state directory may have been moved since, but not copied."""
         if entry.log_id != self._log_id or entry.is_void or sandbox_id not in (None, entry.sandbox_id):
             return False
         return entry.home == self._home or not os.path.lexists(entry.home)
@@ -191,7 +191,7 @@ class Claims:
             self._let_go(uid)
 
     def _own(self, sandbox_id: str, uid: int) -> bool:
-        """Whether the uid is claimed for a sandbox of ours. It is claimed now if somebody has removed the registry, or
+        """Tell if the uid is claimed for a sandbox of ours. It is claimed now if somebody has removed the registry, or
         an earlier version had none.
         """
         found = self._registry.read(uid)
@@ -257,7 +257,7 @@ class Claims:
                     self._registry.put(uid, entry._replace(state="resting", boot="", since=0))
 
     def _is_orphan(self, uid: int, entry: Entry) -> bool:
-        """Whether nobody will ever give that back. A daemon that we are wrong about takes it up again; see `renew`."""
+        """Tell if nobody will ever give that back. A daemon that we are wrong about takes it up again; see `renew`."""
         if now() - entry.since < REST_S or uid in self._held or uid_processes.any_of(uid):
             return False
         return os.path.isabs(entry.home) and not os.path.lexists(entry.home)

@@ -40,7 +40,7 @@ except ProcessLookupError:
 
 
 def any_of(uid: int) -> bool:
-    """Whether the kernel knows of a process with this real uid, be it only what is left of one. Takes a microsecond.
+    """Tell if the kernel knows of a process with this real uid, be it only what is left of one. Takes a microsecond.
 
     Looking for all four uids of a process takes a file of /proc for each. Code in sandboxes has the same in all four:
     it was started so, and has no privileges by which one could become another.
@@ -88,7 +88,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _kill_as(uid: int) -> bool:
-    """Have all processes of a uid killed by one who has it; False when the code inside killed him first. Blocks."""
+    """Kill all processes of a uid by a helper that has it; False when the code inside killed him first. Blocks."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         with ordinary_priority():

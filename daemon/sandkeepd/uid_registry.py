@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
     @property
     def is_void(self) -> bool:
-        """Whether it was made before the machine was booted: no process of then can be left."""
+        """Tell if it was made before the machine was booted: no process of then can be left."""
         return self.state != "unreadable" and self.boot != this_boot()
 
 
@@ -137,7 +137,7 @@ class Registry:
 
 @functools.cache
 def this_boot() -> str:
-    """What the kernel calls its present run."""
+    """Id that the kernel gives its present boot."""
     return boot_id()
 
 

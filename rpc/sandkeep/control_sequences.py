@@ -77,7 +77,7 @@ class Filter:
         self._way_back = b""
 
     def reset(self) -> bytes:
-        """What has a terminal be as it was before, whatever was passed."""
+        """Sequences that put a terminal back as it was, whatever was passed."""
         return RESET + (b"\x1b[r" + self._way_back if self._way_back else b"\x1b7\x1b[r\x1b8")
 
     def feed(self, data: bytes) -> bytes:
@@ -125,7 +125,7 @@ class Filter:
         return question
 
     def _skip_string(self, data: bytes, at: int) -> int:
-        """Where the string that was begun has ended, or the bytes so far."""
+        """Position at which the string that was begun has ended, or the bytes so far."""
         end = _STRING_END.search(data, at)
         if end is not None:
             self._in_string = False

@@ -59,7 +59,7 @@ LOCK_BUCKET = Setting[str | None](
     _bucket,
     _absent,
     "none",
-    "The GCS bucket of the locks of sandboxes that several daemons share (`sandboxes/<sandbox_id>/lock.json`).",
+    "The GCS bucket of the locks of sandboxes that several daemons share (`sandboxes/<name>/lock.json`).",
 )
 LOCK_MOUNT_PATH = Setting[str | None](
     "SANDBOX_LOCK_MOUNT_PATH",
@@ -74,7 +74,7 @@ METADATA_BUCKET = Setting[str | None](
     _bucket,
     _absent,
     "none",
-    "The GCS bucket of the metadata of shared sandboxes (`sandboxes/<sandbox_id>/metadata.json`).",
+    "The GCS bucket of the metadata of shared sandboxes (`sandboxes/<name>/metadata.json`).",
 )
 METADATA_MOUNT_PATH = Setting[str | None](
     "SANDBOX_METADATA_MOUNT_PATH",

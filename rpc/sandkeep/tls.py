@@ -50,7 +50,7 @@ class SecureStream(trio.abc.Stream):
         await self._wire.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """What has arrived; nothing at the end."""
+        """Bytes that have arrived; none at the end."""
         try:
             return await self._tls.receive_some(max_bytes)
         except trio.BrokenResourceError as error:

@@ -39,17 +39,17 @@ class CommandKey:
         return self.keyed(fingerprint) if " " in fingerprint and not is_keyed(fingerprint) else fingerprint
 
     def made(self, fingerprint: str) -> bool:
-        """Whether the digest of a fingerprint is one of this key's."""
+        """Tell if the digest of a fingerprint is one of this key's."""
         return fingerprint.partition(" ")[2].startswith(f"{self._name}:")
 
 
 def is_keyed(fingerprint: str) -> bool:
-    """Whether the digest was made by a key. Those of daemons before there were keys were not."""
+    """Tell if the digest was made by a key. Those of daemons before there were keys were not."""
     return ":" in fingerprint
 
 
 def without_digest(fingerprint: str) -> str:
-    """What a fingerprint says of itself: the method."""
+    """Method of a fingerprint, without its digest."""
     return fingerprint.partition(" ")[0]
 
 

@@ -1,4 +1,4 @@
-"""What every user of the machine sees of others' sandboxes: command lines, sockets, control groups and mounts."""
+"""Visibility of others' sandboxes to every user of the machine: command lines, sockets, control groups and mounts."""
 
 import os
 import subprocess

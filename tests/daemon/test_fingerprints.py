@@ -1,4 +1,4 @@
-"""What is on record of a command tells who reads it nothing of what the command was given, and knows it again."""
+"""Fingerprints of commands: one on record tells its reader nothing of what a command was given, and knows it again."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""What root does with files that hostile code changes at the same time: nothing leads it out of them.
+"""Walks of root's through files that hostile code changes at the same time: nothing leads it out of them.
 
 Nothing here relies on it that a sandbox stands still: what changes the files has the uid of the sandbox's code, and is
 in none of its control groups. See `tests.exchanges`.

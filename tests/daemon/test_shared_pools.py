@@ -1,4 +1,4 @@
-"""What the kernel has for all on the machine together, and how much of it one sandbox gets: until it is refused more,
+"""Kernel resources that all on the machine share, and how much of it one sandbox gets: until it is refused more,
 while the machine's own is far from used up.
 """
 

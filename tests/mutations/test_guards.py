@@ -85,7 +85,7 @@ class Copy:
         assert done.returncode == 0, f"{test} does not pass as it is:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
 
     def fails(self, test: str) -> bool:
-        """Whether a test fails, or comes to no end."""
+        """Tell if a test fails, or comes to no end."""
         try:
             done = self.run(test, max(20.0, SLOWER * self.takes[test]))
         except subprocess.TimeoutExpired:
@@ -94,7 +94,7 @@ class Copy:
         return done.returncode == FAILED
 
     def fails_without(self, file: str, text: str, instead: str, test: str) -> bool:
-        """Whether a test fails while a text is replaced."""
+        """Tell if a test fails while a text is replaced."""
         path = self.place / file
         before = path.read_text()
         assert before.count(text) == 1

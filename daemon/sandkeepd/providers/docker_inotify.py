@@ -30,13 +30,13 @@ _LOOK_S: Final = 0.001
 
 
 def can_count() -> bool:
-    """Whether that can be had: from Linux 5.14 on, and by root."""
+    """Tell if that can be had: from Linux 5.14 on, and by root."""
     major, minor = os.uname().release.split(".")[:2]
     return os.geteuid() == 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= _SINCE
 
 
 def begin(first: Identity, directory: str) -> bool:
-    """Have inotify made for a container whose keeper is just starting; whether that worked. `directory` is ours."""
+    """Serve inotify for a container whose keeper is just starting; true if that worked. `directory` is ours."""
     if _listener(first) != _TELLS:
         logger.warning("the kernel, or the seccomp profile, lets no container have inotify watches of its own")
         return False
@@ -47,7 +47,7 @@ def begin(first: Identity, directory: str) -> bool:
 
 
 def _listener(first: Identity) -> str | None:
-    """What the keeper has as its descriptor for that, once it is one of both; None when it has ended or never says."""
+    """Descriptor that the keeper has for that, once it is one of both; None when it has ended or never says."""
     deadline = time.monotonic() + BEGIN_S
     while time.monotonic() < deadline:
         try:

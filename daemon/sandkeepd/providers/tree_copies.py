@@ -77,7 +77,7 @@ def _follow(said: int, child: int) -> str:
 
 
 def _waits(child: int) -> str:
-    """What it has read and written so far, if it waits now, and not for a disk."""
+    """Bytes that it has read and written so far, if it waits now, and not for a disk."""
     with suppress(OSError):  # it has just ended
         with open(f"/proc/{child}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(") ")[2][:1]

@@ -22,7 +22,7 @@ _NEVER: Final = dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)
 
 
 class Identity(Struct, frozen=True):
-    """What the server needs for TLS, and the pin by which clients know it."""
+    """TLS context of the server, and the pin by which clients know it."""
 
     context: ssl.SSLContext
     pin: str
