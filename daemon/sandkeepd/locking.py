@@ -50,15 +50,18 @@ class Locking:
             timeout_s=command.timeout_s,
         )
         lock_id = ids.new_id(ids.LOCK)
-        guarded = core.state.guarded(request.owner, command.name)
-        file = guarded.sandbox_id if guarded is not None else command.name
-        intent = await core.intend(NewEvent(lock_id, event, file, 0), request.meta)
+        intent = await core.intend(NewEvent(lock_id, event, self._file(request, command.name), 0), request.meta)
         lock, given_up = core.state.locks[lock_id], trio.Event()
         core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
         try:
             return await self._taken(lock)
         finally:
             given_up.set()
+
+    def _file(self, request: Request[Any], name: str) -> str:
+        """What the events of a lock of that name are filed under, from the first on: see `State.file_of`."""
+        guarded = self._core.state.guarded(request.owner, name)
+        return guarded.sandbox_id if guarded is not None else name
 
     def _where(self, request: Request[Any], name: str) -> str:
         """Where the caller's lock of a name is, by the settings; that of a sandbox which he is shown, where its owner's
@@ -157,7 +160,7 @@ class Locking:
         """Free the lock of a name, whoever holds it."""
         core, lock_id = self._core, ids.new_id(ids.LOCK)
         event = events.LockStealRequested(owner=request.owner, name=name, where=place)
-        intent = await core.intend(NewEvent(lock_id, event, name, 0), request.meta)
+        intent = await core.intend(NewEvent(lock_id, event, self._file(request, name), 0), request.meta)
         lock = core.state.locks[lock_id]
         core.carry(partial(self._carry_steal, lock, intent), f"freeing of {name}")
         return await self._released(lock)

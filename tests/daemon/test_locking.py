@@ -428,6 +428,18 @@ async def test_an_administrator_frees_a_users_lock_where_it_is(world: World, tmp
         assert (await acquire(two, uid=ALICE)).status == "held"
 
 
+async def test_freeing_the_lock_of_a_sandbox_is_whole_in_its_history(world: World, tmp_path: Path, places: str) -> None:
+    """Also by its name, which is not its id: the intent is not filed apart from what came of it."""
+    source = tempfile.mkdtemp(dir=places)
+    os.chmod(source, 0o755)
+    async with world.daemon(tmp_path / "state") as daemon:
+        image = await daemon.image(source)
+        box = (await daemon.call("sandbox.create", image_id=image, name="box")).sandbox_id
+        await daemon.call("lock.release", name="box", force=True)
+        found = [type for type in await daemon.types(box) if type.startswith("lock.")]
+        assert found == ["lock.steal_requested", "lock.stolen"]
+
+
 async def test_names_that_lead_out_or_look_like_ids_are_refused(world: World, tmp_path: Path) -> None:
     async with world.daemon(tmp_path) as daemon:
         for name in ("../box", "..", "a/b", ".hidden", "lck_x"):
