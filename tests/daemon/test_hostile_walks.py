@@ -23,6 +23,7 @@ from tests.exchanges import SECRET, Closed, exchanged, plant
 from tests.users import as_user
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeepd.hostile_files import HostileRoot
 from sandkeepd.providers import disk_usage, gvisor_saving, tree_copies
 from sandkeepd.providers.local_layout import Layout
 from sandkeepd.providers.local_packing import COPIED_FILES
@@ -243,14 +244,20 @@ def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_checkpoint_holds_nothing_that_links_lead_to(tmp_path: Path, closed: Closed) -> None:
-    """What a gVisor sandbox shares with the daemon goes with it: here a link is in the place of all journals."""
-    (tmp_path / "box" / "in").mkdir(parents=True)
-    (tmp_path / "box" / "out").mkdir()
-    (tmp_path / "box" / "out" / "exits").touch()
+    """What a gVisor sandbox shares with the daemon goes with it: here a link has come into the place of all journals
+    since they were looked at.
+    """
+    for name in ("before", "box"):
+        (tmp_path / name / "in").mkdir(parents=True)
+        (tmp_path / name / "out").mkdir()
+        (tmp_path / name / "out" / "exits").touch()
+    (tmp_path / "before" / "out" / "p").mkdir()
+    (tmp_path / "before" / "out" / "p" / "f1").touch()
     (tmp_path / "box" / "out" / "p").symlink_to(closed.place)
     archive = tmp_path / "archive"
-    with suppress(DaemonError):
-        gvisor_saving._pack_shared(str(tmp_path / "box"), str(archive), ["f1"])
+    before = HostileRoot(str(tmp_path)).tree("before")
+    with pytest.raises(DaemonError, match="cannot be written"):
+        gvisor_saving._pack_shared(before, str(tmp_path / "box"), str(archive), ["f1"])
     assert SECRET.encode() not in archive.read_bytes()
 
 

@@ -31,6 +31,7 @@ _ENEMY = "tests/conformance/test_enemy_sandbox.py::"
 _LOCAL = "tests/conformance/test_local.py::"
 _HARMFUL = "tests/store/test_unpack.py::test_nothing_of_what_would_do_harm_is_extracted"
 _FILES = "tests/daemon/test_hostile_files.py::"
+_GVISOR = "tests/daemon/test_hostile_gvisor.py::"
 _TLS = "tests/daemon/test_stream_tls.py::"
 _CALLS = "tests/conformance/test_seccomp.py::"
 _BUILDING = "tests/daemon/test_docker_images.py::"
@@ -314,6 +315,34 @@ GUARDS = [
         "TO_WRITE: Final = MS_NOSUID | MS_NODEV | MS_NOEXEC | NO_LINKS",
         "TO_WRITE: Final = MS_NOSUID | MS_NODEV | MS_NOEXEC",
         "tests/daemon/test_hostile_walks.py::test_a_copy_is_not_written_through_a_link",
+    ),
+    Guard(
+        "What a gVisor sandbox answers is opened and given away through no link",
+        f"{PROVIDERS}/gvisor_start.py",
+        'opened = job.files.open_regular("out/exits", flags)',
+        'opened = os.open(f"{job.directory}/out/exits", flags)',
+        f"{_GVISOR}test_no_link_is_given_away[exits]",
+    ),
+    Guard(
+        "What a gVisor sandbox answers is copied with its holes",
+        f"{PROVIDERS}/gvisor_start.py",
+        "hole = os.lseek(source, at, os.SEEK_HOLE)",
+        "hole = end",
+        f"{_GVISOR}test_holes_stay_holes",
+    ),
+    Guard(
+        "What is looked for in an image is not found on the host",
+        f"{PROVIDERS}/gvisor_bundle.py",
+        "os.close(open_in_root(root, path, os.O_PATH | flags))",
+        "os.close(os.open(path.lstrip('/'), os.O_PATH | flags, dir_fd=root))",
+        f"{_GVISOR}test_nothing_of_the_host_is_found_by_links_of_an_image",
+    ),
+    Guard(
+        "Directories that a copied image is to have are made in it",
+        f"{PROVIDERS}/gvisor_bundle.py",
+        "    _make_shared_inside(making)\n",
+        "    _make_shared(making)\n",
+        f"{_GVISOR}test_nothing_is_made_where_links_of_an_image_lead[run]",
     ),
     Guard(
         "A host uid rests after use",

@@ -150,7 +150,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         return Job(
             sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), bundle=self.bundle(sandbox_id),
             root=self.runsc_root(sandbox_id), lowers=await self._lowers(image_id, plan), plan=plan, spec=spec,
-            hierarchies=self._hierarchies, log_id=self.log_id, secrets=sorted(secrets),
+            hierarchies=self._hierarchies, log_id=self.log_id, secrets=sorted(secrets), files=self.files(sandbox_id),
         )  # fmt: skip
 
     async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:

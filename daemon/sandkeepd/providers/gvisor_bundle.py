@@ -8,12 +8,14 @@ together by mounts that only the sandbox's own `runsc` sees; a user's daemon has
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from sandkeep.model import SandboxSpec
+from sandkeep.openat2 import open_in_root
 from sandkeepd import mounts
 from sandkeepd.hostprocess import run_tool
 from sandkeepd.keeper import program
@@ -38,16 +40,24 @@ class Lower(Struct, frozen=True, kw_only=True):
 
 def is_root_file_system(lowers: Sequence[Lower]) -> bool:
     """Whether these files are a whole system, with a shell, and not the files of a workspace."""
-    return any(
-        os.path.lexists(f"{lower.root}/bin/sh")
-        or (os.path.islink(f"{lower.root}/bin") and os.path.lexists(f"{lower.root}/usr/bin/sh"))
-        for lower in lowers
-    )
+    return any(_has(lower, "bin/sh", os.O_NOFOLLOW) for lower in lowers)
+
+
+def _has(lower: Lower, path: str, flags: int) -> bool:
+    """Whether there is such a thing for whoever has these files as root directory: links may lead anywhere."""
+    with suppress(OSError):
+        root = os.open(lower.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.close(open_in_root(root, path, os.O_PATH | flags))
+            return True
+        finally:
+            os.close(root)
+    return False
 
 
 def workspace_of(lowers: Sequence[Lower], *, whole: bool) -> str:
     """Where processes start."""
-    has_one = not whole or any(os.path.isdir(f"{lower.root}{WORKSPACE}") for lower in lowers)
+    has_one = not whole or any(_has(lower, WORKSPACE, os.O_DIRECTORY) for lower in lowers)
     return WORKSPACE if has_one else "/"
 
 
@@ -242,5 +252,22 @@ def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
         make_skeleton(making, bundle)
     with shown(lowers[0].root, above=lowers[0].root) as source:
         copy_tree(source, target)
-    _make_shared(making)
+    _make_shared_inside(making)
     os.rename(making, root)
+
+
+def _make_shared_inside(root: str) -> None:
+    """The same as `_make_shared` where an image has its files: its links lead to what they lead to inside."""
+    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in ("in", "out", "tty"):
+            parts = f"{INSIDE}/{name}".split("/")
+            for depth in range(1, len(parts)):
+                above = open_in_root(top, "/".join(parts[:depth]) or "/", os.O_PATH | os.O_DIRECTORY)
+                try:
+                    with suppress(FileExistsError):
+                        os.mkdir(parts[depth], 0o755, dir_fd=above)
+                finally:
+                    os.close(above)
+    finally:
+        os.close(top)

@@ -20,7 +20,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.model import Isolation, SandboxSpec
-from sandkeepd.hostile_files import NotAFileError
+from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
 from sandkeepd.providers import gvisor_plan, gvisor_runsc, gvisor_start
 from sandkeepd.providers.base import Checkpointed, Ending
@@ -188,7 +188,7 @@ class Saving(ABC):
         async with instance.turn:
             job = await self._job_of(instance)
             if instance.is_suspended:
-                journals = _all_journals(job.directory)
+                journals = await self._in_thread(_journals, job.files)
                 await self._in_thread(functools.partial(_keep, job, directory, journals, stays=False))
                 return Checkpointed(pause_ms=None)
             opened = await self._in_thread(_open_journals, job, instance.container, process_ids)
@@ -373,7 +373,7 @@ def _keep(job: Job, directory: str, journals: Collection[str], *, stays: bool) -
         for name in gvisor_start.saved_files(job.saved):
             os.chmod(f"{job.saved}/{name}", 0o600)
             _link(f"{job.saved}/{name}", f"{directory}/{name}")
-        _pack_shared(job.directory, f"{directory}/{SHARED}", journals)
+        _pack_shared(job.files, job.directory, f"{directory}/{SHARED}", journals)
         if stays:
             gvisor_start.have_written(job)  # last, as the disk is writing meanwhile
     except OSError as error:
@@ -390,9 +390,10 @@ def _link(source: str, target: str) -> None:
         os.chmod(target, 0o600)
 
 
-def _pack_shared(directory: str, target: str, journals: Collection[str]) -> None:
+def _pack_shared(files: HostileTree, directory: str, target: str, journals: Collection[str]) -> None:
+    there = _journals(files)
     names = [f"in/{name}" for name in sorted(os.listdir(f"{directory}/in")) if name != _CONTROL]
-    names += ["out/exits", *(f"out/p/{name}" for name in sorted(journals) if _is_file(f"{directory}/out/p/{name}"))]
+    names += ["out/exits", *(f"out/p/{name}" for name in sorted(journals) if name in there)]
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
     listed = f"{target}.names"  # there can be more than an argument list may hold
     try:
@@ -413,14 +414,16 @@ def _tar(argv: Sequence[str], directory: int) -> None:
         raise DaemonError("storage_unavailable", f"the checkpoint cannot be written or read: {said}")
 
 
-def _is_file(path: str) -> bool:
-    with suppress(OSError):
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    return False
-
-
-def _all_journals(directory: str) -> list[str]:
-    return [name for name in os.listdir(f"{directory}/out/p") if _is_file(f"{directory}/out/p/{name}")]
+def _journals(files: HostileTree) -> dict[str, tuple[int, int]]:
+    """The names of the files among the journals, each with its device and inode. Raises OSError."""
+    found = dict[str, tuple[int, int]]()
+    with files.directory("out/p", flags=os.O_RDONLY) as directory, os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(OSError):  # it was removed meanwhile
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    found[entry.name] = status.st_dev, status.st_ino
+    return found
 
 
 def _open_journals(job: Job, container: str, process_ids: Collection[str]) -> set[str]:
@@ -430,15 +433,9 @@ def _open_journals(job: Job, container: str, process_ids: Collection[str]) -> se
     nothing that has a file open which is not there.
     """
     opened = _open_inodes(gvisor_runsc.holders(job.root, container))
-    found = {name for name, inode in _inodes(f"{job.directory}/out/p") if inode in opened}
+    found = {name for name, inode in _journals(job.files).items() if inode in opened}
     found.update(f"{process_id}.{end}" for process_id in process_ids for end in ("stdout", "stderr"))
     return found
-
-
-def _inodes(directory: str) -> list[tuple[str, tuple[int, int]]]:
-    with os.scandir(directory) as entries:
-        statuses = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-    return [(name, (status.st_dev, status.st_ino)) for name, status in statuses]
 
 
 def _open_inodes(pids: Collection[int]) -> set[tuple[int, int]]:

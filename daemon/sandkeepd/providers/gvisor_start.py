@@ -35,6 +35,7 @@ from sandkeep.model import SandboxSpec
 from sandkeep_store.durable import sync
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies
+from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, has_ended, listen, reap, spawn
 from sandkeepd.keeper import program
 from sandkeepd.providers import gvisor_bundle, gvisor_room, gvisor_runsc
@@ -63,7 +64,9 @@ _GIVE_WAY_S: Final = 0.01
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One start. `saved` is the directory that it is brought back from; None: it begins."""
+    """One start. `saved` is the directory that it is brought back from; None: it begins. `files` is `directory`, as one
+    in which the code inside may own files.
+    """
 
     sandbox_id: str
     directory: str
@@ -75,6 +78,7 @@ class Job(Struct, frozen=True, kw_only=True):
     hierarchies: Hierarchies
     log_id: str
     secrets: list[str]
+    files: HostileTree
 
     @property
     def saved(self) -> str:
@@ -124,18 +128,38 @@ def make_directories(job: Job) -> None:
             os.makedirs(f"{job.directory}/{name}", 0o755, exist_ok=True)
         if not os.path.lexists(f"{job.directory}/{SANDBOX_MARK}"):
             write_mark(f"{job.directory}/{SANDBOX_MARK}", job.log_id)
-        with open(f"{job.directory}/out/exits", "ab"):
-            pass
         with suppress(FileExistsError):
             os.mkfifo(f"{job.directory}/in/.control", 0o600)
         if not os.path.exists(f"{job.directory}/in/{program.NAME}"):
             program.install(f"{job.directory}/in")
             program.install_statx(f"{job.directory}/in")
-        if not job.plan.rootless:
-            for name in ("out/p", "out/exits"):
-                os.chown(f"{job.directory}/{name}", job.plan.uid, job.plan.gid)
+        _give_away(job)
     except OSError as error:
         raise translate(error) from None
+
+
+def _give_away(job: Job) -> None:
+    """Let the code inside write its journals and answers; whatever was brought back in their place is not followed."""
+    with _exits(job, os.O_WRONLY | os.O_CREAT) as answers:
+        if job.plan.rootless:
+            return
+        os.fchown(answers, job.plan.uid, job.plan.gid)
+    with job.files.directory("out/p", flags=os.O_RDONLY, writable=True) as journals:
+        os.fchown(journals, job.plan.uid, job.plan.gid)
+
+
+@contextmanager
+def _exits(job: Job, flags: int) -> Iterator[int]:
+    """The file with the answers, open for the length of a block. Raises OSError and `storage_unavailable`."""
+    try:
+        opened = job.files.open_regular("out/exits", flags)
+    except NotAFileError:
+        words = f"{job.directory}/out/exits is no file: create the sandbox anew"
+        raise DaemonError("storage_unavailable", words) from None
+    try:
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def start(job: Job, *, restore: bool = False) -> Started:
@@ -380,7 +404,8 @@ def put_aside(job: Job) -> None:
     aside = f"{job.bundle}/aside"
     try:
         drop(aside)
-        shutil.copyfile(f"{job.directory}/out/exits", f"{job.saved}/{EXITS}")
+        with _exits(job, os.O_RDONLY) as answers, open(f"{job.saved}/{EXITS}", "wb", buffering=0) as copy:
+            _copy_data(answers, copy.fileno())
         os.rename(job.saved, aside)
     except OSError as error:
         raise translate(error, "the sandbox's place") from None
@@ -418,19 +443,40 @@ def put_back(job: Job) -> bool:
 
 
 def _replace_exits(job: Job, source: str) -> None:
-    target = f"{job.directory}/out/exits"
     if not job.plan.rootless:
         os.chown(source, job.plan.uid, job.plan.gid)
     try:
-        os.rename(source, target)
+        os.rename(source, f"{job.directory}/out/exits")
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         with suppress(FileNotFoundError):
-            os.unlink(target)
-        shutil.copyfile(source, target)
-        if not job.plan.rootless:
-            os.chown(target, job.plan.uid, job.plan.gid)
+            job.files.unlink("out/exits")
+        with open(source, "rb") as copy, _exits(job, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as answers:
+            _copy_data(copy.fileno(), answers)
+            if not job.plan.rootless:
+                os.fchown(answers, job.plan.uid, job.plan.gid)
+
+
+def _copy_data(source: int, target: int) -> None:
+    """Copy a file, holes as holes: the code inside may have made it as long as it likes. Raises OSError."""
+    end = os.fstat(source).st_size
+    os.ftruncate(target, end)
+    at = 0
+    while at < end:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a hole is at the end
+                return
+            raise
+        hole = os.lseek(source, at, os.SEEK_HOLE)
+        os.lseek(target, at, os.SEEK_SET)
+        while at < hole:
+            sent = os.sendfile(target, source, at, hole - at)
+            if not sent:  # it has become shorter
+                return
+            at += sent
 
 
 def drop_aside(bundle: str) -> None:
