@@ -7,6 +7,7 @@ import signal
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from tests.conftest import RunningDaemon
 
 from sandkeep import archiving, transfer
 from sandkeep.gvisor_settings import PLATFORM
-from sandkeepd.providers import gvisor_runsc
+from sandkeep.ids import new_id
+from sandkeepd.providers import gvisor_runsc, gvisor_start
 
 pytestmark = [pytest.mark.needs("runsc"), pytest.mark.needs("busybox")]
 
@@ -326,18 +328,25 @@ def test_daemons_that_share_a_place_leave_each_others_sandboxes(
         client.sandbox.suspend(standing)
         second.start()
         with second.connect() as other:
-            until(lambda: other.daemon.status().foreign, 20)
-            assert f"{base}/runsc_bundle_{standing}" in "".join(other.daemon.status().foreign)
+            until(lambda: f"{base}/runsc_bundle_{standing}" in "".join(other.daemon.status().foreign), 20)
             theirs = other.image.create(str(source), provider="gvisor").image_id
-            error = refused("not_configured", other.sandbox.create, theirs, name="box")
-            assert "another daemon's" in error.message
-            own = other.sandbox.create(theirs).sandbox_id
+            own = other.sandbox.create(theirs, name="box").sandbox_id
             assert other.sandbox.exec(own, "echo hi").stdout == b"hi\n"
             other.sandbox.terminate(own)
         assert client.sandbox.exec("box", "echo hi").stdout == b"hi\n"
         assert client.sandbox.resume(standing).status == "running"
         client.sandbox.terminate("box")
         client.sandbox.terminate(standing)
+
+
+def test_a_bundle_of_another_log_is_not_taken(tmp_path: Path) -> None:
+    """Sandboxes of older logs have the ids that callers chose, which two daemons may have in common."""
+    bundle = str(tmp_path / "runsc_bundle_box")
+    ours: Any = SimpleNamespace(bundle=bundle, log_id=new_id("log"))
+    theirs: Any = SimpleNamespace(bundle=bundle, log_id=new_id("log"))
+    gvisor_start.claim(ours)
+    gvisor_start.claim(ours)
+    assert "another daemon's" in refused("not_configured", gvisor_start.claim, theirs).message
 
 
 def test_secrets_are_in_no_configuration(client: Any, image: str, shared_daemon: RunningDaemon) -> None:
