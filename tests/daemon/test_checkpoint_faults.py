@@ -251,7 +251,7 @@ async def test_one_that_does_not_answer_makes_way_for_what_was_there(
     monkeypatch.setattr(checkpoints, "_found", silent)
     async with inside(state_dir, opened=opened) as daemon:
         image = await daemon.image(source)
-        await daemon.call("sandbox.create", image_id=image, name="box")
+        box = (await daemon.call("sandbox.create", image_id=image, name="box")).sandbox_id
         checkpoint = await daemon.call("checkpoint.create", sandbox_id="box", leave_running=True)
         back = {"sandbox_id": "box", "checkpoint_id": checkpoint.checkpoint_id}
         await daemon.call("sandbox.exec", sandbox_id="box", command="echo new >new")
@@ -263,9 +263,9 @@ async def test_one_that_does_not_answer_makes_way_for_what_was_there(
         with pytest.raises(ProviderError):
             await daemon.call("sandbox.restore", **back)
         assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "failed"
-        assert os.path.exists(f"{state_dir}/gvisor/runsc_bundle_box/aside/{gvisor_start.IMAGE}")
-        assert (await daemon.types("box"))[-1] == "sandbox.restore_failed"
-        assert gvisor_runsc.processes(f"{state_dir}/gvisor/runsc_root_box") == []
+        assert os.path.exists(f"{state_dir}/gvisor/runsc_bundle_{box}/aside/{gvisor_start.IMAGE}")
+        assert (await daemon.types(box))[-1] == "sandbox.restore_failed"
+        assert gvisor_runsc.processes(f"{state_dir}/gvisor/runsc_root_{box}") == []
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
 
