@@ -67,6 +67,7 @@ class Stats:
             sandbox_id=sandbox.sandbox_id,
             provider=sandbox.requested.provider,
             owner=sandbox.owner,
+            name=sandbox.name,
             sampled_at=rfc3339(at_us),
             running_processes=len(sandbox.active),
             **msgspec.structs.asdict(found),

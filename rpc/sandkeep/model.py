@@ -580,6 +580,7 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
     provider: str
     owner: str
     sampled_at: Timestamp
+    name: str | None = None
     cpu_s: float | None = None
     cpu_user_s: float | None = None
     cpu_system_s: float | None = None

@@ -37,31 +37,34 @@ PROVIDERS = ("fake", pytest.param("local", marks=[pytest.mark.needs("bwrap"), py
 class Box:
     """A sandbox as somebody sees it who is not its daemon."""
 
-    def __init__(self, name: str, provider: str) -> None:
+    def __init__(self, name: str, provider: str, state_dir: str) -> None:
         self.name, self.provider = name, provider
+        self._state_dir = state_dir
+        self._directory = ""
         self.created: tuple[Any, Any] | None = None
 
     def look(self, story: Story) -> None:
         """Take note of what is on record of it."""
         events = story.look(lambda client: client.sandbox.history(self.name).events)
         self.created = events[0].data["plan"], events[1].data["handle"]
+        self._directory = f"{self._state_dir}/sandboxes/{events[0].stream}"
 
     def stands_still(self) -> bool:
         if self.provider == "fake":
-            return fake.stands_still(self.name)
+            return fake.stands_still(self._directory)
         assert self.created is not None
         return freezer.stand_still(self.created[0]["cgroups"])
 
     def kill(self) -> None:
         """End it as if it had ended by itself."""
         if self.provider == "fake":
-            fake._kill(self.name, {})
+            fake._kill(self._directory, {})
         elif self.created is not None:
             os.kill(self.created[1]["first"]["pid"], signal.SIGKILL)
 
     def is_gone(self) -> bool:
         if self.provider == "fake":
-            return fake._processes(self.name) == []
+            return fake._processes(self._directory) == []
         assert self.created is not None
         return not any(os.path.exists(place) for place in self.created[0]["cgroups"].values())
 
@@ -73,7 +76,7 @@ def dies_at(point: str, root: str, source: str, provider: str) -> Story:
     daemon.program = [sys.executable, "-m", "tests.daemon.two_providers"]
     daemon.env |= {"PYTHONPATH": os.pathsep.join(sys.path), failpoints.SETTING: point}
     story = Story(daemon)
-    box = Box(f"box-{os.path.basename(root)}", provider)
+    box = Box(f"box-{os.path.basename(root)}", provider, daemon.state_dir)
     try:
         story.start()
         tell(story, box, source)

@@ -523,7 +523,8 @@ def test_it_ends_when_nobody_can_ask_it_any_more(tmp_path: Path) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
     assert (done.returncode, done.stdout) == (0, b"ready\n")
     keeper.close()
-    refused = subprocess.run([command[0], "/nowhere", "/nowhere"], capture_output=True, timeout=20, check=False)
+    absent = str(tmp_path / "absent")
+    refused = subprocess.run([command[0], absent, absent], capture_output=True, timeout=20, check=False)
     assert (refused.returncode, refused.stderr) == (125, b"its answers cannot be opened\n")
 
 

@@ -279,7 +279,8 @@ async def things(daemon: Inside, source: str, uid: int) -> Objects:
     box = await create(daemon, source, "box", uid)
     state = daemon.core.state.sandboxes[box]
     started = await daemon.call("process.launch", uid=uid, sandbox_id=box, name="web", command=["sleep", "600"])
-    place = model.Place(where="state", base="/nowhere", path="x", uri="/nowhere/x")
+    archives = f"{os.path.dirname(source)}/archives"
+    place = model.Place(where="state", base=archives, path="x", uri=f"{archives}/x")
     snapshot, checkpoint = ids.new_id(ids.SNAPSHOT), ids.new_id(ids.CHECKPOINT)
     asked = events.SnapshotCreateRequested(
         owner=owner, kind="full", format="tar.gz", places=[place], sandbox_id=box, image_id=state.requested.image_id,

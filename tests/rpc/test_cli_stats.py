@@ -49,7 +49,7 @@ def test_every_value_comes_through_a_real_parser() -> None:
     found = parsed(exposition([FULL]))
     fields = {(f"{PREFIX}{f.name}", "sbx_1", mode): field for f in FAMILIES for mode, field in f.fields.items()}
     assert found == {key: getattr(FULL, field) for key, field in fields.items()}
-    about = {"sandbox_id", "provider", "owner", "sampled_at"}
+    about = {"sandbox_id", "provider", "owner", "name", "sampled_at"}
     assert set(fields.values()) == set(SandboxStats.__struct_fields__) - about
 
 
@@ -141,7 +141,7 @@ def test_one_table_where_there_is_no_terminal(shared_daemon: Any, boxes: tuple[s
 
 def test_as_a_document(shared_daemon: Any, boxes: tuple[str, str]) -> None:
     found = json.loads(shared_daemon.cli("stats", "--json").stdout)
-    assert {one["sandbox_id"] for one in found} == set(boxes)
+    assert {one["name"] for one in found} == set(boxes)
     [one] = json.loads(shared_daemon.cli("stats", "at-work", "at-work", "--json").stdout)
     assert (one["memory_limit_bytes"], one["running_processes"]) == (64 * MIB, 1)
 
@@ -150,9 +150,11 @@ def test_for_prometheus(shared_daemon: Any, boxes: tuple[str, str]) -> None:
     done = shared_daemon.cli("stats", "--prometheus")
     found = parsed(done.stdout.decode())
     assert done.stdout.endswith(b"\n")
-    assert found[PREFIX + "cpu_seconds_total", "at-work", ""] > found[PREFIX + "cpu_seconds_total", "at-rest", ""]
-    assert found[PREFIX + "memory_limit_bytes", "at-work", ""] == 64 * MIB
-    assert (PREFIX + "memory_limit_bytes", "at-rest", "") not in found
+    with shared_daemon.connect() as client:
+        at_work, at_rest = (client.sandbox.get(box).sandbox_id for box in boxes)
+    assert found[PREFIX + "cpu_seconds_total", at_work, ""] > found[PREFIX + "cpu_seconds_total", at_rest, ""]
+    assert found[PREFIX + "memory_limit_bytes", at_work, ""] == 64 * MIB
+    assert (PREFIX + "memory_limit_bytes", at_rest, "") not in found
 
 
 @pytest.mark.parametrize(

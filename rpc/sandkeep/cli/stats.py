@@ -158,7 +158,7 @@ def _rows(found: Sequence[SandboxStats], rates: Rates, sort: str) -> list[Sequen
 
 def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
     return (
-        found.sandbox_id,
+        found.name or found.sandbox_id,
         _of(_per_cent(rate), _per_cent(found.cpus_limit)),
         "-" if found.cpu_s is None else f"{found.cpu_s:.1f}s",
         _of(size(found.memory_bytes), size(found.memory_limit_bytes)),
