@@ -47,7 +47,7 @@ class Box:
         """Take note of what is on record of it."""
         events = story.look(lambda client: client.sandbox.history(self.name).events)
         self.created = events[0].data["plan"], events[1].data["handle"]
-        self._directory = f"{self._state_dir}/sandboxes/{events[0].stream}"
+        self._directory = f"{self._state_dir}/fake/sandboxes/{events[0].stream}"
 
     def stands_still(self) -> bool:
         if self.provider == "fake":
