@@ -88,6 +88,7 @@ async def test_the_root_of_an_image_is_no_root_of_the_host(world: World) -> None
     """Its own files it may write, where the root of the file system may be; ours it may not."""
     instance = await world.sandbox(user="0")
     assert await sh(instance, "id -u") == "0\n"
+    assert "CapEff:\t0000000000000000\n" in await sh(instance, "cat /proc/self/status")
     for attempt in (
         "echo x >/run/sandkeep/in/x",
         "echo x >/run/sandkeep/out/x",

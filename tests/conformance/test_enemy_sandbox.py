@@ -513,7 +513,7 @@ async def test_nothing_but_journals_stays_among_the_journals(
 
 
 @DAEMONS_OWN
-@pytest.mark.parametrize("other", [": >junk", "ln -s /etc/passwd prc_other.stdout"], ids=["file", "link"])
+@pytest.mark.parametrize("other", [": >junk", f"ln -s /etc/passwd {PROCESS}_{26 * '0'}.stdout"], ids=["file", "link"])
 async def test_nothing_but_journals_stays_of_a_few_files(world: World, other: str) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "sh", "-c", f"cd /run/sandkeep/out/p && {other}")

@@ -37,14 +37,14 @@ REFUSED = (
     f"clone-net:56:{NEWNET | SIGCHLD}", f"clone-mounts:56:{NEWNS | SIGCHLD}", "clone3:435", "kexec_load:246",
     "init_module:175:0:0:s", "quotactl:179", "syslog:103:10", "acct:163:s/", "swapon:167:s/", "reboot:169", "iopl:172",
     "pidfd_getfd:438:-1", "kcmp:312:1:1", "settimeofday:164", "READ_IMPLIES_EXEC:135:0x0400000", "fanotify_init:300",
-    "process_madvise:440:-1", "what-no-kernel-has:1000",
+    "process_madvise:440:-1", "io_setup:206:1:s", "what-no-kernel-has:1000",
 )  # fmt: skip
 I386 = (
     "AF_VSOCK:i359:40:1", "AF_ALG:i359:38:5", "socketcall:i102:1", "socketcall-of-bind:i102:2",
     "io_uring_setup:i425:1", "keyctl:i288:0:-3",
     "add_key:i286", f"unshare:i310:{NEWUSER}", f"clone:i120:{NEWUSER | SIGCHLD}", "clone3:i435", "mount:i21",
     "userfaultfd:i374:1", "bpf:i357", "perf_event_open:i336", "chroot:i61", "open_by_handle_at:i342:-1",
-    "setns:i346:-1",
+    "setns:i346:-1", "io_setup:i245:1",
 )  # fmt: skip
 ORDINARY = (
     "socket-unix:41:1:1", "socket-inet:41:2:1", "socket-netlink:41:16:3", f"clone:56:{SIGCHLD}", "memfd_create:319:sx",

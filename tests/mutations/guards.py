@@ -239,25 +239,11 @@ GUARDS = [
         "tests/daemon/test_enemy_viewers.py::test_a_viewer_by_the_stream_server[local]",
     ),
     Guard(
-        "There are no namespaces within namespaces",
-        f"{PROVIDERS}/local_bubblewrap.py",
-        '*(["--disable-userns"] if view.close_userns else [])',
-        "*[]",
-        f"{_LOCAL}test_no_namespaces_within_namespaces[local]",
-    ),
-    Guard(
         "The code inside has no network unless it was asked for",
         f"{PROVIDERS}/local_bubblewrap.py",
         '*([] if view.host_network else ["--unshare-net"])',
         "*[]",
         f"{_LOCAL}test_processes_network_and_rights_are_its_own[local]",
-    ),
-    Guard(
-        "It cannot replace what the daemon watches",
-        f"{PROVIDERS}/local_bubblewrap.py",
-        'yield from ("--ro-bind", view.in_dir, f"{INSIDE}/in")',
-        'yield from ("--bind", view.in_dir, f"{INSIDE}/in")',
-        f"{_LOCAL}test_the_mount_table_names_nothing_that_can_be_written_but_its_own[local]",
     ),
     Guard(
         "The root of the file system can only be read",

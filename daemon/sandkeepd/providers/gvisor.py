@@ -270,7 +270,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
             if found is not None:
                 kill_known(found[1])
             gvisor_runsc.end(self.runsc_root(sandbox_id))
-        everything = Limits(memory_bytes=1, cpus=1)
+        everything = Limits(memory_bytes=1, cpus=1, pids=1)
         groups = plan["cgroups"] if plan else self._hierarchies.plan(sandbox_id, everything)
         if groups:
             freezer.thaw(groups)

@@ -16,6 +16,8 @@ PIDS: Final = (
 )
 HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
 ROOTLESS: Final = "a rootless runsc brings nothing back that was saved: have the daemon run as root"
+HOST_THREADS: Final = 8192
+"""So many threads of the host a sandbox gets, so that it cannot use up the machine's. Six or seven are one process."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -41,7 +43,8 @@ def decide(sandbox_id: str, spec: SandboxSpec, hierarchies: Hierarchies, *, disk
     _refuse(spec)
     rootless = not root or settings.ROOTLESS()
     uid, gid = _inner_user(spec.user, rootless=rootless)
-    limits = Limits(memory_bytes=spec.memory_bytes, cpus=spec.cpus)
+    threads = HOST_THREADS if hierarchies.has("pids") else None
+    limits = Limits(memory_bytes=spec.memory_bytes, cpus=spec.cpus, pids=threads)
     return Plan(
         uid=uid, gid=gid, network=_network(spec), rootless=rootless,
         writable=not (spec.read_only or settings.READONLY_FILESYSTEM()),

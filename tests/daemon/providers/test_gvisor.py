@@ -17,7 +17,7 @@ from tests.conftest import RunningDaemon
 from sandkeep import archiving, transfer
 from sandkeep.gvisor_settings import PLATFORM
 from sandkeep.ids import new_id
-from sandkeepd.providers import gvisor_runsc, gvisor_start
+from sandkeepd.providers import gvisor_plan, gvisor_runsc, gvisor_start
 
 pytestmark = [pytest.mark.needs("runsc"), pytest.mark.needs("busybox")]
 
@@ -227,6 +227,21 @@ def test_memory_that_is_used_up_ends_the_sandbox_and_says_so(client: Any, image:
     assert "memory" in client.sandbox.get(box).error
     until(lambda: not processes_of(box), 10)
     client.sandbox.terminate(box)
+
+
+@pytest.mark.needs("root")
+def test_threads_of_the_host_are_bounded(client: Any, image: str) -> None:
+    """The limit is made lower for one of two sandboxes: the machine's own is never near."""
+    greedy, other = (client.sandbox.create(image).sandbox_id for _ in range(2))
+    [group] = [place.parent for place in Path("/sys/fs/cgroup").glob(f"**/*{greedy}/pids.max")]
+    assert (group / "pids.max").read_text() == f"{gvisor_plan.HOST_THREADS}\n"
+    (group / "pids.max").write_text("120")
+    client.process.launch(greedy, ["sh", "-c", "while :; do sleep 600 & done"], name="bomb")
+    until(lambda: client.sandbox.get(greedy).status == "failed", 60)
+    assert sh(client, other, "echo served") == "served\n"
+    for box in (greedy, other):
+        client.sandbox.terminate(box)
+    assert not group.exists()
 
 
 def test_each_trap_is_told_in_a_sentence(client: Any) -> None:
