@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
@@ -208,9 +209,14 @@ def meanwhile(work: Callable[[Callable[[], bool]], Any]) -> Iterator[Callable[[]
     child = os.fork()
     if child == 0:
         os.close(end)
-        with open(telling, "wb") as pipe:
-            pickle.dump(as_user(ENEMY, lambda: work(lambda: bool(select.select([ending], [], [], 0)[0]))), pipe)
-        os._exit(0)
+        try:  # whatever happens, this is not to go on as the tests
+            answered = as_user(ENEMY, lambda: work(lambda: bool(select.select([ending], [], [], 0)[0])))
+            with open(telling, "wb") as pipe:
+                pickle.dump(answered, pipe)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
     os.close(ending)
     os.close(telling)
     with open(answer, "rb") as pipe:
@@ -221,6 +227,7 @@ def meanwhile(work: Callable[[Callable[[], bool]], Any]) -> Iterator[Callable[[]
             os.close(end)
             found.append(pipe.read())
             os.waitpid(child, 0)
+        assert found[0], "the enemy failed: its traceback is on stderr"
 
 
 # -- by the kernel -----------------------------------------------------------------------------------------------------
@@ -396,6 +403,8 @@ def test_links_that_are_planted_where_anybody_may_write_lead_nobody_anywhere(sce
         while not over():
             for name in os.listdir(scene.temporary):
                 seen.add(name)
+                if os.path.islink(f"{scene.temporary}/{name}"):  # one of its own: links to links would be without end
+                    continue
                 for kind in ("", ".new", "-journal"):
                     with suppress(OSError):
                         os.symlink(canary, f"{scene.temporary}/{name}{kind}")

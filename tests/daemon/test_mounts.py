@@ -7,6 +7,7 @@ import pytest
 
 from sandkeepd import mounts
 from sandkeepd.hostprocess import in_fresh_thread
+from sandkeepd.providers import local_probe
 
 pytestmark = pytest.mark.needs("root")
 
@@ -66,3 +67,12 @@ def test_files_of_several_users_are_shown_at_once(files: Path) -> None:
         return [os.stat(place).st_uid for _, place, _ in binds]
 
     assert in_fresh_thread(work) == [1000, 1000]
+
+
+@pytest.mark.needs("root")
+def test_looking_at_what_works_leaves_no_descriptor(tmp_path: Path) -> None:
+    """It would keep a mount namespace, and what is mounted there."""
+    local_probe.probe(str(tmp_path), 300_000, True)  # the first opens what is kept for the next
+    before = os.listdir("/proc/self/fd")
+    local_probe.probe(str(tmp_path), 300_000, True)
+    assert os.listdir("/proc/self/fd") == before

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Final
 
 from msgspec import Struct
@@ -104,8 +105,12 @@ def _root_overlay(place: str, image_uid: int) -> Capability:
         for name in ("image", "workspace"):
             os.mkdir(f"{place}/mount/{name}")
         mounts.bind_mapped([(f"{place}/lower", f"{place}/mount/image", image_uid)], image_uid + 1)
-        lower, upper, work = (mounts.open_place(f"{place}/{name}") for name in ("mount/image", "upper", "work"))
-        mounts.overlay(mounts.at(lower), mounts.at(upper), mounts.at(work), f"{place}/mount/workspace")
+        with ExitStack() as opened:  # what stays open would keep this namespace
+            places = [mounts.open_place(f"{place}/{name}") for name in ("mount/image", "upper", "work")]
+            for fd in places:
+                opened.callback(os.close, fd)
+            lower, upper, work = map(mounts.at, places)
+            mounts.overlay(lower, upper, work, f"{place}/mount/workspace")
 
     return _tried(lambda: in_fresh_thread(attempt), "every sandbox gets a copy of its image")
 
