@@ -18,7 +18,7 @@ from sandkeep.errors import StateError
 
 pytestmark = pytest.mark.needs("bwrap")
 
-KILLS, KILLS_SOAK = 60, 3000
+KILLS, KILLS_SOAK = 25, 3000
 CLIENTS = 3
 LONGEST_LIFE_S = 0.4
 LINES = b"".join(b"%d\n" % number for number in range(100))

@@ -107,8 +107,9 @@ class World:
 
     def cli(self, *words: str, **env: str) -> None:
         """Run a command of `sandkeep` that prints the sandbox's id."""
+        sandbox_id = self.id_of(words[1])
         done = self.daemon.cli(*words, env=env)
-        assert (done.returncode, done.stdout.decode()) == (0, f"{words[1]}\n"), done.stderr.decode()
+        assert (done.returncode, done.stdout.decode()) == (0, f"{sandbox_id}\n"), done.stderr.decode()
 
     def until(self, status: str, box: str = "box") -> None:
         """Wait until a sandbox is that."""
@@ -184,8 +185,9 @@ def test_paused_from_outside(world: World) -> None:
     world.outside("unpause")
     world.until("running")
     assert (world.last().type, world.last().data["outside"]) == ("sandbox.resumed", True)
+    sandbox_id = world.id_of()
     world.daemon.kill()
-    world.outside("pause")
+    assert world.engine.ask("POST", f"/containers/sandbox-{sandbox_id}/pause")[0] < 300
     world.daemon.start()
     world.until("suspended")
     world.cli("rm", "box")
@@ -250,7 +252,7 @@ def told_at_once(world: World, box: str) -> None:
     assert world.status("new") == "failed"
     for _ in range(2):
         message = world.refused("provider_unavailable", lambda client: client.sandbox.terminate(box))
-        assert f"the end of sandbox {box} is ordered" in message
+        assert f"the end of sandbox {world.id_of(box)} is ordered" in message
     assert (world.status(box), _note(world, box)) == ("stopping", message)
     with world.daemon.connect() as client:
         found = {provider.provider: provider.works for provider in client.daemon.capabilities().providers}
