@@ -69,10 +69,6 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
         """Whether an object of that owner is shown to the caller."""
         return self.admin or (owner is not None and owner == self.owner)
 
-    def sandbox_called(self, state: State, text: str) -> str | None:
-        """The id of the sandbox that the caller means by an id or a name; None when the caller is shown none."""
-        return _sandbox_called(state, text, self.owner, admin=self.admin)
-
 
 class _Owned(Protocol):
     """An object of a view."""
