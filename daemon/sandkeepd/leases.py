@@ -6,7 +6,7 @@ Error handling: a store that does not answer is asked again until the lease's ow
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
@@ -20,7 +20,8 @@ from sandkeep_store.locks.base import DocumentStore
 from sandkeep_store.locks.clock import SYSTEM, Clock
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.locks.lease import Attempt, Lease, Locks, lost
-from sandkeep_store.locks.opening import is_anothers, open_part, open_store
+from sandkeep_store.locks.opening import open_part, open_store
+from sandkeep_store.locks.places import is_anothers, part_of
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core import Core, as_sandkeep_error
@@ -41,10 +42,10 @@ GIVEN_UP: Final = "whoever waited for the lock has gone"
 
 
 class Held(Struct):
-    """A lease, whose it is, and the task that renews it."""
+    """A lease, the lock that it is of, and the task that renews it."""
 
     lease: Lease
-    owner: str
+    lock: LockState
     scope: trio.CancelScope
 
 
@@ -85,7 +86,7 @@ class Leases:
         sandbox = state.sandboxes.get(name)
         called = sandbox.name if sandbox is not None and sandbox.owner == owner else None
         fence = self._fence(name, owner)
-        if called not in (None, name) and state.guarded(owner, called or "") is sandbox:
+        if called not in (None, name) and state.guarded(owner, called or "", part_of(".", owner)) is sandbox:
             return self._fence(called or "", owner) or fence
         return fence
 
@@ -113,14 +114,7 @@ class Leases:
 
     def holds(self, name: str) -> bool:
         """Whether a lock of that name, or of the sandbox of that id, is held here, as far as is known."""
-        return any(name in (lease.name, self._guarded_id(owner, lease.name)) for lease, owner in self._leased())
-
-    def _leased(self) -> Iterator[tuple[Lease, str]]:
-        return ((held.lease, held.owner) for held in self._held.values())
-
-    def _guarded_id(self, owner: str, name: str) -> str | None:
-        guarded = self._core.state.guarded(owner, name)
-        return guarded.sandbox_id if guarded is not None else None
+        return any(name in (held.lease.name, self._core.state.file_of(held.lock)) for held in self._held.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Renew what is held, beginning with what an earlier daemon has left, until cancelled."""
@@ -213,7 +207,7 @@ class Leases:
     def keep(self, lock: LockState, lease: Lease, on_record: trio.Event) -> None:
         """Renew a lease from now on. Its loss is told once it is `on_record` that it was taken."""
         assert self._nursery is not None
-        held = self._held[lock.lock_id] = Held(lease, lock.owner, trio.CancelScope())
+        held = self._held[lock.lock_id] = Held(lease, lock, trio.CancelScope())
         self._nursery.start_soon(self._core.guarded, partial(self._keep, lock, held, on_record), f"keeping {lock.name}")
 
     async def _keep(self, lock: LockState, held: Held, on_record: trio.Event) -> None:

@@ -18,7 +18,8 @@ from sandkeep.methods import LockAcquire, LockQuery, LockRef, LockRelease
 from sandkeep.model import Lock, LockList
 from sandkeep_store.config import STORAGE, Storage
 from sandkeep_store.locks.lease import Lease
-from sandkeep_store.locks.opening import part_of, where
+from sandkeep_store.locks.opening import where
+from sandkeep_store.locks.places import part_of
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.locks import LockState
@@ -42,26 +43,23 @@ class Locking:
         """Take a lock, and keep it until it is released."""
         command, core = request.params, self._core
         _check_name(command.name)
+        place = self._where(request, command.name)
         event = events.LockAcquireRequested(
             owner=request.owner,
             name=command.name,
-            where=self._where(request, command.name),
+            where=place,
             owner_id=str(uuid.uuid4()),
             timeout_s=command.timeout_s,
         )
         lock_id = ids.new_id(ids.LOCK)
-        intent = await core.intend(NewEvent(lock_id, event, self._file(request, command.name), 0), request.meta)
+        file = core.state.file_for(lock_id, request.owner, command.name, place)
+        intent = await core.intend(NewEvent(lock_id, event, file, 0), request.meta)
         lock, given_up = core.state.locks[lock_id], trio.Event()
         core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
         try:
             return await self._taken(lock)
         finally:
             given_up.set()
-
-    def _file(self, request: Request[Any], name: str) -> str:
-        """What the events of a lock of that name are filed under, from the first on: see `State.file_of`."""
-        guarded = self._core.state.guarded(request.owner, name)
-        return guarded.sandbox_id if guarded is not None else name
 
     def _where(self, request: Request[Any], name: str) -> str:
         """Where the caller's lock of a name is, by the settings; that of a sandbox which he is shown, where its owner's
@@ -137,7 +135,7 @@ class Locking:
 
     async def _order_release(self, lock: LockState, request: Request[LockRelease], tries: Tries) -> None:
         core = self._core
-        event = NewEvent(lock.lock_id, events.LockReleaseRequested(), core.state.file_of(lock), lock.revision)
+        event = NewEvent(lock.lock_id, events.LockReleaseRequested(), self._core.state.file_of(lock), lock.revision)
         try:
             intent = await core.intend(event, request.meta, essential=True)
         except StateError as conflict:
@@ -160,7 +158,8 @@ class Locking:
         """Free the lock of a name, whoever holds it."""
         core, lock_id = self._core, ids.new_id(ids.LOCK)
         event = events.LockStealRequested(owner=request.owner, name=name, where=place)
-        intent = await core.intend(NewEvent(lock_id, event, self._file(request, name), 0), request.meta)
+        file = core.state.file_for(lock_id, request.owner, name, place)
+        intent = await core.intend(NewEvent(lock_id, event, file, 0), request.meta)
         lock = core.state.locks[lock_id]
         core.carry(partial(self._carry_steal, lock, intent), f"freeing of {name}")
         return await self._released(lock)

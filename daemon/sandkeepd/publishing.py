@@ -19,7 +19,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE, Root, Storage
 from sandkeep_store.locks.fence import Fence, write_fenced
-from sandkeep_store.locks.opening import part_of
+from sandkeep_store.locks.places import part_of
 from sandkeep_store.log import Recorded
 from sandkeep_store.views.metadata import FILE_NAME, document
 from sandkeep_store.views.sandboxes import SandboxState

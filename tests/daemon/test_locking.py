@@ -767,13 +767,17 @@ async def test_a_lock_is_in_the_history_of_its_sandbox(world: World, tmp_path: P
 
 
 async def test_a_lock_of_somebody_else_is_in_nobodys_history(world: World, tmp_path: Path, places: str) -> None:
+    """Whether it goes by the sandbox's name or by its id, and whoever reads the history."""
     source = tempfile.mkdtemp(dir=places)
     os.chmod(source, 0o755)
     async with world.daemon(tmp_path / "state") as daemon:
         image = await daemon.image(source, uid=ALICE)
         await acquire(daemon, uid=BOB)
         await daemon.call("lock.release", uid=BOB, name="box")
-        await daemon.call("sandbox.create", uid=ALICE, image_id=image, name="box")
-        page = await daemon.call("sandbox.history", uid=ALICE, sandbox_id="box")
-        assert {event.type.split(".")[0] for event in page.events} == {"sandbox"}
+        box = (await daemon.call("sandbox.create", uid=ALICE, image_id=image, name="box")).sandbox_id
+        await acquire(daemon, box, uid=BOB)
+        for uid in (ALICE, 0):
+            page = await daemon.call("sandbox.history", uid=uid, sandbox_id=box)
+            assert {event.type.split(".")[0] for event in page.events} == {"sandbox"}
+        await daemon.call("lock.release", uid=BOB, name=box)
         await daemon.call("sandbox.terminate", uid=ALICE, sandbox_id="box")

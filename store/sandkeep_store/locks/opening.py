@@ -1,11 +1,5 @@
-"""Where locks are kept, as settings and events name it, and the store that is there.
+"""Where locks are kept, as settings and events name it, and the store that is there."""
 
-An owner's names are his own: his locks lie in a part of the place that is his, so that he neither waits for anybody
-else's nor learns of it. Those of root, or of whoever's own daemon it is, lie where all programs look for them.
-"""
-
-import os
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -13,10 +7,10 @@ from sandkeep_store.config import Root
 from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, DocumentStore, Stored, Written
 from sandkeep_store.locks.directory import DirectoryStore
 from sandkeep_store.locks.gcs import GcsStore
+from sandkeep_store.locks.places import split
 from sandkeep_store.locks.s3 import S3Store
 from sandkeep_store.sdks import require_sdk
 
-_PART: Final = re.compile(r"(.+)/(owners/[a-z]+-[0-9]+)")
 _SCHEMES: Final = {"gcs": "gs://", "s3": "s3://"}
 
 
@@ -42,21 +36,10 @@ def where(root: Root) -> str:
     return f"{_SCHEMES.get(root.where, '')}{root.base}"
 
 
-def part_of(where: str, owner: str) -> str:
-    """The name of what of a place is an owner's; of root, and of whom the daemon runs as, it is the place itself."""
-    return where if owner in ("uid:0", f"uid:{os.geteuid()}") else f"{where}/owners/{owner.replace(':', '-')}"
-
-
-def is_anothers(where: str, owner: str) -> bool:
-    """Whether a place is the part of somebody else than an owner."""
-    found = _PART.fullmatch(where)
-    return found is not None and where != part_of(found[1], owner)
-
-
 def open_part(where: str, open_whole: Callable[[str], DocumentStore]) -> DocumentStore:
     """The store of that name. `open_whole` opens one that is nobody's own."""
-    found = _PART.fullmatch(where)
-    return open_whole(where) if found is None else Part(open_whole(found[1]), found[2])
+    whole, part = split(where)
+    return Part(open_whole(whole), part) if part else open_whole(whole)
 
 
 def open_store(where: str) -> DocumentStore:

@@ -184,7 +184,7 @@ def _oldest(state: "State") -> str:
 
 def is_needed(state: "State", lock: LockState) -> bool:
     """Whether it was lost, and nothing may be written of its sandbox as long as nobody has taken it again."""
-    if lock.status not in ("expired", "lost") or state.guarded(lock.owner, lock.name) is None:
+    if lock.status not in ("expired", "lost") or state.guarded(lock.owner, lock.name, lock.where) is None:
         return False
     return all((other.fence or 0) <= (lock.fence or 0) for other in state.locks.values() if other.competes_with(lock))
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from sandkeep.events import DAEMON_STREAM, Event
 from sandkeep.ids import LOCK
+from sandkeep_store.locks.places import is_anothers
 from sandkeep_store.views import checkpoints, daemon, images, locks, log, processes, sandboxes, snapshots
 from sandkeep_store.views.base import HANDLERS, Fact
 from sandkeep_store.views.checkpoints import CheckpointState
@@ -63,14 +64,27 @@ class State:
         """The owner's sandbox of that name: of several the last, as all the others have ended."""
         return self.sandboxes.get(self._names.get((owner, name), ""))
 
-    def guarded(self, owner: str, name: str) -> SandboxState | None:
-        """The sandbox that an owner's lock of that name guards: the one of that id, or the owner's own of that name."""
-        return self.sandboxes.get(name) or self.sandbox_named(owner, name)
+    def guarded(self, owner: str, name: str, where: str) -> SandboxState | None:
+        """The sandbox that an owner's lock of that name, in that place, guards: the one of that id, unless the place is
+        somebody else's than its owner's; or the owner's own of that name.
+        """
+        sandbox = self.sandboxes.get(name)
+        if sandbox is not None and not is_anothers(where, sandbox.owner):
+            return sandbox
+        return self.sandbox_named(owner, name)
 
     def file_of(self, lock: LockState) -> str:
-        """What the events of a lock are filed under: the id of the sandbox that it guards, or its name."""
-        guarded = self.guarded(lock.owner, lock.name)
-        return guarded.sandbox_id if guarded is not None else lock.name
+        """What the events of a lock are filed under: see `file_for`."""
+        return self.file_for(lock.lock_id, lock.owner, lock.name, lock.where)
+
+    def file_for(self, lock_id: str, owner: str, name: str, where: str) -> str:
+        """What the events of such a lock are filed under: the id of the sandbox that it guards, or its name, or its own
+        id where that name is the id of somebody else's sandbox.
+        """
+        guarded = self.guarded(owner, name, where)
+        if guarded is not None:
+            return guarded.sandbox_id
+        return lock_id if name in self.sandboxes else name
 
     def note_name(self, sandbox: SandboxState) -> None:
         """A sandbox was added; its name means it from now on."""
