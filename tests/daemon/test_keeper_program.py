@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,19 @@ def _made_by(program: Path) -> str:
     found = re.search(rb"(GCC: \([^)]*\) [0-9.]+|clang version [^\0]*)\0", program.read_bytes())
     assert found is not None, f"{program} does not say what it was made by"
     return found[1].decode()
+
+
+def test_a_program_that_was_just_put_there_can_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when something that was started meanwhile has had the descriptor by which it was written."""
+    chmod, children = os.fchmod, []
+
+    def fork_meanwhile(descriptor: int, mode: int) -> None:
+        chmod(descriptor, mode)
+        words = [sys.executable, "-S", "-c", "import time; time.sleep(0.3)"]
+        children.append(subprocess.Popen(words, pass_fds=[descriptor]))
+
+    monkeypatch.setattr(os, "fchmod", fork_meanwhile)
+    keeper.install(str(tmp_path))
+    done = subprocess.run([tmp_path / keeper.NAME, "-", "true"], check=False)
+    assert [child.wait() for child in children] == [0]
+    assert done.returncode == 0

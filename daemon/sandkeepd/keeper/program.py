@@ -3,7 +3,9 @@
 See ``keeper.c``. It is made for each kind of machine that is common, and put into `in`.
 """
 
+import fcntl
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -26,6 +28,9 @@ STATX_NAME: Final = ".statx.so"
 FED_QUICK_MS: Final = 100
 """The same where each step of a process takes longer, as each of its system calls does."""
 
+_WRITERS_S: Final = 5.0
+"""For how long what is put into a place waits for those who have it open for writing."""
+
 _PROGRAM: Final = os.path.join(os.path.dirname(__file__), f"keeper.{os.uname().machine}")
 _STATX: Final = os.path.join(os.path.dirname(__file__), f"statx.{os.uname().machine}")
 
@@ -47,8 +52,7 @@ def install(in_dir: str) -> None:
 def on_host(directory: str) -> str:
     """Where the host can run it: where we have it, unless nobody can run that, and else a copy in a directory of ours.
 
-    A copy is second best: what was just written cannot be run while another thread starts a program, which has the
-    descriptor that it was written by for an instant (ETXTBSY). Raises OSError.
+    Raises OSError.
     """
     if os.access(_PROGRAM, os.X_OK):
         return _PROGRAM
@@ -71,12 +75,32 @@ def install_statx(in_dir: str) -> None:
 
 
 def put_program(path: str, program: bytes) -> None:
-    """Put a program there that the code inside is to run, in place of an earlier one. Raises OSError."""
+    """Put a program there, in place of an earlier one; it can be run when this returns. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(path)  # it may be running
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o755), "wb") as file:
         os.fchmod(file.fileno(), 0o755)
         file.write(program)
+    _wait_for_writers(path)
+
+
+def _wait_for_writers(path: str) -> None:
+    """Wait until nobody has a file open for writing, so that it can be run.
+
+    What another thread was just starting has our descriptor until its exec, and until then the kernel runs the file
+    for nobody (ETXTBSY). It grants a lease for reading (fcntl(2), F_SETLEASE) under that same condition.
+    """
+    with open(path, "rb", buffering=0) as file:
+        deadline = time.monotonic() + _WRITERS_S
+        while time.monotonic() < deadline:
+            try:
+                fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            except BlockingIOError:
+                time.sleep(0.0002)
+            except OSError:
+                return  # this file system knows no leases
+            else:
+                return
 
 
 def command(
