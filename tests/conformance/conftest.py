@@ -11,6 +11,7 @@ import pytest
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
+from sandkeepd.providers import local_strays
 from sandkeepd.providers.base import Caller, Exit, ImageRequest, Instance, Launch, Provider
 from sandkeepd.providers.docker import open_docker
 from sandkeepd.providers.docker_engine import Engine
@@ -174,3 +175,9 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
             yield made
         finally:
             await made.close()
+
+
+@pytest.fixture(autouse=True)
+def everything_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found of other logs is told to its end, however much of it the machine has."""
+    monkeypatch.setattr(local_strays, "MOST_TOLD", 1 << 20)
