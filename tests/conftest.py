@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.s3 import S3Server
 
 START_S = 30.0
+SHOWN_CHARACTERS = 8000
+"""So much of the end of a daemon's log is shown with a failure."""
 
 
 # -- engines ----------------------------------------------------------------------------------------------------------
@@ -115,6 +117,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     deep = [item for item in items if item.get_closest_marker("soak")]
     config.hook.pytest_deselected(items=deep)
     items[:] = [item for item in items if item not in deep]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failure what the test's daemon said, and how it ended if it has."""
+    report = yield
+    for daemon in getattr(item, "funcargs", {}).values():
+        if report.failed and isinstance(daemon, RunningDaemon) and os.path.exists(daemon.log):
+            code = daemon.process.poll() if daemon.process is not None else "ended"
+            report.sections.append((f"daemon of {daemon.root}, exit code {code}", daemon.said()[-SHOWN_CHARACTERS:]))
+    return report
 
 
 # -- buckets ----------------------------------------------------------------------------------------------------------

@@ -153,8 +153,9 @@ class Writer:
                 append.result = append.work()
             except PersistenceError as error:
                 self._distrusted = self._distrusted or not _is_full(error)
-                message = f"the event log cannot be written ({error}): mend the disk, and try again"
-                append.error = DaemonError("storage_unavailable", message)
+                append.error = _failed(str(error))
+            except OSError as error:
+                append.error = _failed(str(error.strerror))
             except SandkeepError as error:
                 append.error = error
 
@@ -275,6 +276,11 @@ def _refuse(batch: Sequence[Append], error: SandkeepError) -> None:
     for append in batch:
         if not append.recorded:
             append.error = type(error)(error.code, error.message, **error.data)
+
+
+def _failed(why: str) -> DaemonError:
+    """What is told to who asked for work on a log that cannot be written."""
+    return DaemonError("storage_unavailable", f"the event log cannot be written ({why}): mend the disk, and try again")
 
 
 def _is_full(error: PersistenceError) -> bool:

@@ -73,15 +73,14 @@ class Ext4:
 
 
 @contextlib.contextmanager
-def ext4(folder: str, at: str, size: str = "48M", journal: bool = True) -> Iterator[Ext4]:
-    """A file system at a directory, its image in another."""
+def ext4(folder: str, at: str, size: str = "48M", *features: str, options: str = "") -> Iterator[Ext4]:
+    """A file system at a directory, its image in another. `features` are those of mkfs, `options` those of mount."""
     image = f"{folder}/image"
     with open(image, "wb") as file:
         file.truncate(int(size[:-1]) << 20)
-    features = [] if journal else ["-O", "^has_journal"]
     words = ["mkfs.ext4", "-q", "-N", "4000", *features, "-E", "nodiscard,lazy_itable_init=0,root_owner=0:0", image]
     subprocess.run(words, check=True)
-    disk = Ext4(image, at, "errors=remount-ro")
+    disk = Ext4(image, at, f"errors=remount-ro{options}")
     disk.mount()
     os.chmod(at, 0o700)
     os.rmdir(f"{at}/lost+found")
@@ -100,6 +99,7 @@ class Thin(Ext4):
 
     def begin_to_fail(self) -> None:
         """From now on what is written to a place that was never written before is lost, and an fsync says so."""
+        subprocess.run(["sync", "--file-system", self.at], check=True)  # no directory that is there is lost
         fill(self.filler)
 
     def work_again(self) -> None:
@@ -110,8 +110,11 @@ class Thin(Ext4):
 def thin(below: str, at: str) -> Iterator[Thin]:
     mount("-t", "tmpfs", "-o", "size=24m", "tmpfs", below)
     try:
-        with ext4(below, at, journal=False) as disk:
-            with open(disk.image, "r+b") as image:  # its own tables are not to be what fails
+        # Its own tables are not to be what fails. They are at its beginning, but for the places of a file that is in
+        # more than four pieces, as one soon is of which parts are allocated and not written yet: so there is no such
+        # state.
+        with ext4(below, at, "48M", "-O", "^has_journal", options=",dioread_lock") as disk:
+            with open(disk.image, "r+b") as image:
                 content = image.read(META_BYTES)
                 image.seek(0)
                 image.write(content)

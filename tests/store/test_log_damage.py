@@ -116,6 +116,26 @@ def test_commits_wait_for_the_disk_also_after_reopening(log_of_ten: str) -> None
     log.close()
 
 
+async def test_a_log_that_cannot_be_written_anew_is_tried_again_until_it_can(log_of_ten: str) -> None:
+    """Also when it is a file that cannot be removed, or a name that cannot be given, and not SQLite that says so."""
+    log = EventLog.open(log_of_ten)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(log.run)
+        log._writer._distrusted = True
+        os.mkdir(f"{log_of_ten}.copy")
+        for _ in range(2):
+            with pytest.raises(SandkeepError, match="mend the disk"):
+                await log.append([NewEvent("prc_new", ProcessStarted(pid=1), "sbx_1")], NOBODY)
+            await log.try_again()
+            await log.answers()
+        os.rmdir(f"{log_of_ten}.copy")
+        await log.try_again()
+        assert log.failure is None
+        assert (await log.append([NewEvent("prc_new", ProcessStarted(pid=1), "sbx_1")], NOBODY))[0].position == 11
+        nursery.cancel_scope.cancel()
+    log.close()
+
+
 # -- files that are no logs of ours -----------------------------------------------------------------------------------
 
 
