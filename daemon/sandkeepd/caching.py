@@ -85,11 +85,15 @@ def _stop_changes(core: Core, problem: str) -> None:
 
 async def check_later(core: Core) -> None:
     """Once the start is over, check what it took from the cached fold, and the file's own structure, by which readers
-    find the events of a sandbox or of a process.
+    find the events of a sandbox or of a process. Damage is a problem as for `check`.
     """
     await trio.sleep(CHECK_AFTER_S)
     await check(core, core.state.cached_upto)
-    for problem in await trio.to_thread.run_sync(core.log.check_structure, _is_cancelled):
+    try:
+        problems = await trio.to_thread.run_sync(core.log.check_structure, _is_cancelled)
+    except DaemonError as unreadable:
+        problems = [unreadable.message]
+    for problem in problems:
         _stop_changes(core, problem)
 
 

@@ -1,6 +1,8 @@
 """A daemon and its cached fold: used at a start, written when it is worth it, and what it spared is looked at later."""
 
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,27 @@ async def test_an_index_that_lacks_an_event_is_found_after_the_start(
     monkeypatch.setattr(reader, "_STEPS_BETWEEN_LOOKS", 10)
     assert log.check_structure(lambda: True) == []  # who gives up is told nothing
     log.close()
+
+
+async def test_a_file_that_becomes_unreadable_stops_changes_and_not_the_daemon(
+    state_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "CHECK_AFTER_S", 0)
+    async with inside(state_dir) as daemon:
+        for name in ("events.db", "events.db-wal"):
+            overwrite(f"{state_dir}/{name}")
+        daemon.core.log._database._idle.clear()  # they know the first page by heart
+        await caching.check_later(daemon.core)
+        (problem,) = daemon.core.problems
+        assert "cannot be read (file is not a database)" in problem
+        assert "store repair" in problem
+        assert (await daemon.call("sandbox.list")).sandboxes
+
+
+def overwrite(path: str) -> None:
+    """Fill a file with zeros, as another program does: if this one closed the log's file, its lock would be gone."""
+    script = "import os, sys; size = os.stat(sys.argv[1]).st_size; open(sys.argv[1], 'r+b').write(bytes(size))"
+    subprocess.run([sys.executable, "-c", script, path], check=True)
 
 
 async def test_damage_behind_it_is_found_at_the_start(state_dir: str) -> None:
