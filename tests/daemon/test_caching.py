@@ -1,14 +1,15 @@
 """A daemon and its cached fold: used at a start, written when it is worth it, and what it spared is looked at later."""
 
+import contextlib
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.daemon import disks
 from tests.daemon.inside import inside
 from tests.store import stories
 
+from sandkeep.errors import DaemonError
 from sandkeep_store import folded, offline, reader
 from sandkeep_store.log import EventLog
 from sandkeepd import app, caching
@@ -104,19 +105,13 @@ async def test_a_file_that_becomes_unreadable_stops_changes_and_not_the_daemon(
     monkeypatch.setattr(caching, "CHECK_AFTER_S", 0)
     async with inside(state_dir) as daemon:
         for name in ("events.db", "events.db-wal"):
-            overwrite(f"{state_dir}/{name}")
+            disks.overwrite(f"{state_dir}/{name}")
         daemon.core.log._database._idle.clear()  # they know the first page by heart
         await caching.check_later(daemon.core)
         (problem,) = daemon.core.problems
         assert "cannot be read (file is not a database)" in problem
         assert "store repair" in problem
         assert (await daemon.call("sandbox.list")).sandboxes
-
-
-def overwrite(path: str) -> None:
-    """Fill a file with zeros, as another program does: if this one closed the log's file, its lock would be gone."""
-    script = "import os, sys; size = os.stat(sys.argv[1]).st_size; open(sys.argv[1], 'r+b').write(bytes(size))"
-    subprocess.run([sys.executable, "-c", script, path], check=True)
 
 
 async def test_damage_behind_it_is_found_at_the_start(state_dir: str) -> None:
@@ -130,3 +125,20 @@ async def test_damage_behind_it_is_found_at_the_start(state_dir: str) -> None:
         (problem,) = daemon.core.problems
         assert f"position {last - 1}" in problem
         assert daemon.core.state.position == last - 2
+
+
+async def test_with_a_log_that_becomes_unreadable_a_sandbox_is_ended(tmp_path: Path) -> None:
+    """Whether that was ordered before cannot be looked up."""
+    (tmp_path / "source").mkdir()
+    async with inside(str(tmp_path / "state")) as daemon:
+        image = await daemon.image(str(tmp_path / "source"))
+        box = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
+        assert await daemon.provider.found() == ([box], [image])
+        for name in ("events.db", "events.db-wal"):
+            disks.overwrite(str(tmp_path / "state" / name))
+        daemon.core.log._database._idle.clear()
+        with pytest.raises(DaemonError, match="cannot be read"):
+            await daemon.call("sandbox.exec", sandbox_id=box, command=["true"], command_id="cmd_1")
+        with contextlib.suppress(DaemonError):  # SQLite may go on for a while in what it has in memory
+            await daemon.call("sandbox.terminate", sandbox_id=box, command_id="cmd_2")
+        assert await daemon.provider.found() == ([], [image])

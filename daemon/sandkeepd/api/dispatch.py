@@ -24,8 +24,8 @@ Handle = Callable[[Request[Any]], Awaitable[Any]]
 HandleNow = Callable[[Request[Any]], Any]
 Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
 
-_EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown"})
-"""What a disk that is full must not prevent."""
+_EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown", "sandbox.terminate"})
+"""What a disk that fails must not prevent: to do it again does no harm."""
 
 _KEY_LOST: Final = (
     "was given before the daemon lost the key by which it knows commands again: "
@@ -93,7 +93,7 @@ class Dispatch:
 
     async def _once(self, request: Request[Any], handle: Handle, owner: str, command_id: str) -> Any:
         """Answer from what is known of the command, and carry it out if that is nothing."""
-        first = await self._core.log.find_command(command_id, owner)
+        first = await self._first_of(request, owner, command_id)
         if first is not None and now_us() - first.time_us < REMEMBERED_US:
             self._check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
             request = _of_the_same(request, first)
@@ -107,6 +107,14 @@ class Dispatch:
         answer = await handle(replace(request, past=past))
         past.finish()
         return answer
+
+    async def _first_of(self, request: Request[Any], owner: str, command_id: str) -> Recorded | None:
+        try:
+            return await self._core.log.find_command(command_id, owner)
+        except DaemonError:
+            if request.method.name not in _EVEN_UNREMEMBERED:
+                raise
+            return None
 
     def _remembered(self, request: Request[Any], owner: str, command_id: str) -> Past | None:
         """What is put down beside the log of a command that makes no event; None for one that does."""
