@@ -355,6 +355,25 @@ async def test_what_is_left_of_an_earlier_attempt_makes_way(world: World) -> Non
     assert await sh(instance, "cat file") == "from the image\n"
 
 
+@pytest.mark.soak
+async def test_what_is_being_removed_of_an_earlier_attempt_is_waited_for(world: World) -> None:
+    """The engine calls it "marked for removal" as long as its files go."""
+    sandbox_id = new_id(SANDBOX)
+    name = f"/containers/sandbox-{sandbox_id}"
+    marks = {"sandkeep.sandbox": sandbox_id, "sandkeep.log": world.log_id}
+    fill = "mkdir /d; cd /d; seq 10000 | xargs touch; echo filled; sleep 1000"
+    body = {"Image": world.engine.busybox(), "Cmd": ["sh", "-c", fill], "Labels": marks}
+    world.engine.ask("POST", f"/containers/create?name=sandbox-{sandbox_id}", body)
+    world.engine.ask("POST", f"{name}/start")
+    while b"filled" not in world.engine.ask("GET", f"{name}/logs?stdout=1")[1]:
+        await trio.sleep(0.1)
+    world.plans[sandbox_id] = world.plan(sandbox_id)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, world.engine.ask, "DELETE", f"{name}?force=1")
+        instance = await world.provider.create(sandbox_id, world.image_id, world.spec(), {}, world.plans[sandbox_id])
+    assert await sh(instance, "cat file") == "from the image\n"
+
+
 async def test_a_long_name_of_ones_own(world: World) -> None:
     sandbox_id = "A" + "_.-" * 21
     world.plans[sandbox_id] = world.plan(sandbox_id)

@@ -403,24 +403,3 @@ def test_a_name_that_is_somebody_elses(world: World) -> None:
         assert world.engine.container_of("taken")["State"]["Running"]
     finally:
         world.engine.ask("DELETE", "/containers/sandbox-taken?force=1")
-
-
-@pytest.mark.soak
-def test_what_an_earlier_attempt_left_is_removed_or_waited_for(world: World) -> None:
-    """Also while the engine is removing it: "marked for removal"."""
-    with world.daemon.connect() as client:
-        log_id = client.daemon.status().log_id
-    make(world, "sandbox-left", {"sandkeep.log": log_id, "sandkeep.sandbox": "left", "sandkeep.owner": "uid:0"})
-    assert world.box("left") == "left"
-    assert world.run("echo hi", "left") == "hi\n"
-    fill = "mkdir /d; cd /d; seq 10000 | xargs touch; echo filled >/proc/1/fd/1; sleep 1000"
-    make(world, "sandbox-going", {"sandkeep.log": log_id, "sandkeep.sandbox": "going"}, fill)
-    until(lambda: b"filled" in world.engine.ask("GET", "/containers/sandbox-going/logs?stdout=1")[1])
-    removal = threading.Thread(target=world.engine.ask, args=("DELETE", "/containers/sandbox-going?force=1"))
-    removal.start()
-    assert world.box("going") == "going"
-    removal.join()
-    assert world.run("echo hi", "going") == "hi\n"
-    for box in ("left", "going"):
-        world.cli("rm", box)
-    world.nothing_left()

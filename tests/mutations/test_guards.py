@@ -70,7 +70,7 @@ class Copy:
         with tempfile.TemporaryDirectory(prefix="skt-mutated-") as base:
             os.chmod(base, 0o711)
             return subprocess.run(
-                [*words, "--rootdir", str(self.place), "--basetemp", f"{base}/tmp", test],
+                [*words, "--rootdir", str(self.place), "--basetemp", f"{base}/pytest-0", test],
                 cwd=self.place, env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
                 capture_output=True, text=True, check=False, timeout=patience_s,
             )  # fmt: skip
