@@ -28,6 +28,10 @@ _ENGINES_OWN: Final = re.compile(
     r"failed to create (?:shim|task)|error creating overlay mount|too many open files|cannot allocate memory",
     re.IGNORECASE,
 )
+_LOST_LAYER: Final = re.compile(r'unable to find image "sha256:')
+"""What Docker's builder says (20.10) when somebody removed an image, whosever, at the instant between two steps:
+it has lost the one that it had made itself.
+"""
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -61,6 +65,8 @@ class BuildLog:
         self._tail: deque[str] = deque(maxlen=LAST_LINES)
         self._rest = ""
         self.error: SandkeepError | None = None
+        self.has_lost_layer = False
+        """Whether it failed for a reason that is the engine's, and may well succeed when it is begun again."""
 
     def take(self, document: Document) -> None:
         """Take the engine's next word."""
@@ -107,9 +113,10 @@ class BuildLog:
         detail = document.get("errorDetail")
         code = detail.get("code") if isinstance(detail, dict) else None
         words = _plain(str(document["error"]))
+        self.has_lost_layer = _LOST_LAYER.search(words) is not None
         found = _EXIT.search(words)
         exit_code = int(found[1]) if found else code
-        if not exit_code and _ENGINES_OWN.search(words):
+        if not exit_code and (self.has_lost_layer or _ENGINES_OWN.search(words)):
             return ProviderError("provider_unavailable", f"the Docker engine could not build: {words}")
         if self._step is None:
             return CallerError("invalid", f"the build failed: {words}", field="source")

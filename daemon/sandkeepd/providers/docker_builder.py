@@ -80,10 +80,10 @@ class Builder:
             raise CallerError("invalid", words, field="source")
         if request.kind == "dockerfile":
             text, steps = await self._by_dockerfile(tree, request, progress)
-            await self._run(image_id, docker_context.of_context(tree, text), steps, request, progress)
+            await self._run(image_id, partial(docker_context.of_context, tree, text), steps, request, progress)
         else:
             text, steps = await self._onto_base(request, progress)
-            await self._run(image_id, docker_context.of_directory(tree, text), steps, request, progress)
+            await self._run(image_id, partial(docker_context.of_directory, tree, text), steps, request, progress)
         return copied
 
     async def _by_dockerfile(
@@ -118,12 +118,11 @@ class Builder:
     async def _run(
         self,
         image_id: str,
-        context: Generator[bytes],
+        context: Callable[[], Generator[bytes]],
         steps: list[Step | None],
         request: ImageRequest,
         progress: Progress,
     ) -> None:
-        log = docker_build.BuildLog(steps, telling(progress))
         network = "none" if request.kind == "directory" else docker_settings.NETWORK()
         params = {
             "t": f"{references.OUR_NAME}:{image_id}",
@@ -140,12 +139,17 @@ class Builder:
             self._building += 1
         whole = False
         try:
-            await Asking("/build", params, log.take, context, lambda _: headers).run(self._engine)
-            if log.error is not None:
-                raise log.error
+            for last in (False, False, True):
+                log = docker_build.BuildLog(steps, telling(progress))
+                try:
+                    await Asking("/build", params, log.take, context(), lambda _: headers).run(self._engine)
+                except RefusedError as refused:
+                    raise log.refusal(refused.words) from None
+                if log.error is None:
+                    break
+                if last or not log.has_lost_layer:
+                    raise log.error
             whole = True
-        except RefusedError as refused:
-            raise log.refusal(refused.words) from None
         finally:
             self._building -= 1
             if not whole:
