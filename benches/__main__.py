@@ -40,14 +40,20 @@ def names() -> list[str]:
 
 
 def measure(name: str) -> list[Row]:
-    """Run one bench; a file without `run()` is a helper. One that fails is a row too, and the others go on."""
+    """Run one bench; a file without `run()` is a helper. One that fails is a row too, and the others go on, as if it
+    had not been: what it has put into the environment is gone.
+    """
     print(f"{name} ...", file=sys.stderr, flush=True)
+    environment = dict(os.environ)
     try:
         module = importlib.import_module(f"benches.{name}")
         return list(module.run()) if hasattr(module, "run") else []
     except Exception:
         traceback.print_exc()
         return [Row(f"{name}: failed", "-", "-", "-", "-", False)]
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 def markdown(rows: list[Row]) -> str:
