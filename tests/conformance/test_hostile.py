@@ -16,6 +16,7 @@ import pytest
 from tests.boxes import at_most, until
 from tests.hostile import ENEMIES, Burden, Enemy, python, traces_of
 from tests.siege import MEMORY_BUDGET, Box, House, attack, follow, fought
+from tests.soak import times
 
 from sandkeepd.providers.local_bubblewrap import PATH
 
@@ -71,10 +72,10 @@ def test_enemies_outlive_the_daemon_and_are_ended_by_the_next(running_daemon: An
 
 # -- deep and slow -----------------------------------------------------------------------------------------------------
 
-SOAK_S = float(os.environ.get("SANDKEEP_SOAK_S", "60"))
+SOAK_S = times(60)
 """How long the enemies go on."""
 
-THOUSANDS = int(os.environ.get("SANDKEEP_SOAK_THOUSANDS", "1000"))
+THOUSANDS = times(1000)
 """How many thousands of files each of those makes that make many."""
 
 

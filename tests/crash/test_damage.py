@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from tests.crash import damage
 from tests.crash.damage import Pristine
+from tests.soak import times
 
 from sandkeep import failpoints
 from sandkeep_store import offline
 from sandkeep_store.database import repairing
 from sandkeep_store.repair import QUARANTINE, REPORT, STEPS, repair
 
-TRIES, TRIES_SOAK = 50, 5000
+TRIES, TRIES_SOAK = 50, times(2000)
 
 
 @pytest.fixture(scope="module")

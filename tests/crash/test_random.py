@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
+from tests.soak import times
 
 from sandkeep.errors import StateError
 
 pytestmark = pytest.mark.needs("bwrap")
 
-KILLS, KILLS_SOAK = 25, 3000
+KILLS, KILLS_SOAK = 25, times(1000)
 CLIENTS = 3
 LONGEST_LIFE_S = 0.4
 LINES = b"".join(b"%d\n" % number for number in range(100))

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
+from tests.soak import times
 
 from sandkeep.errors import StateError
 from sandkeepd.api.listener import listening
@@ -25,9 +26,9 @@ from sandkeepd.api.listener import listening
 pytestmark = pytest.mark.needs("bwrap")
 
 AT_ONCE, TURNS = 5, 100
-ROUNDS, ROUNDS_SOAK = 3, 200
+ROUNDS, ROUNDS_SOAK = 3, times(60)
 BOXES, PROCESSES = 8, 3
-DEATHS, DEATHS_SOAK = 12, 1000
+DEATHS, DEATHS_SOAK = 12, times(300)
 LATEST_S = 0.5
 """How long after its start a daemon may live: about as long as it takes until all is adopted."""
 

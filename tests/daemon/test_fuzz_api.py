@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from tests.daemon.fuzzing import Complaints, Grammar, Levels, Reply, replies, settled, shown, tasks_living, wanted
 from tests.daemon.inside import Inside, inside
 from tests.daemon.test_api_server import Handler
+from tests.soak import times
 
 from sandkeep.lines import LineBuffer
 from sandkeepd.api.peer import Peer
 from sandkeepd.api.server import Server
 
-MESSAGES, MESSAGES_SOAK = 100_000, 10_000_000
+MESSAGES, MESSAGES_SOAK = 100_000, times(2_000_000)
 AT_ONCE = 500
 """Lines that go over one connection."""
 

@@ -15,6 +15,7 @@ from tests.daemon.fuzzing import Complaints, Grammar, Levels, settled, tasks_liv
 from tests.daemon.inside import Inside, inside
 from tests.daemon.streams import message, websocket
 from tests.daemon.test_stream_door import frame, opening
+from tests.soak import times
 from wsproto.frame_protocol import Opcode
 
 from sandkeepd.files import Files
@@ -26,7 +27,7 @@ from sandkeepd.stream.logs import Logs
 from sandkeepd.stream.server import Limits, StreamServer
 from sandkeepd.stream.tokens import Tokens
 
-FRAMES, FRAMES_SOAK = 40_000, 4_000_000
+FRAMES, FRAMES_SOAK = 40_000, times(1_000_000)
 A_CONNECTION = 50
 MOST_GROWTH = 12 * 1024 * 1024
 PATIENCE_S = 60

@@ -17,12 +17,13 @@ import trio
 from tests.boxes import until
 from tests.conftest import RunningDaemon
 from tests.overload import Crowd, seed
+from tests.soak import times
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
 CLIENTS = 500
 ON_RECORD = 2000
-WORKING, WORKING_SOAK = 30, 200
+WORKING, WORKING_SOAK = 30, times(200)
 MOST_GROWTH = 64 * 1024 * 1024
 PATIENCE_S = 300
 """What is locked is given up after that long."""

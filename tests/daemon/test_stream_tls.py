@@ -20,6 +20,7 @@ from tests.daemon.fuzzing import Complaints, Grammar, Levels, settled, tasks_liv
 from tests.daemon.streams import House, house_in, message, websocket
 from tests.daemon.test_stream_slow import Served
 from tests.proxy import BreakingLine
+from tests.soak import times
 from tests.users import NOBODY, command_as
 from trio.testing import MockClock
 
@@ -329,7 +330,7 @@ def hello() -> bytes:
     return outgoing.read()
 
 
-HANDSHAKES, HANDSHAKES_SOAK = 2_000, 200_000
+HANDSHAKES, HANDSHAKES_SOAK = 2_000, times(40_000)
 RECORDS = (20, 21, 22, 23, 24, 0, 255)
 
 
