@@ -570,7 +570,7 @@ async def test_a_shell_that_lies(world: World, script: str, why: str, monkeypatc
 
 @pytest.mark.soak
 async def test_what_a_shell_may_say_is_bounded(world: World) -> None:
-    lies = "sandkeep-probe\nsh /bin/sh\nsetsid ../x\nenv /bin/env\nuid 99999999999\ngid 0\nsignals yes\nend"
+    lies = "sandkeep-probe\nsh ../x\ntmux ../y\nuid 99999999999\ngid 0\nend"
     made = await world.image_with_shell(f"echo '{lies}'")
     assert made.details["shell"] is None
     assert made.details["user"] == (0, 0)

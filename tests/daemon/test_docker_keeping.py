@@ -17,6 +17,7 @@ from tests.daemon.keeping import archive, exported, imported, names, refused, sh
 from tests.engine import PrivateEngine
 
 import sandkeep
+from sandkeep.errors import ProviderError
 
 pytestmark = pytest.mark.needs("docker")
 
@@ -409,6 +410,15 @@ def test_an_engine_that_is_down_leaves_nothing_half_done(world: World, client: A
     soon(lambda: world.kept() == set())
 
 
+def is_forked(client: Any, box: str, name: str) -> bool:
+    """Fork a sandbox; False when the engine does not answer yet."""
+    try:
+        client.sandbox.fork(box, names=[name])
+    except ProviderError:
+        return False
+    return True
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, box: str, number: int) -> None:
@@ -424,7 +434,7 @@ def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, 
             world.engine.start()
         else:
             world.engine.send(signal.SIGCONT)
-    client.sandbox.fork(box, names=[half])
+    soon(lambda: is_forked(client, box, half))  # a daemon that found it hanging asks again and again
     assert sh(client, half, "sha256sum large") == sh(client, box, "sha256sum large")
     client.sandbox.terminate(half)
     soon(lambda: world.kept() == set())
