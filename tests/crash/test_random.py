@@ -20,6 +20,7 @@ from sandkeep.errors import StateError
 pytestmark = pytest.mark.needs("bwrap")
 
 KILLS, KILLS_SOAK = 25, times(1000)
+PATIENCE_S = 300.0
 CLIENTS = 3
 LONGEST_LIFE_S = 0.4
 LINES = b"".join(b"%d\n" % number for number in range(100))
@@ -33,7 +34,8 @@ class Load:
         self.made: list[str] = []
         self.failure: BaseException | None = None
         self._image, self._going = image, going
-        self._client = daemon.connect()  # now, as nobody waits for a daemon that he has never met
+        # Now, as nobody waits for a daemon that he has never met; and with patience for one call over many lives.
+        self._client = daemon.connect(patience_s=PATIENCE_S)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
