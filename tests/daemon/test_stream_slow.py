@@ -25,7 +25,7 @@ MOST_GROWTH_BYTES = 8 * 1024 * 1024
 
 @pytest.fixture(scope="module")
 def house(places: str) -> Iterator[House]:
-    with house_in(places) as house:
+    with house_in(places, SANDKEEP_RETAIN_OUTPUT="unlimited") as house:  # a gigabyte is just beyond what is kept
         yield house
 
 
