@@ -19,7 +19,7 @@ HERE = Path(__file__).parent.parent
 PAIRS = 3
 MOST = 1.1
 EMIT = "import json, sys; from benches.__main__ import measure; print(json.dumps(measure(sys.argv[1])))"
-NUMBER = re.compile(r"[\d,]+(?:\.\d+)?")
+NUMBER = re.compile(r"(?<![p\d])[\d,]+(?:\.\d+)?")
 
 Measured = dict[str, tuple[float, str]]
 
