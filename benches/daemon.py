@@ -72,8 +72,10 @@ def run_bare() -> None:
 
 
 @contextmanager
-def daemon(directory: str | None = None, **environment: str) -> Iterator[tuple[Any, str]]:
-    """A client of a real daemon, and the directory that it works in, a new one in `directory`."""
+def daemon(directory: str | None = None, python: str = sys.executable, **environment: str) -> Iterator[tuple[Any, str]]:
+    """A client of a real daemon, and the directory that it works in, a new one in `directory`. `python` is that of the
+    environment whose daemon it is.
+    """
     root = tempfile.mkdtemp(prefix="skb-", dir=directory or os.environ.get("SANDKEEP_BENCH_DIR"))
     env = {
         **os.environ,
@@ -83,7 +85,7 @@ def daemon(directory: str | None = None, **environment: str) -> Iterator[tuple[A
         "SANDKEEP_RETAIN_OUTPUT": "unlimited",  # a gigabyte of journal is just beyond the default
         **environment,
     }
-    process = subprocess.Popen([sys.executable, "-m", "sandkeepd.main"], env=env)
+    process = subprocess.Popen([python, "-m", "sandkeepd.main"], env=env)
     try:
         with when_up(f"{root}/sock") as client:
             try:

@@ -8,17 +8,14 @@ the medians.
 
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benches.daemon import when_up
+from benches.daemon import daemon, seconds
 from benches.engines import engine
 from benches.table import Row, show
 
@@ -85,28 +82,11 @@ CALLS: list[tuple[str, str, Callable[[Side, str], None], int]] = [
 @contextmanager
 def side(checkout: Path, base: str) -> Iterator[Side]:
     """The daemon of a checkout, for the length of a block."""
-    with tempfile.TemporaryDirectory(prefix="skb-") as root:
-        os.chmod(root, 0o711)
+    with daemon(python=f"{checkout}/.venv/bin/python") as (client, root):
         os.mkdir(f"{root}/source")
         for number in range(FILES):
             Path(f"{root}/source/{number}").write_text("x" * 1000)
-        env = {"SANDKEEP_STATE_DIR": f"{root}/state", "SANDKEEP_SOCKET": f"{root}/sock", "SANDKEEP_LOG_LEVEL": "error"}
-        program = [f"{checkout}/.venv/bin/python", "-m", "sandkeepd.main"]
-        process = subprocess.Popen(program, env={**os.environ, **env}, cwd=root)
-        try:
-            with when_up(f"{root}/sock") as client:
-                yield Side(client, root, base)
-                for box in client.sandbox.list().sandboxes:
-                    client.sandbox.terminate(box.sandbox_id)
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def seconds(work: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+        yield Side(client, root, base)
 
 
 def rows(there: Side, here: Side) -> Iterator[Row]:

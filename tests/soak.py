@@ -1,5 +1,5 @@
-"""How deep the soak goes: `make soak` is made to end within two hours on two processors, so that it is run to its end;
-SANDKEEP_SOAK_TIMES=10 goes ten times as deep wherever a test counts by `times`.
+"""The depth of the soak: little enough that it can be run to its end; SANDKEEP_SOAK_TIMES=10 goes ten times as deep
+wherever a test counts by `times`.
 """
 
 import os

@@ -279,7 +279,7 @@ def _refuse(batch: Sequence[Append], error: SandkeepError) -> None:
 
 
 def _failed(why: str) -> DaemonError:
-    """What is told to who asked for work on a log that cannot be written."""
+    """Make the error for who asked for work on a log that cannot be written."""
     return DaemonError("storage_unavailable", f"the event log cannot be written ({why}): mend the disk, and try again")
 
 

@@ -179,5 +179,5 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
 
 @pytest.fixture(autouse=True)
 def everything_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found of other logs is told to its end, however much of it the machine has."""
+    """Have all that is found of other logs told, however much of it the machine has."""
     monkeypatch.setattr(local_strays, "MOST_TOLD", 1 << 20)

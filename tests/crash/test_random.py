@@ -132,7 +132,7 @@ def test_killed_at_any_moment(daemon: RunningDaemon, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_killed_thousands_of_times(daemon: RunningDaemon, tmp_path: Path) -> None:
+def test_killed_a_thousand_times(daemon: RunningDaemon, tmp_path: Path) -> None:
     try:
         under_fire(daemon, tmp_path, KILLS_SOAK)
     finally:

@@ -128,7 +128,7 @@ async def test_damage_behind_it_is_found_at_the_start(state_dir: str) -> None:
 
 
 async def test_with_a_log_that_becomes_unreadable_a_sandbox_is_ended(tmp_path: Path) -> None:
-    """Whether that was ordered before cannot be looked up."""
+    """A look at whether that was ordered before is not possible either."""
     (tmp_path / "source").mkdir()
     async with inside(str(tmp_path / "state")) as daemon:
         image = await daemon.image(str(tmp_path / "source"))

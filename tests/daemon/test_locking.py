@@ -767,7 +767,7 @@ async def test_a_lock_is_in_the_history_of_its_sandbox(world: World, tmp_path: P
 
 
 async def test_a_lock_of_somebody_else_is_in_nobodys_history(world: World, tmp_path: Path, places: str) -> None:
-    """Whether it goes by the sandbox's name or by its id, and whoever reads the history."""
+    """Neither one that goes by the sandbox's name nor one that goes by its id, whoever reads the history."""
     source = tempfile.mkdtemp(dir=places)
     os.chmod(source, 0o755)
     async with world.daemon(tmp_path / "state") as daemon:

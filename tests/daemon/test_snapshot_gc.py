@@ -1,11 +1,11 @@
 """Archives that no snapshot owns: found, put on record and removed, also by a daemon that died meanwhile."""
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.boxes import until
 from tests.conftest import RunningDaemon
 from tests.daemon.disks import mount, umount
 
@@ -66,8 +66,7 @@ def test_a_daemon_that_dies_meanwhile(new_daemon: Callable[[], RunningDaemon], k
     daemon.start()
     with daemon.connect() as client:
         client.snapshot.gc()
-        while still_removing(client):  # what the earlier daemon did not tell is told beside what this one is asked
-            time.sleep(0.01)
+        until(lambda: not still_removing(client))  # the earlier daemon's order is settled beside what this one is asked
     assert not any(os.path.exists(path) for path in paths)
 
 

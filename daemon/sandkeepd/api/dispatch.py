@@ -25,7 +25,7 @@ HandleNow = Callable[[Request[Any]], Any]
 Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
 
 _EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown", "sandbox.terminate"})
-"""What a disk that fails must not prevent: to do it again does no harm."""
+"""Methods that a disk that fails must not prevent: to do them again does no harm."""
 
 _KEY_LOST: Final = (
     "was given before the daemon lost the key by which it knows commands again: "
@@ -109,6 +109,7 @@ class Dispatch:
         return answer
 
     async def _first_of(self, request: Request[Any], owner: str, command_id: str) -> Recorded | None:
+        """Find the event of the command given before; None also for what is done even if that cannot be looked up."""
         try:
             return await self._core.log.find_command(command_id, owner)
         except DaemonError:

@@ -29,7 +29,7 @@ _ENGINES_OWN: Final = re.compile(
     re.IGNORECASE,
 )
 _LOST_LAYER: Final = re.compile(r'unable to find image "sha256:')
-"""What Docker's builder says (20.10) when somebody removed an image, whosever, at the instant between two steps:
+"""The words of Docker's builder (20.10) when somebody removed an image, whosever, at the instant between two steps:
 it has lost the one that it had made itself.
 """
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
@@ -66,7 +66,7 @@ class BuildLog:
         self._rest = ""
         self.error: SandkeepError | None = None
         self.has_lost_layer = False
-        """Whether it failed for a reason that is the engine's, and may well succeed when it is begun again."""
+        """True after a failure that is the engine's: the build may well succeed when it is begun again."""
 
     def take(self, document: Document) -> None:
         """Take the engine's next word."""

@@ -1,4 +1,4 @@
-"""Where locks are kept, as settings and events name it, and the store that is there."""
+"""Places of locks, as settings and events name them, and the store that is at each."""
 
 from collections.abc import Callable
 from typing import Final

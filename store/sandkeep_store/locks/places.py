@@ -1,4 +1,4 @@
-"""Whose part of a place of locks is which. Pure.
+"""The parts of a place of locks, one for each owner. Pure.
 
 An owner's names are his own: his locks lie in a part of the place that is his, so that he neither waits for anybody
 else's nor learns of it. Those of root, or of whoever's own daemon it is, lie where all programs look for them.
@@ -17,7 +17,7 @@ def part_of(where: str, owner: str) -> str:
 
 
 def is_anothers(where: str, owner: str) -> bool:
-    """Whether a place is the part of somebody else than an owner."""
+    """Tell if a place is the part of somebody else than an owner."""
     whole, part = split(where)
     return bool(part) and where != part_of(whole, owner)
 

@@ -74,12 +74,12 @@ class State:
         return self.sandbox_named(owner, name)
 
     def file_of(self, lock: LockState) -> str:
-        """What the events of a lock are filed under: see `file_for`."""
+        """Name what the events of a lock are filed under: see `file_for`."""
         return self.file_for(lock.lock_id, lock.owner, lock.name, lock.where)
 
     def file_for(self, lock_id: str, owner: str, name: str, where: str) -> str:
-        """What the events of such a lock are filed under: the id of the sandbox that it guards, or its name, or its own
-        id where that name is the id of somebody else's sandbox.
+        """Name what the events of such a lock are filed under: the id of the sandbox that it guards, or its name, or
+        its own id where that name is the id of somebody else's sandbox.
         """
         guarded = self.guarded(owner, name, where)
         if guarded is not None:
