@@ -40,7 +40,7 @@ from sandkeepd.insisting import insist
 from sandkeepd.kills import KILLED
 from sandkeepd.layers import KeptLayers
 from sandkeepd.processes import Processes
-from sandkeepd.providers.base import Checkpointing, Exit, Instance, Pausing, Progress, Provider, Replacing
+from sandkeepd.providers.base import Checkpointing, Ending, Exit, Instance, Pausing, Progress, Provider, Replacing
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Maker, Pending, Runtime, Sandboxes, start_in
 
@@ -439,7 +439,9 @@ class Checkpoints:
             await instance.aclose()
             if await provider.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
                 return None
-            return await provider.adopt(sandbox.sandbox_id, asked.spec, asked.plan, sandbox.isolation, sandbox.handle)
+            spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
+            found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
+            return None if isinstance(found, Ending) else found
         except Exception as unforeseen:  # noqa: BLE001  # what it was stays aside
             as_sandkeep_error(unforeseen)
             return None

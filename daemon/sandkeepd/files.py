@@ -27,7 +27,7 @@ from sandkeep_store.log import NewEvent, Recorded
 from sandkeepd import decide
 from sandkeepd.access import Request
 from sandkeepd.core import Core
-from sandkeepd.keeper import copies, files
+from sandkeepd.keeper import copies
 from sandkeepd.keeper.copies import Copy, Extent, Form
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
 
@@ -145,7 +145,7 @@ class Files:
         query = request.params
         path = path_of(query)
         runtime = await self._reach(query.sandbox_id)
-        piece = files.read_piece(runtime.instance, path, query.offset, query.max_bytes)
+        piece = runtime.instance.read_piece(path, query.offset, query.max_bytes)
         return await self._explained(runtime, piece)
 
     async def list_dir(self, request: Request[DirectoryQuery]) -> DirectoryList:
@@ -154,7 +154,7 @@ class Files:
         path = path_of(query)
         after = unquote_to_bytes(query.after or "")
         runtime = await self._reach(query.sandbox_id)
-        found = await self._explained(runtime, files.list_directory(runtime.instance, path, after, query.limit))
+        found = await self._explained(runtime, runtime.instance.list_directory(path, after, query.limit))
         following = None if found.last is None else quote_from_bytes(found.last, safe=" ")
         return DirectoryList(entries=found.entries, next=following)
 
@@ -164,7 +164,7 @@ class Files:
         path = path_of(command)
         runtime = await self._reach(command.sandbox_id)
         self._require_record()
-        writing = files.write_whole(runtime.instance, path, command.data, mode=command.mode, parents=command.parents)
+        writing = runtime.instance.write_whole(path, command.data, mode=command.mode, parents=command.parents)
         await self._explained(runtime, writing)
         failpoints.reach("file.written")
         event = events.SandboxFileWritten(path=plain(path), kind="file", size_bytes=len(command.data))

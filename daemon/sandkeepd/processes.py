@@ -36,7 +36,7 @@ from sandkeepd.access import Request
 from sandkeepd.carriers import Carriers
 from sandkeepd.core import ANEW, Core
 from sandkeepd.outputs import Outputs
-from sandkeepd.providers.base import Instance, Launch, Terminal, Terminals
+from sandkeepd.providers.base import Instance, Launch, Terminal
 from sandkeepd.query import page
 from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
 
@@ -81,7 +81,7 @@ class Processes:
         runtime = await self._sandboxes.runtime(sandbox)
         event = decide.launch(sandbox, command, name, self._naming)
         if event.tty:
-            terminals_of(runtime.instance)
+            require_terminals(runtime.instance)
         process_id = ids.new_id(ids.PROCESS)
         key = (sandbox.sandbox_id, name or process_id)
         self._naming.add(key)
@@ -222,21 +222,22 @@ class Processes:
     ) -> int:
         """Attach a new viewer to the terminal of a process; answer its controlling side, which the caller closes.
 
-        See `Terminals.open_terminal`. Raises `not_supported` for a process without a terminal, `not_ready` for one
+        See `Instance.open_terminal`. Raises `not_supported` for a process without a terminal, `not_ready` for one
         that has ended.
         """
-        terminals = await self.reach_terminal(process)
-        return await terminals.open_terminal(process.process_id, rows=rows, cols=cols, term=term, read_only=read_only)
+        instance = await self.reach_terminal(process)
+        return await instance.open_terminal(process.process_id, rows=rows, cols=cols, term=term, read_only=read_only)
 
-    async def reach_terminal(self, process: ProcessState) -> Terminals:
-        """What acts on the terminal of a process that runs. Raises as `open_terminal` does."""
+    async def reach_terminal(self, process: ProcessState) -> Instance:
+        """The instance that has the terminal of a process that runs. Raises as `open_terminal` does."""
         if not process.requested.tty:
             message = f"process {process.name!r} has no terminal: follow its output, or launch it with tty"
             raise SetupError("not_supported", message, name=process.name)
         runtime = await self._reach(process)
         if runtime is None:
             raise StateError("not_ready", f"process {process.name!r} has ended", name=process.name)
-        return terminals_of(runtime.instance)
+        require_terminals(runtime.instance)
+        return runtime.instance
 
     async def _reach(self, process: ProcessState) -> Runtime | None:
         """The runtime of a process that runs, once it was started; None when it has ended."""
@@ -318,13 +319,10 @@ def _unknown_input(process: ProcessState, past: Past) -> StateError:
     return StateError("conflict", words, written_bytes=past.taken, uncertain_bytes=past.trying)
 
 
-def terminals_of(instance: Instance) -> Terminals:
-    """The terminals of an instance. Raises `not_supported` where there are none."""
-    if isinstance(instance, Terminals):
-        if instance.no_terminals is not None:
-            raise SetupError("not_supported", instance.no_terminals)
-        return instance
-    raise SetupError("not_supported", "this provider gives no terminals: launch the process without tty")
+def require_terminals(instance: Instance) -> None:
+    """Raise `not_supported` where processes can have no terminals."""
+    if instance.no_terminals is not None:
+        raise SetupError("not_supported", instance.no_terminals)
 
 
 def _terminal(process: ProcessState, command: SandboxExec | ProcessLaunch) -> Terminal | None:

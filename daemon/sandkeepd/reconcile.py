@@ -28,7 +28,7 @@ from sandkeepd.insisting import insist
 from sandkeepd.keeping import Kept
 from sandkeepd.layers import KeptLayers
 from sandkeepd.processes import Processes
-from sandkeepd.providers.base import Instance, Pausing, Provider, Replacing, Reviving
+from sandkeepd.providers.base import Ending, Instance, Pausing, Provider, Replacing, Reviving
 from sandkeepd.sandboxes import Pending, Sandboxes, start_in
 from sandkeepd.settling import Settling
 from sandkeepd.suspending import failure_of
@@ -270,8 +270,8 @@ class Reconciler:
         instance = await self._insist(sandbox.requested.provider, take_over, f"adopting {sandbox_id}", pending, tried)
         failpoints.reach("adopt.held")
         try:
-            if instance is None:
-                await self._lost(sandbox, "its provider has it no more", revision)
+            if instance is None or isinstance(instance, Ending):
+                await self._lost(sandbox, instance.message if instance else "its provider has it no more", revision)
             else:
                 adopted: list[events.Event] = [*came_of(sandbox, instance), events.SandboxAdopted()]
                 told = [NewEvent(sandbox_id, event, sandbox_id, revision + n) for n, event in enumerate(adopted)]
@@ -279,7 +279,7 @@ class Reconciler:
         except StateError:
             logger.info("not adopted, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
             return
-        if instance is not None:
+        if not isinstance(instance, Ending | None):
             await self._adopt_processes(sandbox, instance)
 
     async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
@@ -294,7 +294,7 @@ class Reconciler:
         if sandbox.restored_from is not None and isinstance(provider, Replacing):
             await provider.drop_replaced(sandbox.sandbox_id)
 
-    async def _take_over(self, sandbox: SandboxState, provider: Provider) -> Instance | None:
+    async def _take_over(self, sandbox: SandboxState, provider: Provider) -> Instance | Ending | None:
         asked = sandbox.requested
         assert sandbox.isolation is not None
         return await provider.adopt(sandbox.sandbox_id, asked.spec, asked.plan, sandbox.isolation, sandbox.handle)

@@ -13,7 +13,7 @@ import trio
 
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
-from sandkeep.model import Isolation
+from sandkeep.model import FileContent, Isolation
 from sandkeepd.hostile_files import HostileTree
 from sandkeepd.keeper import feeding, fifo, files, journal, pipes, requests
 from sandkeepd.keeper.following import Journals
@@ -25,7 +25,7 @@ from sandkeepd.keeper.processes import LOST_END, Known
 from sandkeepd.keeper.talk import Talk
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Chunk, Ending, Exit, InputNote, Launch, unnoted
+from sandkeepd.providers.base import Chunk, Directory, Ending, Exit, InputNote, Launch, unnoted
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
@@ -46,6 +46,7 @@ class KeeperInstance(Pausable):
     """
 
     no_terminals: str | None = None
+    no_copies: str | None = None
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class KeeperInstance(Pausable):
     ) -> None:
         self.sandbox_id = sandbox_id
         self.isolation = isolation
+        self.working_dir = working_dir
         self.handle = handle
         self._ending = Ending(kind="failed", message="it is gone")
         self._place = Place(directory, inside, input_owner, fed=fed)
@@ -214,15 +216,15 @@ class KeeperInstance(Pausable):
     # Terminals
 
     async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
-        """See `Terminals.open_terminal`."""
+        """See `Instance.open_terminal`."""
         return await self._viewers.attach(process_id, rows=rows, cols=cols, term=term, read_only=read_only)
 
     async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
-        """See `Terminals.resize_terminal`."""
+        """See `Instance.resize_terminal`."""
         await self._viewers.resize(process_id, rows, cols)
 
     async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
-        """See `Terminals.type_into`."""
+        """See `Instance.type_into`."""
         return await self._viewers.type_into(process_id, data, eof=eof)
 
     # Helper commands
@@ -241,7 +243,7 @@ class KeeperInstance(Pausable):
     def run_piped(
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
     ) -> AbstractAsyncContextManager[pipes.Piped]:
-        """See `Piping.run_piped`."""
+        """See `Instance.run_piped`."""
         return self._helpers.piped(command, incoming=incoming, working_dir=working_dir)
 
     async def read_file(self, path: str) -> bytes:
@@ -250,7 +252,19 @@ class KeeperInstance(Pausable):
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Instance.write_file`."""
-        await files.write_file(self, path, data)
+        await self.write_whole(path, data)
+
+    async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
+        """See `Instance.read_piece`."""
+        return await files.read_piece(self, path, offset, max_bytes)
+
+    async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
+        """See `Instance.write_whole`."""
+        await files.write_whole(self, path, data, mode=mode, parents=parents)
+
+    async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
+        """See `Instance.list_directory`."""
+        return await files.list_directory(self, path, after, limit)
 
     # The sandbox as a whole
 

@@ -16,7 +16,7 @@ from sandkeep.ids import new_id
 from sandkeepd.keeper.failure import failure
 from sandkeepd.keeper.files import start_of
 from sandkeepd.keeper.pipes import HELPER
-from sandkeepd.providers.base import CommandFailedError, Instance, PipedCommand, Piping
+from sandkeepd.providers.base import CommandFailedError, Instance, PipedCommand
 
 
 def _script() -> str:
@@ -95,10 +95,8 @@ async def copying(instance: Instance, path: str, *, incoming: bool, form: Form) 
 
     Leaving the block without a commit undoes what came in.
     """
-    if not isinstance(instance, Piping):
-        raise SetupError(
-            "not_supported", "the sandbox's image has no shell, which copies need: read and write single files"
-        )
+    if instance.no_copies is not None:
+        raise SetupError("not_supported", instance.no_copies)
     command = ["sh", "-c", _SCRIPT, "sh", "receive" if incoming else "send", path]
     command += [form, new_id(HELPER)]
     try:

@@ -17,7 +17,7 @@ from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry, FileType
 from sandkeepd.keeper.failure import failure, shown
 from sandkeepd.keeper.pipes import HELPER
-from sandkeepd.providers.base import Directory, Filing, Instance
+from sandkeepd.providers.base import Directory, Instance
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 """The largest file that is read whole, and the most that the names in a directory may be together."""
@@ -122,7 +122,7 @@ _FORMATS: Final = {
 
 async def read_file(instance: Instance, path: str) -> bytes:
     """See `Instance.read_file`."""
-    found = await read_piece(instance, path, 0, MAX_FILE_BYTES)
+    found = await instance.read_piece(path, 0, MAX_FILE_BYTES)
     if not found.eof:
         raise CallerError(
             "invalid", f"path: {path!r} is larger than {MAX_FILE_BYTES} bytes: read it in pieces", field="path"
@@ -130,15 +130,8 @@ async def read_file(instance: Instance, path: str) -> bytes:
     return found.data
 
 
-async def write_file(instance: Instance, path: str, data: bytes) -> None:
-    """See `Instance.write_file`."""
-    await write_whole(instance, path, data)
-
-
 async def read_piece(instance: Instance, path: str, offset: int, max_bytes: int) -> FileContent:
     """Up to `max_bytes` of a file from `offset`. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
-    if isinstance(instance, Filing):
-        return await instance.read_piece(path, offset, max_bytes)
     said = await _run(instance, path, _READ, str(offset), str(max_bytes), most_bytes=_HEAD_BYTES + max_bytes)
     head, _, data = said.partition(b"\n")
     match = re.fullmatch(rb"([0-9a-f]{1,8}) ([0-9]{1,19})", head)
@@ -158,17 +151,12 @@ async def write_whole(
     instance: Instance, path: str, data: bytes, *, mode: int | None = None, parents: bool = False
 ) -> None:
     """Write a file whole or not at all. Raises as `read_piece` does, and `disk_limit`."""
-    if isinstance(instance, Filing):
-        await instance.write_whole(path, data, mode=mode, parents=parents)
-        return
     octal = "" if mode is None else f"{mode:o}"
     await _run(instance, path, _WRITE, PASSING + new_id(HELPER), octal, "parents" if parents else "", stdin=data)
 
 
 async def list_directory(instance: Instance, path: str, after: bytes, limit: int) -> Directory:
     """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
-    if isinstance(instance, Filing):
-        return await instance.list_directory(path, after, limit)
     said = await _run(instance, path, _NAMES, str(MAX_FILE_BYTES), most_bytes=MAX_FILE_BYTES)
     if len(said) >= MAX_FILE_BYTES:
         raise CallerError("invalid", f"path: {path!r} holds too many files to be listed", field="path")

@@ -65,7 +65,7 @@ class Helpers:
     async def piped(
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None
     ) -> AsyncIterator[pipes.Piped]:
-        """See `Piping.run_piped`."""
+        """See `Instance.run_piped`."""
         process_id = new_id(pipes.HELPER)
         if self._place.fed:
             async with self._fed(process_id, command, incoming=incoming, working_dir=working_dir) as fed:

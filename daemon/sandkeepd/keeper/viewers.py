@@ -33,7 +33,7 @@ class Viewers:
         self._earlier: frozenset[str] = frozenset()
 
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
-        """See `Terminals.open_terminal`."""
+        """See `Instance.open_terminal`."""
         if self._talk.known(process_id).exit:
             raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
         fd, number = self._open_pty(rows, cols)
@@ -94,11 +94,11 @@ class Viewers:
             os.close(fd)
 
     async def resize(self, process_id: str, rows: int, cols: int) -> None:
-        """See `Terminals.resize_terminal`."""
+        """See `Instance.resize_terminal`."""
         await self._ask_tmux(terminal.resize(self._place.sockets, process_id, rows, cols))
 
     async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
-        """See `Terminals.type_into`."""
+        """See `Instance.type_into`."""
         async with self._talk.known(process_id).input_lock:
             if typed := terminal.typed(data, eof=eof):
                 await self._ask_tmux(terminal.typing(self._place.sockets, process_id, new_id(terminal.VIEWER)), typed)

@@ -95,7 +95,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     """A process to start. `command` is a list of words; `secrets` must not reach a disk, an argv or a log.
 
     `stdin` is None for none, bytes for all there will be, True for a pipe that `Instance.write_stdin` feeds. With a
-    `terminal` it is left alone: the process reads what is typed. Only an instance with `Terminals` can launch that.
+    `terminal` it is left alone: the process reads what is typed.
     One that is `quick` is expected to end soon: that it was started may be told some milliseconds later, with its end.
     """
 
@@ -182,12 +182,64 @@ class Swept(Struct, frozen=True, kw_only=True):
     foreign: list[str] = field(default_factory=list)
 
 
+class Directory(Struct, frozen=True, kw_only=True):
+    """Some files of a directory; `last` is the name after which there are more, None when there are none."""
+
+    entries: list[FileEntry]
+    last: bytes | None
+
+
+class CommandFailedError(Exception):
+    """A helper command failed: with its exit code, None when nobody saw it, and what it said on stderr."""
+
+    def __init__(self, exit_code: int | None, stderr: bytes) -> None:
+        super().__init__(exit_code, stderr)
+        self.exit_code = exit_code
+        self.stderr = stderr
+
+
+class PipedCommand(Protocol):
+    """A helper command inside a sandbox that is connected by pipes: one for its data, one by which it is directed.
+
+    What it says, in lines, was said inside the sandbox.
+    """
+
+    def take_data(self) -> int:
+        """The daemon's end of the data pipe, blocking, which the caller closes. It is the only one on its side."""
+        ...
+
+    async def expect(self, word: str) -> str:
+        """Wait for the command's next line, which must begin with `word`; answer the rest of it.
+
+        Raises `CommandFailedError` when it ends instead, or says something else.
+        """
+        ...
+
+    def tell(self, word: str) -> None:
+        """Direct the command."""
+        ...
+
+    def leave_alone(self) -> None:
+        """From now on it runs to its end, also when the daemon stops."""
+        ...
+
+    async def end(self) -> str:
+        """Wait until the command has ended well; answer the rest of what it said. Raises `CommandFailedError`."""
+        ...
+
+
 class Instance(Protocol):
-    """A running sandbox, as the daemon holds it. Closing it lets go of descriptors only; the sandbox goes on."""
+    """A running sandbox, as the daemon holds it. Closing it lets go of descriptors only; the sandbox goes on.
+
+    `no_terminals` and `no_copies` say why its processes can have no terminals, and why trees are not copied into it and
+    out of it, as in an image without the programs for that.
+    """
 
     sandbox_id: str
     isolation: Isolation
     handle: dict[str, Any]
+    no_terminals: str | None
+    no_copies: str | None
 
     async def launch(self, launch: Launch) -> int:
         """Start a process and answer its pid inside the sandbox, once it is certain that it was started.
@@ -272,6 +324,17 @@ class Instance(Protocol):
         """
         ...
 
+    def run_piped(
+        self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
+    ) -> AbstractAsyncContextManager[PipedCommand]:
+        """Run a helper command outside the record for the length of a block.
+
+        Descriptor 3 is its end of the data pipe: read from when data is `incoming`, else written to. Descriptor 4 is
+        where it reads what it is told; that ends when the daemon dies. It says ``ready`` first, on its stdout.
+        At the block's end it is ended by SIGTERM, if it has not ended before; it then removes what it began.
+        """
+        ...
+
     async def is_alive(self) -> bool:
         """Whether the sandbox takes requests."""
         ...
@@ -284,6 +347,40 @@ class Instance(Protocol):
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file as the sandbox's own user, inside it, whole or not at all."""
+        ...
+
+    async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
+        """Up to `max_bytes` of a file from `offset`.
+
+        Raises `not_found`, `invalid` (not a file), `permission_denied`.
+        """
+        ...
+
+    async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
+        """Write a file; with `parents` also the directories above it. Raises as `read_piece` does, and `disk_limit`."""
+        ...
+
+    async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
+        """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
+        ...
+
+    async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
+        """Attach a new viewer to the process's terminal; answer the controlling side of the viewer's own terminal.
+
+        That is an open descriptor, not blocking, which the caller closes: the viewer goes when the last copy of it is
+        closed, also after the daemon's death. What it shows was written inside the sandbox. `term` is the kind of
+        terminal that the viewer's owner has. Raises `provider_unavailable` with what tmux said.
+        """
+        ...
+
+    async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
+        """Give the process's terminal a size, until the next viewer brings its own."""
+        ...
+
+    async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
+        """Type bytes into the process's terminal, exactly these; with `eof` also its end-of-file character. Answers
+        how many bytes were typed.
+        """
         ...
 
     async def aclose(self) -> None:
@@ -306,34 +403,6 @@ class Claiming(Protocol):
         """Claim what a plan says of a sandbox that was not made; answer the plan, changed where that is another's now.
 
         Does not block. Raises `provider_unavailable`.
-        """
-        ...
-
-
-@runtime_checkable
-class Terminals(Protocol):
-    """What an instance can do beyond `Instance` when its processes can have terminals; `no_terminals` says why they
-    cannot after all, as in an image without what that takes.
-    """
-
-    no_terminals: str | None
-
-    async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
-        """Attach a new viewer to the process's terminal; answer the controlling side of the viewer's own terminal.
-
-        That is an open descriptor, not blocking, which the caller closes: the viewer goes when the last copy of it is
-        closed, also after the daemon's death. What it shows was written inside the sandbox. `term` is the kind of
-        terminal that the viewer's owner has. Raises `provider_unavailable` with what tmux said.
-        """
-        ...
-
-    async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
-        """Give the process's terminal a size, until the next viewer brings its own."""
-        ...
-
-    async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
-        """Type bytes into the process's terminal, exactly these; with `eof` also its end-of-file character. Answers
-        how many bytes were typed.
         """
         ...
 
@@ -371,90 +440,6 @@ class Pausing(Protocol):
 
     async def pause_changed(self, paused: bool) -> None:
         """Wait until `is_paused` is not `paused` any more."""
-        ...
-
-
-class CommandFailedError(Exception):
-    """A helper command failed: with its exit code, None when nobody saw it, and what it said on stderr."""
-
-    def __init__(self, exit_code: int | None, stderr: bytes) -> None:
-        super().__init__(exit_code, stderr)
-        self.exit_code = exit_code
-        self.stderr = stderr
-
-
-class PipedCommand(Protocol):
-    """A helper command inside a sandbox that is connected by pipes: one for its data, one by which it is directed.
-
-    What it says, in lines, was said inside the sandbox.
-    """
-
-    def take_data(self) -> int:
-        """The daemon's end of the data pipe, blocking, which the caller closes. It is the only one on its side."""
-        ...
-
-    async def expect(self, word: str) -> str:
-        """Wait for the command's next line, which must begin with `word`; answer the rest of it.
-
-        Raises `CommandFailedError` when it ends instead, or says something else.
-        """
-        ...
-
-    def tell(self, word: str) -> None:
-        """Direct the command."""
-        ...
-
-    def leave_alone(self) -> None:
-        """From now on it runs to its end, also when the daemon stops."""
-        ...
-
-    async def end(self) -> str:
-        """Wait until the command has ended well; answer the rest of what it said. Raises `CommandFailedError`."""
-        ...
-
-
-@runtime_checkable
-class Piping(Protocol):
-    """What an instance can do beyond `Instance` when streams can be led into the sandbox and out of it."""
-
-    def run_piped(
-        self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
-    ) -> AbstractAsyncContextManager[PipedCommand]:
-        """Run a helper command outside the record for the length of a block.
-
-        Descriptor 3 is its end of the data pipe: read from when data is `incoming`, else written to. Descriptor 4 is
-        where it reads what it is told; that ends when the daemon dies. It says ``ready`` first, on its stdout.
-        At the block's end it is ended by SIGTERM, if it has not ended before; it then removes what it began.
-        """
-        ...
-
-
-class Directory(Struct, frozen=True, kw_only=True):
-    """Some files of a directory; `last` is the name after which there are more, None when there are none."""
-
-    entries: list[FileEntry]
-    last: bytes | None
-
-
-@runtime_checkable
-class Filing(Protocol):
-    """What an instance can do beyond `Instance` when its files are reached in another way than by commands inside. As
-    there, everything is done with the rights of the sandbox's user, and what is written is whole or not at all.
-    """
-
-    async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
-        """Up to `max_bytes` of a file from `offset`.
-
-        Raises `not_found`, `invalid` (not a file), `permission_denied`.
-        """
-        ...
-
-    async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
-        """Write a file; with `parents` also the directories above it. Raises as `read_piece` does, and `disk_limit`."""
-        ...
-
-    async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
-        """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
         ...
 
 
@@ -517,8 +502,10 @@ class Provider(Protocol):
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
-    ) -> Instance | None:
-        """Take over a sandbox that an earlier daemon started. None: it is gone for good."""
+    ) -> Instance | Ending | None:
+        """Take over a sandbox that an earlier daemon started. None: it is gone for good. Where it cannot be taken over,
+        it is ended, and the answer says why.
+        """
         ...
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:

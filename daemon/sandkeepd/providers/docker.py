@@ -16,31 +16,21 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import ProviderError, SandkeepError
+from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import (
-    disk_usage,
-    docker_exec,
-    docker_inotify,
-    docker_plan,
-    docker_probe,
-    docker_records,
-    docker_start,
-)  # fmt: skip
-from sandkeepd.providers.base import Caller, Chunk, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers import disk_usage, docker_inotify, docker_plan, docker_probe, docker_start
+from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
-from sandkeepd.providers.docker_exec import ExecInstance
-from sandkeepd.providers.docker_execs import refuse_secrets
 from sandkeepd.providers.docker_images import DockerImages
-from sandkeepd.providers.docker_instance import DockerInstance
+from sandkeepd.providers.docker_instance import NO_SHELL, DockerInstance, ShelllessInstance
 from sandkeepd.providers.docker_keeping import Keeping
 from sandkeepd.providers.docker_plan import Plan
-from sandkeepd.providers.docker_replacing import Held, Replacements
+from sandkeepd.providers.docker_replacing import Replacements
 from sandkeepd.providers.docker_start import Handle, Job
 from sandkeepd.providers.kept import KeptProvider, running
 from sandkeepd.providers.local_layout import TEMPORARY, Layout
@@ -65,7 +55,7 @@ REMOVED_S: Final = 1.5
 """How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
 
 
-class DockerProvider(KeptProvider[Held], Keeping, Replacements):
+class DockerProvider(KeptProvider[DockerInstance], Keeping, Replacements):
     """See `Provider`. It runs tasks of its own, so `open_docker` makes it."""
 
     name = "docker"
@@ -125,22 +115,17 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         decided = docker_plan.decide(sandbox_id, owner, spec, details, self._disk_limit)
-        if decided.shell is None:
-            docker_exec.require_means()
         document: dict[str, Any] = msgspec.to_builtins(decided)
         return document
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
-    ) -> Held:
+    ) -> DockerInstance:
         """See `Provider.create`."""
         await self._follow_engine()
         self.layout.prepare()
-        job = self._job(sandbox_id, spec, secrets, plan)
-        if job.plan.shell is None:
-            refuse_secrets(secrets)
         try:
-            return await self._start(job, secrets, docker_start.start)
+            return await self._start(self._job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._undo(sandbox_id, plan)
@@ -165,7 +150,9 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
             plan=msgspec.convert(plan, Plan), spec=spec, log_id=self.log_id, secrets=sorted(secrets),
         )  # fmt: skip
 
-    async def _start(self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]) -> Held:
+    async def _start(
+        self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
+    ) -> DockerInstance:
         """Prepare the directories, `start` the container, and hold it once its keeper answers."""
         await self._in_thread(docker_start.make_directories, job)
         failpoints.reach("docker.directories")
@@ -182,16 +169,18 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         secrets: Mapping[str, str],
         plan: dict[str, Any],
         handle: dict[str, Any],
-    ) -> Held:
+    ) -> DockerInstance:
         """See `Reviving.revive`."""
+        earlier = msgspec.convert(handle, Handle)
+        if docker_start.is_retired(msgspec.convert(plan, Plan), earlier):
+            raise StateError("not_ready", docker_start.RETIRED, sandbox_id=sandbox_id)
         await self._follow_engine()
         await self.halt(sandbox_id, plan, handle)
-        container_id = msgspec.convert(handle, Handle).container_id
         try:
             return await self._start(
                 self._job(sandbox_id, spec, secrets, plan),
                 secrets,
-                lambda client, job: docker_start.start_again(client, container_id, job),
+                lambda client, job: docker_start.start_again(client, earlier.container_id, job),
             )
         except BaseException:
             with trio.CancelScope(shield=True), suppress(SandkeepError):
@@ -211,7 +200,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         """See `Recovering.recovered`."""
         await self.engine.recovered()
 
-    async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> Held:
+    async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
         """Hold a container that was just started, once its keeper answers."""
         isolation = await self._isolation(job.plan, counted=handle.counted)
         instance = self._hold(job.sandbox_id, job.spec, job.plan, isolation, handle)
@@ -228,29 +217,19 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
 
     def _hold(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle
-    ) -> Held | None:
+    ) -> DockerInstance | None:
         env = {name: value for name, value in spec.env.items() if name not in handle.secrets}
 
-        document, working_dir = msgspec.to_builtins(handle), spec.working_dir or plan.workspace
-
-        def with_keeper() -> Held:
-            made = DockerInstance(
+        def make() -> DockerInstance:
+            made = (DockerInstance if plan.shell else ShelllessInstance)(
                 sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
-                handle=document, env=env, working_dir=working_dir,
+                handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or plan.workspace,
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
             made.contain(plan, self.engine, self.layout.read_mark(sandbox_id))
-            if not plan.tmux:
-                made.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
             return made
 
-        def without() -> Held:
-            return ExecInstance(
-                sandbox_id, self.files(sandbox_id), self._watcher, self._nursery, self.engine, isolation=isolation,
-                handle=document, plan=plan, working_dir=working_dir, read_mark=self.layout.read_mark(sandbox_id),
-            )  # fmt: skip
-
-        return self._take_hold(handle.first, with_keeper if plan.shell else without)
+        return self._take_hold(handle.first, make)
 
     async def _isolation(self, plan: Plan, *, counted: bool) -> Isolation:
         if self._driver is None:
@@ -263,7 +242,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
         if not counted:
             notes.append(docker_inotify.SHARED)
         if plan.shell is None:
-            notes += docker_exec.NOTES
+            notes.append(NO_SHELL)
         return Isolation(
             mechanism="docker", files=self._driver, host_uid=plan.uid, workspace=plan.workspace, limits=held,
             notes=notes,
@@ -271,9 +250,12 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
-    ) -> Held | None:
+    ) -> DockerInstance | Ending | None:
         """See `Provider.adopt`. A container whose first process runs needs no engine to be taken over."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
+        if docker_start.is_retired(decided, earlier):
+            await self.halt(sandbox_id, plan, handle)
+            return Ending(kind="lost", message=docker_start.RETIRED)
         self._begin_to_follow()
         return await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
 
@@ -344,7 +326,7 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
             state = await self._state(handle)
         return state
 
-    async def _why_ended(self, instance: Held) -> Ending:
+    async def _why_ended(self, instance: DockerInstance) -> Ending:
         with_engine = self.engine.was_away
         try:
             with trio.fail_after(NEWS_S):
@@ -393,25 +375,18 @@ class DockerProvider(KeptProvider[Held], Keeping, Replacements):
             removed=[*removed, *images.removed, *layers.removed], foreign=[*foreign, *images.foreign, *layers.foreign]
         )
 
-    def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-        """See `Provider.read_ended`."""
-        chunk = super().read_ended(sandbox_id, process_id, stream, offset, max_bytes)
-        return docker_records.noted(self._out(sandbox_id), process_id, chunk)
-
     # What goes on beside
 
-    def _occupied(self, instance: Held) -> int:
+    def _occupied(self, instance: DockerInstance) -> int:
         handle = msgspec.convert(instance.handle, Handle)
         places: list[str | HostileTree] = [*handle.written, self._out(instance.sandbox_id)]
-        inside = [instance.plan.workspace, "/"]
-        if instance.plan.shell is not None:
-            inside.append(f"{docker_plan.INSIDE}/out")
+        inside = [instance.plan.workspace, "/", f"{docker_plan.INSIDE}/out"]
         return disk_usage.occupied(places, handle.first.pid, instance.groups(), inside, root=os.geteuid() == 0)
 
-    async def _end_for_disk(self, instance: Held) -> None:
+    async def _end_for_disk(self, instance: DockerInstance) -> None:
         await self._in_thread(_kill, instance.handle)
 
-    def _running(self, sandbox_id: str) -> Held | None:
+    def _running(self, sandbox_id: str) -> DockerInstance | None:
         return self._instances.get(sandbox_id)
 
     async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:

@@ -82,7 +82,7 @@ def _host(plan: Plan, directory: str, seccomp: str | None, marks: Mapping[str, s
         "RestartPolicy": {"Name": "no"},
         "AutoRemove": False,
         "Mounts": [
-            *_shared(plan, directory),
+            *_shared(directory),
             *_workspace(plan, marks),
             *(_volume(volume, {}) for volume in plan.volumes),
         ],
@@ -96,13 +96,10 @@ def _scratch(plan: Plan) -> dict[str, str]:
     }
 
 
-def _shared(plan: Plan, directory: str) -> list[dict[str, Any]]:
-    """Nobody inside can replace what is in `out`, also where the code inside has the uid that owns it. Without a keeper
-    nobody inside sees it.
-    """
+def _shared(directory: str) -> list[dict[str, Any]]:
+    """Nobody inside can replace what is in `out`, also where the code inside has the uid that owns it."""
     places = [("in", True), ("out", True), ("out/p", False), ("out/exits", False)]
-    seen = places[:1] if plan.shell is None else places
-    return [_bind(f"{directory}/{name}", f"{INSIDE}/{name}", read_only=read_only) for name, read_only in seen]
+    return [_bind(f"{directory}/{name}", f"{INSIDE}/{name}", read_only=read_only) for name, read_only in places]
 
 
 def _bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class _Inside(NamedTuple):
 
 
 def read_piece(root: Root, path: str, offset: int, max_bytes: int) -> FileContent:
-    """See `Filing.read_piece`."""
+    """See `Instance.read_piece`."""
 
     def work(inside: _Inside, place: bytes) -> FileContent:
         with inside.opened(place, os.O_PATH) as found:
@@ -150,7 +150,7 @@ def _require_file(mode: int) -> None:
 
 
 def list_directory(root: Root, path: str, after: bytes, limit: int) -> Directory:
-    """See `Filing.list_directory`."""
+    """See `Instance.list_directory`."""
 
     def work(inside: _Inside, place: bytes) -> Directory:
         with inside.opened(place, os.O_RDONLY | os.O_DIRECTORY) as directory:
@@ -175,7 +175,7 @@ def _entry(directory: int, name: bytes, path: str) -> Iterator[FileEntry]:
 
 
 def write_whole(root: Root, path: str, data: bytes, *, mode: int | None, parents: bool, most_bytes: int) -> None:
-    """See `Filing.write_whole`. A file larger than `most_bytes` is refused."""
+    """See `Instance.write_whole`. A file larger than `most_bytes` is refused."""
     if len(data) > most_bytes:
         raise failure(b"File too large", 1, path)
 

@@ -1,25 +1,39 @@
-"""A container as the daemon holds it, whatever carries out what happens inside."""
+"""A container as the daemon holds it."""
 
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Final, TypeVar, TypeVarTuple
 
+import msgspec
 import trio
 
+from sandkeep.errors import SetupError
+from sandkeep.model import FileContent
 from sandkeepd import cgroups, freezer
-from sandkeepd.keeper.pausing import Pausable
-from sandkeepd.providers import docker_start
+from sandkeepd.hostprocess import Identity
+from sandkeepd.providers import docker_files, docker_start
+from sandkeepd.providers.base import Directory
 from sandkeepd.providers.docker_engine import Engine
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.kept import KeptInstance
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 LOOK_AGAIN_S: Final = 0.01
 
+FILES_AT_ONCE: Final = 4
+"""How many files of one container without a shell are read and written at once: its disks may be slow."""
 
-class Container(Pausable):
-    """What holds of every container."""
+NO_SHELL: Final = "its image has no shell, so it has no terminals and no copies of trees"
+"""The note in the view of a container without a shell."""
 
-    handle: dict[str, Any]
+
+class DockerInstance(KeptInstance):
+    """A container. `plan` is what it was made by."""
+
     plan: Plan
     engine: Engine
     control_groups: Mapping[str, str]
@@ -32,6 +46,8 @@ class Container(Pausable):
         self.control_groups = cgroups.groups_of_pid(self.handle["first"]["pid"])
         freezer.recover(self.control_groups, mark)
         self.pause.set(self.is_suspended())
+        if not plan.tmux:
+            self.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
 
     def groups(self) -> Mapping[str, str]:
         """See `Measuring.groups`."""
@@ -79,5 +95,42 @@ class Container(Pausable):
         return found
 
 
-class DockerInstance(Container, KeptInstance):
-    """A container with a keeper."""
+class ShelllessInstance(DockerInstance):
+    """A container whose image has no shell: the daemon reads and writes its files from outside."""
+
+    def contain(self, plan: Plan, engine: Engine, mark: str) -> None:
+        """See `DockerInstance.contain`."""
+        super().contain(plan, engine, mark)
+        self.no_terminals = "the sandbox's image has no shell, which terminals need: launch without tty"
+        self.no_copies = "the sandbox's image has no shell, which copies need: read and write single files"
+        first = msgspec.convert(self.handle["first"], Identity)
+        self._root = docker_files.Root(self.sandbox_id, first, (plan.uid, plan.gid), self.working_dir)
+        self._files = trio.CapacityLimiter(FILES_AT_ONCE)
+
+    async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
+        """See `Instance.read_piece`."""
+        return await self._outside(docker_files.read_piece, self._root, path, offset, max_bytes)
+
+    async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
+        """See `Instance.write_whole`."""
+        write = partial(docker_files.write_whole, mode=mode, parents=parents, most_bytes=self.disk_bytes)
+        await self._outside(write, self._root, path, data)
+
+    async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
+        """See `Instance.list_directory`."""
+        return await self._outside(docker_files.list_directory, self._root, path, after, limit)
+
+    async def _outside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Do work with its files in a thread, once it does not stand still."""
+        if os.geteuid() != 0:
+            words = "the sandbox's image has no shell, and only root's daemon reaches its files: put a shell into it"
+            raise SetupError("not_supported", words)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._give_up_when_gone, nursery.cancel_scope)
+            await self.pause.changed(True)
+            nursery.cancel_scope.cancel()
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._files)
+
+    async def _give_up_when_gone(self, scope: trio.CancelScope) -> None:
+        await self.ended()
+        scope.cancel()

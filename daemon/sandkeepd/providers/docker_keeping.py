@@ -34,7 +34,7 @@ from sandkeepd.providers.base import (
 )
 from sandkeepd.providers.docker_engine import Engine
 from sandkeepd.providers.docker_images import DockerImages, untag
-from sandkeepd.providers.docker_instance import Container
+from sandkeepd.providers.docker_instance import DockerInstance
 from sandkeepd.providers.docker_layers import Layer
 from sandkeepd.providers.docker_packing import Packer, as_layer
 from sandkeepd.providers.docker_plan import Plan
@@ -66,7 +66,7 @@ class Keeping(ABC):
         """Run what blocks."""
 
     @abstractmethod
-    def _running(self, sandbox_id: str) -> Container | None:
+    def _running(self, sandbox_id: str) -> DockerInstance | None:
         """The container of a sandbox, if it runs."""
 
     async def _files_of(self, source: Source) -> ContainerFiles:

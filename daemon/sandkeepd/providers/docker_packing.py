@@ -22,7 +22,7 @@ from sandkeepd.freezing import Pause, frozen
 from sandkeepd.hostprocess import Identity, identify
 from sandkeepd.providers import docker_trees
 from sandkeepd.providers.base import KeptArchive, PackedFiles, PackRequest
-from sandkeepd.providers.docker_instance import Container
+from sandkeepd.providers.docker_instance import DockerInstance
 from sandkeepd.providers.docker_layers import Layer
 from sandkeepd.providers.docker_trees import ContainerFiles, ContainerTree
 from sandkeepd.providers.packing import CODECS, told
@@ -45,7 +45,7 @@ class Packer:
         self._state_dir = state_dir
 
     def pack(
-        self, files: ContainerFiles, image: Sequence[str], container: Container | None, request: PackRequest,
+        self, files: ContainerFiles, image: Sequence[str], container: DockerInstance | None, request: PackRequest,
         moved: Meter,
     ) -> PackedFiles:  # fmt: skip
         """Pack the files as they are at one moment. `image` are the directories of the container's image."""
@@ -65,7 +65,7 @@ class Packer:
             return flatten([layer], request.output, base=base, limits=NO_LIMITS, codec=codec, moved=moved)
 
     def _pack_some(
-        self, files: ContainerFiles, container: Container | None, request: PackRequest, moved: Meter
+        self, files: ContainerFiles, container: DockerInstance | None, request: PackRequest, moved: Meter
     ) -> PackedFiles:
         """The same of some paths, which are read where they are."""
         include, exclude = docker_trees.paths(request.include), docker_trees.paths(request.exclude)
@@ -75,7 +75,7 @@ class Packer:
             packed = write(source, request.output, CODECS[request.format], source.remarks, moved=moved)
         return told(packed, pause)
 
-    def changes(self, files: ContainerFiles, container: Container | None, output: int, failpoint: str) -> Changes:
+    def changes(self, files: ContainerFiles, container: DockerInstance | None, output: int, failpoint: str) -> Changes:
         """Write to an empty file in what a container differs from its image, while it stands still."""
         with self._shown(files) as root:
             source = ContainerTree(files, root, never=[self._state_dir], as_layer=True)
@@ -117,7 +117,7 @@ def _layer(descriptor: int, packed: Packed) -> Layer:
     return Layer(descriptor=descriptor, sha256=packed.sha256, size_bytes=packed.size_bytes, hole_bytes=holes)
 
 
-def _standing(container: Container | None) -> AbstractContextManager[Pause]:
+def _standing(container: DockerInstance | None) -> AbstractContextManager[Pause]:
     """Have a container stand still for the length of a block, if it runs."""
     if container is None:
         return nullcontext(Pause())

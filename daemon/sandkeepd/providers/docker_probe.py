@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Any
 
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
-from sandkeepd.providers import docker_idle
 from sandkeepd.providers.docker_keeping import files_features
 
 if TYPE_CHECKING:
@@ -22,6 +21,9 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
     """The same, as capabilities of the provider."""
     options = [option.split(",")[0].removeprefix("name=") for option in found.get("SecurityOptions") or ()]
     controls = {"cpus": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
+    without = (
+        "without terminals and copies of trees" if root else "without terminals, and only root's daemon reaches files"
+    )
     features = {
         "isolation": Capability(works=True),
         **{
@@ -35,7 +37,7 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
         ),
         "seccomp": _if("seccomp" in options, "the engine has no seccomp: system calls are not filtered"),
         "network_bridge": _if("bridge" in found["Networks"], "the engine has no network called bridge"),
-        "images_without_shell": _without_shell(root=root),
+        "images_without_shell": Capability(works=True, why=without),
         "terminals": Capability(works=True, why="in images that have tmux"),
         "suspend": Capability(works=True),
         **files_features(found, root=root),
@@ -48,9 +50,3 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
 
 def _if(works: Any, why: str) -> Capability:
     return Capability(works=bool(works), why=None if works else why)
-
-
-def _without_shell(*, root: bool) -> Capability:
-    written = docker_idle.program() is not None
-    why = "for this machine nothing is written that stands for one" if root else "only root's daemon can do without"
-    return _if(root and written, why)

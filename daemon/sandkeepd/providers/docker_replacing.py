@@ -21,7 +21,6 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.hostprocess import identify
 from sandkeepd.providers import docker_plan, docker_start
 from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.docker_exec import ExecInstance
 from sandkeepd.providers.docker_instance import DockerInstance
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_start import Handle, Job
@@ -31,15 +30,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sandkeepd")
 
-Held = DockerInstance | ExecInstance
-
 
 class Replacements(ABC):
     """The part of the Docker provider that does this."""
 
     engine: Engine
     log_id: str
-    _instances: dict[str, Held]
+    _instances: dict[str, DockerInstance]
     _nursery: trio.Nursery
     _replacing: WeakValueDictionary[str, trio.Lock]
     _owed: dict[str, str]
@@ -50,7 +47,9 @@ class Replacements(ABC):
         """What is to be started."""
 
     @abstractmethod
-    async def _start(self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]) -> Held:
+    async def _start(
+        self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
+    ) -> DockerInstance:
         """Start it, and hold it."""
 
     @abstractmethod
@@ -58,7 +57,7 @@ class Replacements(ABC):
         """See `Reviving.halt`."""
 
     @abstractmethod
-    async def _see_end(self, instance: Held) -> None:
+    async def _see_end(self, instance: DockerInstance) -> None:
         """Let go of one that was ended."""
 
     def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +69,7 @@ class Replacements(ABC):
     async def replace_files(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
         plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
-    ) -> Held:  # fmt: skip
+    ) -> DockerInstance:  # fmt: skip
         """See `Replacing.replace_files`."""
         before, after = plans
         async with self._turn(sandbox_id):

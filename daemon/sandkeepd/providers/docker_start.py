@@ -20,9 +20,9 @@ from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, identify, run_tool
 from sandkeepd.keeper import program
 from sandkeepd.keeper.program import COUNTED
-from sandkeepd.providers import docker_idle, docker_inotify, docker_plan
+from sandkeepd.providers import docker_inotify, docker_plan
 from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
-from sandkeepd.providers.docker_plan import INSIDE, Plan
+from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.shown import open_for_careful
 from sandkeepd.seccomp import docker_profile
@@ -33,15 +33,13 @@ if TYPE_CHECKING:
 GONE_S: Final = 30.0
 """How long a container that is being removed may take to be gone."""
 
-IDLE: Final = ".idle"
-"""The first program of a container without a shell, in `in`."""
-
 _POLL_S: Final = 0.05
 
 
 class Handle(Struct, frozen=True, kw_only=True):
     """What it takes to find a container again: its id, its first process, and the names of its secrets. `written` are
     the directories of the host in which the engine keeps what it writes. `counted`: it has inotify watches of its own.
+    `keeper`: its first process is the keeper, which is on record since that is so without a shell as well.
     """
 
     first: Identity
@@ -49,6 +47,18 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     counted: bool = False
+    keeper: bool = False
+
+
+RETIRED: Final = (
+    "an earlier version made it, which served images without a shell in a way that this one has not: fork it, or "
+    "restore a snapshot of it, to go on with its files"
+)
+
+
+def is_retired(plan: Plan, handle: Handle) -> bool:
+    """Whether it is of the kind that earlier versions made of images without a shell: without a keeper."""
+    return plan.shell is None and not handle.keeper
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -69,10 +79,7 @@ def owner_of_files(plan: Plan) -> tuple[int, int] | None:
 
 
 def make_directories(job: Job) -> None:
-    """What is shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's.
-
-    Without a shell there is no keeper: `in` holds the first program then, and `out` is all the daemon's.
-    """
+    """What is shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's."""
     try:
         os.makedirs(job.directory, mode=0o700, exist_ok=True)
         for name in ("in", "out", "out/p"):
@@ -81,21 +88,12 @@ def make_directories(job: Job) -> None:
             write_mark(f"{job.directory}/{SANDBOX_MARK}", job.log_id)
         with open(f"{job.directory}/out/exits", "ab"):
             pass
-        if job.plan.shell is None:
-            _make_idle(job)
-            return
         program.install(f"{job.directory}/in")
         _make_control(job)
         _give_away(job)
     except OSError as error:
         words = f"the state directory cannot be written: {error.strerror}: make room there"
         raise DaemonError("storage_unavailable", words) from None
-
-
-def _make_idle(job: Job) -> None:
-    idle = docker_idle.program()
-    assert idle is not None  # else there is no such plan
-    program.put_program(f"{job.directory}/in/{IDLE}", idle)
 
 
 def _make_control(job: Job) -> None:
@@ -114,9 +112,6 @@ def _make_control(job: Job) -> None:
 @contextmanager
 def control_held_open(job: Job) -> Iterator[None]:
     """Keep what is sent to the keeper, for the length of a block: a FIFO that nobody has open forgets it."""
-    if job.plan.shell is None:
-        yield
-        return
     fd = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         yield
@@ -126,8 +121,6 @@ def control_held_open(job: Job) -> Iterator[None]:
 
 def close_control(job: Job) -> None:
     """The keeper has opened its way: nobody else inside shall."""
-    if job.plan.shell is None:
-        return
     path = f"{job.directory}/in/.control"
     os.chmod(path, 0o600)
     if os.geteuid() == 0:
@@ -148,10 +141,10 @@ def _give_away(job: Job) -> None:
 
 def start(client: "APIClient", job: Job) -> Handle:
     """Make and start the container; answer by what it is found again. Raises what the engine refuses in our words."""
-    words = [f"{INSIDE}/in/{IDLE}"] if job.plan.shell is None else _keeper(job.plan)
     body = configuration(
-        job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, words, _profile(job.plan.seccomp), job.secrets
-    )
+        job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, _keeper(job.plan), _profile(job.plan.seccomp),
+        job.secrets,
+    )  # fmt: skip
     container_id = _create(client, job, body)
     failpoints.reach("docker.created")
     _give_workspace(client, job.plan)
@@ -184,8 +177,9 @@ def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
         raise ProviderError("provider_unavailable", why_not_started(job, state))
     counted = COUNTED in found["Config"]["Entrypoint"] and docker_inotify.begin(first, job.directory)
     return Handle(
-        first=first, container_id=container_id, secrets=job.secrets, written=_written(found, job.plan), counted=counted
-    )
+        first=first, container_id=container_id, secrets=job.secrets, written=_written(found, job.plan), counted=counted,
+        keeper=True,
+    )  # fmt: skip
 
 
 def _give_workspace(client: "APIClient", plan: Plan) -> None:

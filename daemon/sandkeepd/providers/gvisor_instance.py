@@ -169,7 +169,7 @@ class GvisorInstance(KeptInstance):
     async def run_piped(
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
     ) -> AsyncIterator[pipes.Piped]:
-        """See `Piping.run_piped`."""
+        """See `Instance.run_piped`."""
         async with self.helping(), super().run_piped(command, incoming=incoming, working_dir=working_dir) as piped:
             yield piped
 
