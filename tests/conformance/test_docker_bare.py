@@ -55,7 +55,7 @@ async def opened(engine: Any, tmp_path: Path, earlier: World | None = None) -> A
 
 def details(engine: Any, image: str) -> dict[str, Any]:
     found = engine.get(f"/images/{image}/json")["Id"]
-    return {"docker_image_id": found, "docker_image_tag": image, "user": USER, "why": "sh was not found"}
+    return {"docker_image_id": found, "docker_image_tag": image, "user": USER, "why": "its image has no shell"}
 
 
 async def tools(world: World, **fields: Any) -> ShelllessInstance:

@@ -200,7 +200,7 @@ async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch
     monkeypatch.setattr(helpers, "TIDY_UP_S", 1.0)
     holder = await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
     await instance.wait_output(holder, 0, 0)
-    for attempt in (lambda: instance.read_file("file"), lambda: instance.write_file("new", b"data")):
+    for attempt in (lambda: instance.read_piece("file", 0, 99), lambda: instance.write_whole("new", b"data")):
         with trio.fail_after(60), pytest.raises(ProviderError, match="the sandbox did not do it"):
             await for_ever(attempt)  # it may be done between two of the signals
     directory = world.state / "sandboxes" / instance.sandbox_id
@@ -231,7 +231,7 @@ async def test_a_stopped_helper_takes_back_what_it_began(world: World, monkeypat
     with trio.fail_after(60):
         while not instance.read(enemy, "stdout", 0, 1).data:
             with suppress(ProviderError):
-                await instance.write_file("new", b"x" * (16 << 20))
+                await instance.write_whole("new", b"x" * (16 << 20))
     await instance.signal(enemy, 9)
     assert ".sandkeep" not in await sh(instance, "ls -a")
 
@@ -304,7 +304,7 @@ async def test_what_a_helper_says_is_read_within_bounds(world: World) -> None:
     await start(instance, "sh", "-c", "while :; do truncate -s 64M /run/sandkeep/out/p/hlp_*; done 2>/dev/null")
     for _ in range(5):
         with suppress(SandkeepError):
-            await files.read_piece(instance, "file", 0, 1000)
+            await instance.read_piece("file", 0, 1000)
     assert 0 < longest <= helpers.HELPER_OUTPUT_BYTES
 
 

@@ -241,7 +241,7 @@ async def test_a_sandbox_killed_from_outside(world: World) -> None:
         assert await instance.ended()
         assert (await instance.wait(process_id)).message
     with pytest.raises(StateError, match="not_ready"):
-        await instance.write_file("x", b"")
+        await instance.write_whole("x", b"")
 
 
 @only_local

@@ -417,25 +417,25 @@ async def test_what_kills_all_that_it_can_keeps_no_end_from_being_told(world: Wo
 async def test_files_are_read_and_written_inside(world: World) -> None:
     instance = await world.sandbox()
     data = bytes(range(256)) * 1000
-    await instance.write_file("sub/new", data)
-    assert await instance.read_file("sub/new") == data
-    await instance.write_file("sub/new", b"")
-    assert await instance.read_file(f"{instance.isolation.workspace}/sub/new") == b""
+    await instance.write_whole("sub/new", data)
+    assert (await instance.read_piece("sub/new", 0, len(data) + 1)).data == data
+    await instance.write_whole("sub/new", b"")
+    assert (await instance.read_piece(f"{instance.isolation.workspace}/sub/new", 0, len(data) + 1)).data == b""
     await sh(instance, "chmod 755 file; ln -s file through")
-    await instance.write_file("through", b"changed")
+    await instance.write_whole("through", b"changed")
     assert (
         await sh(instance, "cat file; stat -c %a file; readlink through; ls -A sub") == "changed755\nfile\ninner\nnew\n"
     )
     for path, code in (("none", "not_found"), ("file/x", "not_found"), ("sub", "invalid"), ("/dev/zero", "invalid")):
         with pytest.raises(CallerError) as raised:
-            await instance.read_file(path)
+            await instance.read_piece(path, 0, 99)
         assert raised.value.code == code, path
     if os.geteuid() != 0 or world.kind != "fake":  # nothing is denied to root
         await sh(instance, "chmod 0 sub/inner")
         with pytest.raises(CallerError, match="permission_denied"):
-            await instance.read_file("sub/inner")
+            await instance.read_piece("sub/inner", 0, 99)
     with pytest.raises(CallerError, match="not_found"):
-        await instance.write_file("/no/such/place", b"")
+        await instance.write_whole("/no/such/place", b"")
 
 
 # A sandbox's life

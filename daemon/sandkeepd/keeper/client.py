@@ -19,7 +19,6 @@ from sandkeepd.keeper import feeding, fifo, files, journal, pipes, requests
 from sandkeepd.keeper.following import Journals
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
 from sandkeepd.keeper.launching import Launcher
-from sandkeepd.keeper.pausing import Pausable
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import LOST_END, Known
 from sandkeepd.keeper.talk import Talk
@@ -37,7 +36,7 @@ STUCK_S: Final = KILL_DEADLINE_S / 2
 """How long a killed process's tmux has for noticing; then it is killed, too."""
 
 
-class KeeperInstance(Pausable):
+class KeeperInstance:
     """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
 
     `directory` holds `in` and `out`. `input_owner` is the uid and gid that must be able to open a process's input;
@@ -47,6 +46,7 @@ class KeeperInstance(Pausable):
 
     no_terminals: str | None = None
     no_copies: str | None = None
+    no_pauses: str | None = None
 
     def __init__(
         self,
@@ -246,14 +246,6 @@ class KeeperInstance(Pausable):
         """See `Instance.run_piped`."""
         return self._helpers.piped(command, incoming=incoming, working_dir=working_dir)
 
-    async def read_file(self, path: str) -> bytes:
-        """See `Instance.read_file`."""
-        return await files.read_file(self, path)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """See `Instance.write_file`."""
-        await self.write_whole(path, data)
-
     async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
         """See `Instance.read_piece`."""
         return await files.read_piece(self, path, offset, max_bytes)
@@ -265,6 +257,16 @@ class KeeperInstance(Pausable):
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
         """See `Instance.list_directory`."""
         return await files.list_directory(self, path, after, limit)
+
+    # Standing still, which the provider brings about: it sets `pause`
+
+    def is_paused(self) -> bool:
+        """See `Pausing.is_paused`."""
+        return self.pause.is_on
+
+    async def pause_changed(self, paused: bool) -> None:
+        """See `Pausing.pause_changed`."""
+        await self.pause.changed(paused)
 
     # The sandbox as a whole
 

@@ -19,8 +19,8 @@ from sandkeepd.keeper.failure import failure, shown
 from sandkeepd.keeper.pipes import HELPER
 from sandkeepd.providers.base import Directory, Instance
 
-MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-"""The largest file that is read whole, and the most that the names in a directory may be together."""
+MAX_NAMES_BYTES: Final = 64 * 1024 * 1024
+"""The most that the names in a directory may be together."""
 
 DEADLINE_S: Final = 60.0
 """How long a command may take for one file: the code inside can stop it, or have it wait for something."""
@@ -120,16 +120,6 @@ _FORMATS: Final = {
 }  # fmt: skip
 
 
-async def read_file(instance: Instance, path: str) -> bytes:
-    """See `Instance.read_file`."""
-    found = await instance.read_piece(path, 0, MAX_FILE_BYTES)
-    if not found.eof:
-        raise CallerError(
-            "invalid", f"path: {path!r} is larger than {MAX_FILE_BYTES} bytes: read it in pieces", field="path"
-        )
-    return found.data
-
-
 async def read_piece(instance: Instance, path: str, offset: int, max_bytes: int) -> FileContent:
     """Up to `max_bytes` of a file from `offset`. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
     said = await _run(instance, path, _READ, str(offset), str(max_bytes), most_bytes=_HEAD_BYTES + max_bytes)
@@ -157,14 +147,14 @@ async def write_whole(
 
 async def list_directory(instance: Instance, path: str, after: bytes, limit: int) -> Directory:
     """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
-    said = await _run(instance, path, _NAMES, str(MAX_FILE_BYTES), most_bytes=MAX_FILE_BYTES)
-    if len(said) >= MAX_FILE_BYTES:
+    said = await _run(instance, path, _NAMES, str(MAX_NAMES_BYTES), most_bytes=MAX_NAMES_BYTES)
+    if len(said) >= MAX_NAMES_BYTES:
         raise CallerError("invalid", f"path: {path!r} holds too many files to be listed", field="path")
     names, more = await trio.to_thread.run_sync(_page, said, after, limit)
     if not names:
         return Directory(entries=[], last=None)
     words = [os.fsdecode(b"./" + name) for name in names]
-    said = await _run(instance, path, _ENTRIES, *words, most_bytes=MAX_FILE_BYTES)
+    said = await _run(instance, path, _ENTRIES, *words, most_bytes=MAX_NAMES_BYTES)
     return Directory(entries=_entries(said, path), last=names[-1] if more else None)
 
 

@@ -31,14 +31,6 @@ ASK_AGAIN_S: Final = 1.0
 """How often it is told so meanwhile."""
 
 
-async def outcome(instance: Instance, process_id: str, most_bytes: int) -> tuple[int | None, bytes, bytes]:
-    """Wait for the end of a helper command; answer as `Instance.run_command` does."""
-    how = await instance.wait(process_id)
-    stdout = await trio.to_thread.run_sync(instance.read, process_id, "stdout", 0, most_bytes)
-    stderr = instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
-    return how.exit_code, stdout.data, stderr.data
-
-
 class Helpers:
     """The helper commands of one sandbox, which are processes of `instance` as others are."""
 
@@ -57,7 +49,10 @@ class Helpers:
         try:
             launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
             await self._launcher.launch(launch)
-            return await outcome(self._instance, process_id, most_bytes)
+            how = await self._instance.wait(process_id)
+            stdout = await trio.to_thread.run_sync(self._instance.read, process_id, "stdout", 0, most_bytes)
+            stderr = self._instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
+            return how.exit_code, stdout.data, stderr.data
         finally:
             await self._drop_in_time(process_id)
 

@@ -41,18 +41,3 @@ class Pause:
                 yield scope
             finally:
                 del self._waiting[scope]
-
-
-class Pausable:
-    """The part of `Pausing` that tells of a state: for those whose `pause` the provider sets."""
-
-    pause: Pause
-    no_pauses: str | None = None
-
-    def is_paused(self) -> bool:
-        """See `Pausing.is_paused`."""
-        return self.pause.is_on
-
-    async def pause_changed(self, paused: bool) -> None:
-        """See `Pausing.pause_changed`."""
-        await self.pause.changed(paused)

@@ -27,7 +27,7 @@ def check_process_id(process_id: str) -> str:
     )
 
 
-def to_bytes(text: str, field: str) -> bytes:
+def _to_bytes(text: str, field: str) -> bytes:
     """The bytes of a text that goes into a shell script; raises `invalid` for what no program can be given."""
     try:
         data = text.encode("utf-8", "surrogateescape")
@@ -43,7 +43,7 @@ def quote(data: bytes) -> bytes:
     return b"'" + data.replace(b"'", b"'\\''") + b"'"
 
 
-def variable(name: str, field: str) -> bytes:
+def _variable(name: str, field: str) -> bytes:
     """The name of a variable; raises `invalid` for what a shell would not take for one."""
     if _VARIABLE.fullmatch(name):
         return name.encode()
@@ -54,9 +54,9 @@ def variable(name: str, field: str) -> bytes:
 
 def record(command: Sequence[str], env: Mapping[str, str], working_dir: str | None) -> bytes:
     """What the keeper starts a process by: see ``keeper.c``. Raises `invalid` for what no program can be given."""
-    settings = [variable(name, "env") + b"=" + to_bytes(value, "env") for name, value in env.items()]
-    words = [to_bytes(word, "command") for word in command]
-    fields = [to_bytes(working_dir or "", "working_dir"), *settings, b"", *words]
+    settings = [_variable(name, "env") + b"=" + _to_bytes(value, "env") for name, value in env.items()]
+    words = [_to_bytes(word, "command") for word in command]
+    fields = [_to_bytes(working_dir or "", "working_dir"), *settings, b"", *words]
     return _checked(b"\0".join(fields) + b"\0")
 
 
@@ -69,12 +69,12 @@ def script(
     The environment is set by the leader, and not by the shell, which has variables of its own that cannot be set to
     everything. A first word with ``=`` would be taken for a variable by it, so a shell stands between.
     """
-    words = [to_bytes(word, "command") for word in command]
+    words = [_to_bytes(word, "command") for word in command]
     if b"=" in words[0]:
         words = [b"sh", b"-c", b'exec "$0" "$@"', *words]
-    settings = [variable(name, "env") + b"=" + to_bytes(value, "env") for name, value in env.items()]
+    settings = [_variable(name, "env") + b"=" + _to_bytes(value, "env") for name, value in env.items()]
     started = [*(word.encode() for word in leader), *settings, *words]
-    enter = b"cd -- " + quote(to_bytes(working_dir, "working_dir")) + b" || exit 126"
+    enter = b"cd -- " + quote(_to_bytes(working_dir, "working_dir")) + b" || exit 126"
     commands = [b"umask 022", opening, enter, b"unset OLDPWD", b"exec " + b" ".join(quote(word) for word in started)]
     return _checked(b"\n".join(commands) + b"\n")
 
@@ -92,7 +92,7 @@ def secret_requests(process_id: str, secrets: Mapping[str, str]) -> Iterator[byt
     verb = b"share - " if process_id == "-" else b"secret " + process_id.encode() + b" "
     step = (MAX_REQUEST_BYTES - len(verb) - 1) // 2  # each byte may take two
     for name, value in secrets.items():
-        text = variable(name, "secrets") + b"=" + to_bytes(value, "secrets") + b"\0"
+        text = _variable(name, "secrets") + b"=" + _to_bytes(value, "secrets") + b"\0"
         for start in range(0, len(text), step):
             yield verb + escape(text[start : start + step]) + b"\n"
 

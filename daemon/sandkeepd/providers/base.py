@@ -339,25 +339,18 @@ class Instance(Protocol):
         """Whether the sandbox takes requests."""
         ...
 
-    async def read_file(self, path: str) -> bytes:
-        """Read a file as the sandbox's own user, inside it. Raises `not_found`, `invalid` (not a file),
-        `permission_denied`.
-        """
-        ...
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file as the sandbox's own user, inside it, whole or not at all."""
-        ...
-
     async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
-        """Up to `max_bytes` of a file from `offset`.
+        """Up to `max_bytes` of a file from `offset`, read as the sandbox's own user.
 
         Raises `not_found`, `invalid` (not a file), `permission_denied`.
         """
         ...
 
     async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
-        """Write a file; with `parents` also the directories above it. Raises as `read_piece` does, and `disk_limit`."""
+        """Write a file as the sandbox's own user, whole or not at all; with `parents` also the directories above it.
+
+        Raises as `read_piece` does, and `disk_limit`.
+        """
         ...
 
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:

@@ -26,8 +26,9 @@ from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage
 from sandkeepd.providers.disk_watch import DiskWatch
 from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
+from sandkeepd.providers.docker_image_probe import NO_SHELL
 from sandkeepd.providers.docker_images import DockerImages
-from sandkeepd.providers.docker_instance import NO_SHELL, DockerInstance, ShelllessInstance
+from sandkeepd.providers.docker_instance import DockerInstance, ShelllessInstance
 from sandkeepd.providers.docker_keeping import Keeping
 from sandkeepd.providers.docker_plan import Plan
 from sandkeepd.providers.docker_replacing import Replacements
@@ -242,7 +243,7 @@ class DockerProvider(KeptProvider[DockerInstance], Keeping, Replacements):
         if not counted:
             notes.append(docker_inotify.SHARED)
         if plan.shell is None:
-            notes.append(NO_SHELL)
+            notes.append(f"{plan.why_no_shell or NO_SHELL}, so it has no terminals and no copies of trees")
         return Isolation(
             mechanism="docker", files=self._driver, host_uid=plan.uid, workspace=plan.workspace, limits=held,
             notes=notes,

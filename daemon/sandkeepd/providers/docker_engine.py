@@ -115,7 +115,7 @@ class Engine:
             if errand.begun and not errand.finished.is_set():
                 self._given_up.append(errand)
         self._require_awake()
-        raise self.down("timed out")  # it answered again at that instant
+        raise self._down("timed out")  # it answered again at that instant
 
     async def answer(self) -> None:
         """Ask whether it answers. Raises as `call` does."""
@@ -184,7 +184,7 @@ class Engine:
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
-            raise self.down(error) from None
+            raise self._down(error) from None
 
     def _awake(self) -> "APIClient":
         """The client, once the engine has answered."""
@@ -216,7 +216,7 @@ class Engine:
         finally:
             client.close()
 
-    def down(self, error: object) -> ProviderError:
+    def _down(self, error: object) -> ProviderError:
         """The error for an engine that does not answer."""
         hangs = "timed out" in str(error).lower()
         why = "does not answer" if hangs else "is not running"

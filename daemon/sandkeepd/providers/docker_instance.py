@@ -27,9 +27,6 @@ LOOK_AGAIN_S: Final = 0.01
 FILES_AT_ONCE: Final = 4
 """How many files of one container without a shell are read and written at once: its disks may be slow."""
 
-NO_SHELL: Final = "its image has no shell, so it has no terminals and no copies of trees"
-"""The note in the view of a container without a shell."""
-
 
 class DockerInstance(KeptInstance):
     """A container. `plan` is what it was made by."""

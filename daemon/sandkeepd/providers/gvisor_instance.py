@@ -17,7 +17,7 @@ from sandkeepd.providers import gvisor_plan
 from sandkeepd.providers.base import Ending
 from sandkeepd.providers.gvisor_plan import Plan
 from sandkeepd.providers.gvisor_viewers import GvisorViewers, Runsc
-from sandkeepd.providers.kept import KeptInstance, release
+from sandkeepd.providers.kept import KeptInstance
 
 HELPERS_S: Final = 30.0
 """How long files that are being copied, and the like, may keep a sandbox from being saved."""
@@ -109,7 +109,7 @@ class GvisorInstance(KeptInstance):
     def let_go_of_process(self) -> None:
         """Hold its first process no more, as that is about to end, or has."""
         if self.pidfd >= 0:
-            release(self)
+            super().let_go_of_process()
             self.pidfd = -1
 
     async def aclose(self) -> None:

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import trio
 from msgspec.structs import replace
@@ -34,59 +34,28 @@ END_TOLD_S: Final = 5.0
 """How long the end of a sandbox that was killed may take to be noticed."""
 
 
-class Held(Protocol):
-    """What an instance must have to be held here, beside what an `Instance` has."""
+class KeptInstance(KeeperInstance):
+    """A sandbox that has a keeper, and is held by a provider."""
 
-    sandbox_id: str
     pidfd: int
     """The sandbox's first process."""
-    child: int | None
+    child: int | None = None
     """The process to be reaped when the sandbox has ended, if this daemon started it."""
-    ending: Ending | None
+    ending: Ending | None = None
     """How it ended, if whoever ended it has said so."""
     scope: trio.CancelScope
     """What waits for its end."""
 
-    async def ended(self) -> Ending:
-        """See `Instance.ended`."""
-        ...
-
-    async def went(self, ending: Ending) -> None:
-        """The sandbox is gone, and that is how."""
-        ...
-
-    async def remember_earlier(self) -> None:
-        """Take note of what an earlier daemon was told. Raises OSError."""
-        ...
-
-    def sweep(self) -> None:
-        """Ask after ends that may not have been told. Must not wait."""
-        ...
-
-    async def aclose(self) -> None:
-        """See `Instance.aclose`."""
-        ...
-
-
-def release(held: Held) -> None:
-    """Wait for the sandbox's end no more, and hold its first process no more. Must be done once."""
-    held.scope.cancel()
-    trio.lowlevel.notify_closing(held.pidfd)
-    os.close(held.pidfd)
-
-
-class KeptInstance(KeeperInstance):
-    """A sandbox that has a keeper, and is held by a provider. See `Held`."""
-
-    pidfd: int
-    child: int | None = None
-    ending: Ending | None = None
-    scope: trio.CancelScope
+    def let_go_of_process(self) -> None:
+        """Wait for the sandbox's end no more, and hold its first process no more. Must be done once."""
+        self.scope.cancel()
+        trio.lowlevel.notify_closing(self.pidfd)
+        os.close(self.pidfd)
 
     async def aclose(self) -> None:
         """See `Instance.aclose`."""
         if not self.is_closed:
-            release(self)
+            self.let_go_of_process()
         await super().aclose()
 
 
@@ -99,7 +68,7 @@ def _limit_terminals(pid: int) -> None:
         logger.warning("the terminals of a sandbox could not be limited: %s", error)
 
 
-InstanceT = TypeVar("InstanceT", bound=Held)
+InstanceT = TypeVar("InstanceT", bound=KeptInstance)
 ProviderT = TypeVar("ProviderT", bound="KeptProvider[Any]")
 
 

@@ -31,7 +31,7 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers import disk_usage, local_plan
 from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
 from sandkeepd.providers.disk_watch import DiskWatch
-from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
+from sandkeepd.providers.kept import KeptProvider, running
 from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local_end import Clearing
 from sandkeepd.providers.local_keeping import Keeping, files_features
@@ -51,7 +51,7 @@ Ts = TypeVarTuple("Ts")
 logger: Final = logging.getLogger("sandkeepd")
 
 
-class LocalInstance(Freezable, KeptInstance):
+class LocalInstance(Freezable):
     """A local sandbox."""
 
     plan: Plan

@@ -11,7 +11,7 @@ import trio
 from sandkeep.model import Capability
 from sandkeepd import freezer
 from sandkeepd.freezer import Freezer
-from sandkeepd.keeper.pausing import Pausable
+from sandkeepd.providers.kept import KeptInstance
 
 LOOK_S: Final = 5.0
 """How often it is looked at whether somebody else has frozen sandboxes, or thawed them."""
@@ -25,8 +25,8 @@ def suspension(*, freezer: bool) -> Capability:
     return Capability(works=freezer, why=None if freezer else WHY_NOT_SUSPENDED)
 
 
-class Freezable(Pausable):
-    """The part of a local sandbox by which it is suspended, where it has a group for that."""
+class Freezable(KeptInstance):
+    """A sandbox that is suspended by its control group, where it has one for that."""
 
     _freezer: Freezer | None = None
 
