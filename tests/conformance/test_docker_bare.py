@@ -100,6 +100,15 @@ async def test_what_takes_a_shell_is_refused_in_words(world: World) -> None:
         assert caught.value.code == "not_supported"
 
 
+async def test_its_files_take_a_daemon_of_roots(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = made(await world.sandbox())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 1000)
+        with pytest.raises(SandkeepError, match="only root's daemon") as caught:
+            await instance.read_piece("/etc/group", 0, 9)
+    assert caught.value.code == "not_supported"
+
+
 async def test_secrets_reach_processes_and_nothing_else(world: World) -> None:
     instance = made(await world.sandbox(secrets={"SHARED": "s3cret-of-all"}, env={"SHARED": "env", "OPEN": "env"}))
 
