@@ -8,10 +8,12 @@ The *answer* is read from the state once that has settled, by the call or by a l
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Final
 
 import trio
 
+from sandkeep.backoff import pauses
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import Meta
 from sandkeep_store.log import EventLog, NewEvent, Recorded
@@ -29,7 +31,7 @@ RETRY_S = 1.0
 """How long a carrier waits before it tries again to record an outcome that the disk did not take."""
 
 
-TRY_AGAIN_S: Final = (0.0, *(0.002 * 2**n for n in range(9)))
+TRY_AGAIN_S: Final = (0.0, *islice(pauses(0.002, 1.0), 9))
 """How long after each conflict an order is made anew: about a second in all. Once is enough but for a defect."""
 
 

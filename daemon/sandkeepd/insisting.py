@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from sandkeep.backoff import pauses
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeepd.core import as_sandkeep_error
 from sandkeepd.providers.base import Provider, Recovering
@@ -34,7 +35,7 @@ async def insist(
     `told` hears of each failure. Errors that are `passing` are raised at once. When the engine of the `provider` was
     down, and answers again, nobody waits any longer.
     """
-    delay = RETRY_S
+    backoff = pauses(RETRY_S, MOST_RETRY_S)
     while True:
         try:
             with trio.fail_after(deadline_s):
@@ -47,10 +48,10 @@ async def insist(
             error = as_sandkeep_error(unforeseen)
         if told is not None:
             told(error)
-        logger.warning("no answer yet", extra={"what": what, "why": error.message, "again_in_s": delay})
-        with trio.move_on_after(delay):
+        pause_s = next(backoff)
+        logger.warning("no answer yet", extra={"what": what, "why": error.message, "again_in_s": pause_s})
+        with trio.move_on_after(pause_s):
             await _recovered(provider if "engine" in error.data else None)
-        delay = min(2 * delay, MOST_RETRY_S)
 
 
 def _silent(provider: Provider | None, seconds: float) -> ProviderError:

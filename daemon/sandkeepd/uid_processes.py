@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from typing import Final
 
+from sandkeep.backoff import pauses
 from sandkeepd import spawning
 from sandkeepd.hostprocess import TOOL_ENV, has_ended, ordinary_priority, owned_by, pids_where
 
@@ -70,7 +70,7 @@ def end_all(uid: int, deadline_s: float = DEADLINE_S) -> bool:
         return True
     deadline = time.monotonic() + deadline_s
     hit = False
-    for pause_s in _pauses():
+    for pause_s in pauses(0.002, _MOST_PAUSE_S):
         hit = hit or _kill_as(uid)
         if hit and not living(uid):
             return True
@@ -78,13 +78,6 @@ def end_all(uid: int, deadline_s: float = DEADLINE_S) -> bool:
             return False
         time.sleep(pause_s)
     return False
-
-
-def _pauses() -> Iterator[float]:
-    pause_s = 0.002
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, _MOST_PAUSE_S)
 
 
 def _kill_as(uid: int) -> bool:

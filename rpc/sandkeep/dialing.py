@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from sandkeep import jsonrpc
+from sandkeep.backoff import Backoff
 from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError
 from sandkeep.jsonrpc import Answer
 from sandkeep.methods import METHODS
@@ -26,6 +27,7 @@ STEADY_S: Final = 10.0
 _TELL_AFTER_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 0.5
+_GROWTH: Final = 1.6
 _MOST_PATH_BYTES: Final = 107
 _NOBODY: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR})
 _NOT_AGAIN: Final = frozenset({"daemon.shutdown"})
@@ -77,16 +79,15 @@ class Trial:
         self._params = params
         self._harmless = row is not None and (not row.mutates or "command_id" in params) and method not in _NOT_AGAIN
         self._began = time.monotonic()
-        self._pause_s = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, daemon.patience_s, growth=_GROWTH, at_once=True)
         self._went = 0.0
-        self._until: float | None = None
         self._back: float | None = None
 
     @property
     def params(self) -> dict[str, Any]:
         """What to send. What is left of a time to wait for the end of a process is less each time."""
         timeout_s = self._params.get("timeout_s")
-        if self._until is None or timeout_s is None or self._method != "process.wait":
+        if not self._backoff.has_begun or timeout_s is None or self._method != "process.wait":
             return self._params
         return {**self._params, "timeout_s": max(0.001, timeout_s - (time.monotonic() - self._began))}
 
@@ -98,30 +99,33 @@ class Trial:
         """The connection was lost before the answer. Raises `error` if the call is not to be made again."""
         if not self._harmless or self.daemon.patience_s <= 0:
             raise error from None
-        now = time.monotonic()
-        if self._until is None or (self._back is not None and now - self._back > STEADY_S):
-            self._until, self._went, self._pause_s = now + self.daemon.patience_s, now, 0.0
+        if self._back is not None and time.monotonic() - self._back > STEADY_S:
+            self._backoff.reset()
+        self._begin()
 
     def pause(self, error: SandkeepError) -> float:
         """How many seconds to wait before the next attempt to connect. Raises `error` when that has no point."""
-        now = time.monotonic()
-        if self._until is None:
-            self._until, self._went = now + self.daemon.patience_s, now
-        elif now >= self._until:
+        self._begin()
+        pause_s = self._backoff.pause()
+        if pause_s is None:
             self.daemon.is_away = False
             raise error from None
-        self._tell(now)
-        pause_s, self._pause_s = self._pause_s, min(_LONGEST_PAUSE_S, self._pause_s * 1.6 + _FIRST_PAUSE_S)
-        return min(pause_s, max(0.0, self._until - now))
+        self._tell()
+        return pause_s
+
+    def _begin(self) -> None:
+        if not self._backoff.has_begun:
+            self._went = time.monotonic()
+            self._backoff.begin()
 
     @property
     def left_s(self) -> float:
         """For how many more seconds the daemon is waited for."""
-        return max(0.001, (self._until or 0) - time.monotonic())
+        return max(0.001, self._backoff.left_s)
 
-    def _tell(self, now: float) -> None:
+    def _tell(self) -> None:
         self.daemon.is_away = True
-        if self.daemon.tell is not None and self._went and now - self._went > _TELL_AFTER_S:
+        if self.daemon.tell is not None and self._went and time.monotonic() - self._went > _TELL_AFTER_S:
             self._went = 0.0
             self.daemon.tell(f"the daemon on {self.daemon.path} has gone: waiting for it")
 

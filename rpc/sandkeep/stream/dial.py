@@ -13,6 +13,7 @@ from trio_websocket import ConnectionClosed
 from wsproto import ConnectionType
 
 from sandkeep import dialing, frames, settings, tls
+from sandkeep.backoff import Backoff
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.frames import Failed, FromServer, Output
 from sandkeep.wire import Connection, Wire
@@ -60,42 +61,20 @@ class Dialer:
             raise _refusal(connection, self._address)
         return connection
 
-    async def open_again(self, nursery: trio.Nursery, target: str, patience: "Patience") -> Connection:
+    async def open_again(self, nursery: trio.Nursery, target: str, backoff: Backoff) -> Connection:
         """Open a websocket in place of one that was lost, as soon as the daemon is there again."""
         while True:
             try:
                 return await self.open(nursery, target)
             except StateError as error:
-                if error.code != "not_ready" or not await patience.pause():
+                pause_s = backoff.pause() if error.code == "not_ready" else None
+                if pause_s is None:
                     raise
+                await trio.sleep(pause_s)
 
-    def patience(self) -> "Patience":
-        """For one stream, whose connections may be lost."""
-        return Patience(self._patience_s)
-
-
-class Patience:
-    """How long to go on without getting anywhere, and how long to wait in between: ever longer."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.renew()
-
-    def renew(self) -> None:
-        """One got somewhere."""
-        self._give_up: float | None = None
-        self._pause_s = _FIRST_PAUSE_S
-
-    async def pause(self) -> bool:
-        """Wait before the next attempt; whether there is to be one."""
-        now, pause = trio.current_time(), self._pause_s
-        if self._give_up is None:
-            self._give_up = now + self._seconds
-        if now + pause >= self._give_up:
-            return False
-        self._pause_s = min(2 * pause, _LONGEST_PAUSE_S)
-        await trio.sleep(pause)
-        return True
+    def backoff(self) -> Backoff:
+        """The pauses before one stream's lost connection is opened again."""
+        return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._patience_s, clock=trio.current_time)
 
 
 async def close(connection: Connection) -> None:

@@ -26,7 +26,7 @@ class Stream:
         self._dialer = dialer
         self._nursery = nursery
         self._connection: Connection | None = None
-        self._patience = dialer.patience()
+        self._backoff = dialer.backoff()
         self.caught_up = False
         """Whether all that there was at some moment since the beginning has been answered."""
 
@@ -48,17 +48,19 @@ class Stream:
         """The next message, over as many connections as it takes; None when the server has no more."""
         while True:
             if self._connection is None:
-                self._connection = await self._dialer.open_again(self._nursery, self._target(), self._patience)
+                self._connection = await self._dialer.open_again(self._nursery, self._target(), self._backoff)
             try:
                 message = await self._connection.get_message()
             except ConnectionClosed as closed:
                 await self.close()
                 if closed.reason is not None and closed.reason.code == _NORMAL:
                     return None
-                if not await self._patience.pause():
+                pause_s = self._backoff.pause()
+                if pause_s is None:
                     lost(closed)
+                await trio.sleep(pause_s)
             else:
-                self._patience.renew()
+                self._backoff.reset()
                 return decoded(message)
 
 

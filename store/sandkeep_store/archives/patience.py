@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from sandkeep.backoff import Backoff
 from sandkeep.errors import ProviderError
 from sandkeep_store.archives.objects import Waiting
 
@@ -21,22 +22,20 @@ class Patience:
     """How long something is tried again that gets nowhere, and how long to wait before each time."""
 
     def __init__(self, seconds: float, waiting: Waiting) -> None:
-        self._seconds = seconds
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, seconds)
         self._waiting = waiting
-        self._since: float | None = None
-        self._pause_s = FIRST_PAUSE_S
 
     def wait(self, error: Exception, *, moved: bool) -> None:
         """Wait a while, or raise the error when it was long enough. `moved` says that it got somewhere this time."""
-        now = time.monotonic()
-        if moved or self._since is None:
-            self._since, self._pause_s = now, FIRST_PAUSE_S
-        if now + self._pause_s > self._since + self._seconds:
+        if moved:
+            self._backoff.reset()
+        pause_s = self._backoff.pause()
+        if pause_s is None:
             raise error
-        while (left := now + self._pause_s - time.monotonic()) > 0:
+        end = time.monotonic() + pause_s
+        while (left_s := end - time.monotonic()) > 0:
             self._waiting()
-            time.sleep(min(left, HEARD_EVERY_S))
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            time.sleep(min(left_s, HEARD_EVERY_S))
 
 
 def patiently(seconds: float, waiting: Waiting, attempt: Callable[[], T]) -> T:
