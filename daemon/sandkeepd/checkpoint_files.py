@@ -15,14 +15,14 @@ from typing import Final
 
 import trio
 
-from sandkeep import failpoints, model
+from sandkeep import durable, failpoints, model
+from sandkeep.durable import sync_directory
 from sandkeep.errors import DaemonError, DataError, SandkeepError, error_from
 from sandkeep.model import CheckpointFile
 from sandkeep_store.archives import copying
 from sandkeep_store.archives.directory import DirectoryArchives
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE
-from sandkeep_store.durable import sync_directory
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.sdks import require_sdk
 from sandkeepd import digests
@@ -310,8 +310,7 @@ def _digested(
 
 def _publish(making: str, directory: str) -> None:
     try:
-        os.rename(making, directory)
-        sync_directory(os.path.dirname(directory))
+        durable.rename(making, directory)
     except OSError as error:
         remove_directory(directory)  # nobody else would
         raise _unwritable(directory, error) from None

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from sandkeep.blocking import Client
+from sandkeep.durable import Replacement
 from sandkeep.errors import CallerError, DataError, SandkeepError
 from sandkeep.model import ArchiveFormat, Snapshot, SnapshotExport
 
@@ -34,22 +35,11 @@ def export_to(client: Client, snapshot_id: str, path: str, *, moved: Moved | Non
     path = os.path.realpath(path)
     if _is_special(path):
         return _export_to_special(client, snapshot_id, path, moved)
-    temporary = f"{path}.{secrets.token_hex(4)}.part"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with Replacement(path, temporary=f"{path}.{secrets.token_hex(4)}.part", mode=0o666) as new:
+            return export_into(client, snapshot_id, new.file.fileno(), moved=moved)
     except OSError as error:
         raise _told(error, path) from None
-    try:
-        with open(descriptor, "wb", buffering=0) as file:
-            exported = export_into(client, snapshot_id, file.fileno(), moved=moved)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _told(error, path) from None
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-    return exported
 
 
 def _is_special(path: str) -> bool:

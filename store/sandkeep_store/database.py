@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote
 
+from sandkeep import durable
+from sandkeep.durable import sync
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep_store import witness
-from sandkeep_store.durable import sync
 
 SCHEMA_VERSION: Final = 2
 
@@ -176,8 +177,7 @@ class Database:
                 f"UPDATE sqlite_sequence SET seq = {head:d} WHERE name = 'events'; COMMIT;"
             )
         sync(unfinished)
-        os.rename(unfinished, _fresh(self.path))
-        sync(self.directory)
+        durable.rename(unfinished, _fresh(self.path))
 
     def _look(self) -> dict[str, tuple[int, int] | None]:
         return {path: _place(path) for path in (self.path, f"{self.path}-wal")}

@@ -23,9 +23,9 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep import events, model
+from sandkeep.durable import Replacement, sync_directory
 from sandkeep.version import VERSION
 from sandkeep_store import blanks, codec, fold, views
-from sandkeep_store.durable import sync_directory
 from sandkeep_store.log import EventLog
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
@@ -142,20 +142,8 @@ def save(state_dir: str, state: State, log: EventLog) -> None:
 
     The state must not change meanwhile, and its last event must be in the log.
     """
-    path = f"{state_dir}/{FILE_NAME}"
-    temporary = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            _write(file, records(state, log))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with Replacement(f"{state_dir}/{FILE_NAME}") as new:
+        _write(new.file, records(state, log))
     # Without an fsync of the directory: after a power cut the file of before is as good.
 
 

@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
+from sandkeep.durable import Replacement
 from sandkeep.errors import DaemonError
 from sandkeep.ids import is_name
 from sandkeep.model import RebuildReport
@@ -215,17 +216,13 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
             os.mkdir(path, mode=0o755)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(UNFINISHED, dir_fd=directory)
-        descriptor = os.open(UNFINISHED, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        failpoints.reach("metadata.written")
-        if _is_directory(FILE_NAME, directory):
-            os.rename(FILE_NAME, f".{FILE_NAME}.displaced.{os.getpid()}", src_dir_fd=directory, dst_dir_fd=directory)
-        os.rename(UNFINISHED, FILE_NAME, src_dir_fd=directory, dst_dir_fd=directory)
+        with Replacement(FILE_NAME, temporary=UNFINISHED, directory=directory) as new:
+            new.file.write(content)
+            new.complete()
+            failpoints.reach("metadata.written")
+            if _is_directory(FILE_NAME, directory):
+                displaced = f".{FILE_NAME}.displaced.{os.getpid()}"
+                os.rename(FILE_NAME, displaced, src_dir_fd=directory, dst_dir_fd=directory)
         failpoints.reach("metadata.renamed")
         os.fsync(directory)
     finally:

@@ -7,8 +7,8 @@ import os
 import stat
 from typing import Final
 
+from sandkeep import durable
 from sandkeep.errors import DaemonError
-from sandkeep_store.durable import sync_directory
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -39,14 +39,7 @@ def _is_ours_alone(found: os.stat_result) -> bool:
 def write(path: str, data: bytes) -> None:
     """Put the file in place, durably. Raises `storage_unavailable`."""
     try:
-        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o600)  # it may be what an earlier daemon left
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.rename(f"{path}.new", path)
-        sync_directory(os.path.dirname(path))
+        durable.replace(path, data)
     except OSError as error:
         words = f"{path} cannot be written ({error.strerror}): free space or mend the disk"
         raise DaemonError("storage_unavailable", words) from None

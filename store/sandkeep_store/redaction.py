@@ -19,6 +19,7 @@ import trio
 from msgspec import Raw
 
 from sandkeep import failpoints
+from sandkeep.durable import sync_directory
 from sandkeep.errors import CallerError, DaemonError, StateError
 from sandkeep.events import (
     LOG_STREAM,
@@ -33,7 +34,6 @@ from sandkeep.events import (
 from sandkeep.model import RedactReport
 from sandkeep_store import repair, segments
 from sandkeep_store.blanks import redact_data
-from sandkeep_store.durable import sync_directory
 from sandkeep_store.log import EventLog, NewEvent
 from sandkeep_store.views.state import State
 

@@ -18,12 +18,12 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from sandkeep import failpoints
+from sandkeep import durable, failpoints
+from sandkeep.durable import sync
 from sandkeep.errors import DaemonError
 from sandkeep.model import RepairReport
 from sandkeep_store import folded, offline, segments, witness
 from sandkeep_store.database import exclusively, repairing
-from sandkeep_store.durable import sync
 from sandkeep_store.salvage import Salvage, is_file
 
 QUARANTINE: Final = "quarantine"
@@ -116,15 +116,14 @@ def _replace(path: str, new: str, problems: Sequence[str]) -> str:
     if quarantine == state_dir:
         quarantine = _new_quarantine(state_dir)
         _copy(state_dir, quarantine)
-        _write(f"{quarantine}/{REPORT}", "".join(f"{problem}\n" for problem in problems))
+        with open(f"{quarantine}/{REPORT}", "w", encoding="utf-8") as report:
+            report.writelines(f"{problem}\n" for problem in problems)
         for name in os.listdir(quarantine):
             sync(f"{quarantine}/{name}")
         for folder in (quarantine, f"{state_dir}/{QUARANTINE}"):
             sync(folder)
         failpoints.reach("repair.quarantined")
-        _write(f"{mark}.new", quarantine)
-        os.rename(f"{mark}.new", mark)
-        sync(state_dir)
+        durable.replace(mark, quarantine.encode())
     failpoints.reach("repair.marked")
     for name in (f"{path}-wal", witness.path_of(path), f"{state_dir}/{folded.FILE_NAME}"):
         if os.path.lexists(name):
@@ -144,13 +143,6 @@ def _new_quarantine(state_dir: str) -> str:
     path = f"{state_dir}/{QUARANTINE}/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
     os.makedirs(path, mode=0o700)
     return path
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _set_aside(state_dir: str, names: Sequence[str], quarantine: str) -> str:

@@ -17,10 +17,10 @@ import zstandard
 from msgspec import Raw, Struct
 
 from sandkeep import failpoints
+from sandkeep.durable import Replacement, sync_directory
 from sandkeep.errors import DaemonError
 from sandkeep_store.blanks import change_fingerprint
 from sandkeep_store.command_key import without_digest
-from sandkeep_store.durable import sync_directory
 from sandkeep_store.record import Recorded
 from sandkeep_store.yielding import yielding
 
@@ -101,20 +101,13 @@ def _put(folder: str, name: str, header: Header, content: bytes) -> None:
     """Put a segment in its place once it is durable and was read back."""
     temporary = f"{folder}/.{name}.new"
     said = msgspec.json.encode(header)
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(_SKIPPED.pack(_SKIPPABLE_MAGIC, len(said)) + said)
-            file.write(zstandard.ZstdCompressor(level=3).compress(content))
-            file.flush()
-            os.fsync(file.fileno())
+    with Replacement(f"{folder}/{name}", temporary=temporary) as new:
+        new.file.write(_SKIPPED.pack(_SKIPPABLE_MAGIC, len(said)) + said)
+        new.file.write(zstandard.ZstdCompressor(level=3).compress(content))
+        new.complete()
         failpoints.reach("segment.written")
         if read(temporary) != (header, content):
             raise _damaged(temporary, "it reads differently from what was written")
-        os.rename(temporary, f"{folder}/{name}")
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
     failpoints.reach("segment.renamed")
     sync_directory(folder)
 

@@ -158,10 +158,10 @@ def test_one_that_was_cut_off_keeps_daemons_away_and_is_finished(path: str, monk
     change(path, "DELETE FROM events WHERE position = 9")
     rename = os.rename
 
-    def dies(source: str, target: str) -> None:
+    def dies(source: str, target: str, **directories: int | None) -> None:
         if target == path:
             raise KeyboardInterrupt
-        rename(source, target)
+        rename(source, target, **directories)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", dies)

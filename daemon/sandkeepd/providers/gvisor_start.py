@@ -30,9 +30,9 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep import failpoints
+from sandkeep.durable import sync
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError, SetupError
 from sandkeep.model import SandboxSpec
-from sandkeep_store.durable import sync
 from sandkeepd import mounts
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostile_files import HostileTree, NotAFileError

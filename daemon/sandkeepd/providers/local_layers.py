@@ -10,12 +10,13 @@ from collections.abc import Collection
 from typing import Final
 
 from sandkeep import failpoints
+from sandkeep.durable import sync_directory
 from sandkeep.errors import DaemonError
 from sandkeep_store.archives import swapping
 from sandkeep_store.archives.overlaying import unpack_layer
 from sandkeep_store.archives.tree import Overlay
 from sandkeep_store.archives.unpack import unpack
-from sandkeep_store.durable import flushing, sync_directory
+from sandkeep_store.syncfs import flushing
 from sandkeepd.hostprocess import run_tool
 from sandkeepd.providers.base import KeptArchive
 from sandkeepd.providers.local_layout import LAYER_MARK, Layout, write_mark

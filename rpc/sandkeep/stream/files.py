@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import IO, BinaryIO, Final, TypeVar
 
@@ -17,6 +17,7 @@ import trio
 from trio_websocket import ConnectionClosed
 
 from sandkeep import confined, frames
+from sandkeep.durable import Replacement
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError
 from sandkeep.frames import Done, End
 from sandkeep.staging import Stage
@@ -90,16 +91,16 @@ def writer(file: BinaryIO) -> Write:
 @asynccontextmanager
 async def replacing(path: str) -> AsyncIterator[BinaryIO]:
     """A new file that takes the place of `path` when the block has ended well, and is gone otherwise."""
-    made = f"{path}.{os.urandom(6).hex()}.part"
+    new = Replacement(path, temporary=f"{path}.{os.urandom(6).hex()}.part", mode=0o666, durable=False)
     try:
-        with await trio.to_thread.run_sync(lambda: open(made, "xb")) as file:
-            yield file
-        await trio.to_thread.run_sync(os.replace, made, path)
+        await trio.to_thread.run_sync(new.open)
+        yield new.file
+        await trio.to_thread.run_sync(new.put)
     except OSError as error:
         raise CallerError("invalid", f"{path!r} cannot be written: {error.strerror}", field="to") from None
     finally:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(_remove, made)
+            await trio.to_thread.run_sync(new.discard)
 
 
 @asynccontextmanager
@@ -189,8 +190,3 @@ async def _telling(work: Callable[[], T], path: str) -> T:
         return await trio.to_thread.run_sync(work)
     except OSError as error:
         raise CallerError("invalid", f"{path!r} cannot be written: {error.strerror}", field="target") from None
-
-
-def _remove(path: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)

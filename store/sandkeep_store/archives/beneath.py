@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from sandkeep.durable import make_directory, sync_directory
 from sandkeep.errors import SetupError
 from sandkeep_store.config import is_path
-from sandkeep_store.durable import sync_directory
 
 _BASE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY: Final = _BASE | os.O_NOFOLLOW
@@ -112,9 +112,7 @@ class Beneath:
 
 def _made(name: str, parent: int) -> int:
     """A descriptor of a directory, which is made if there is none. FileExistsError is for something else there."""
-    with suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent)
-        os.fsync(parent)
+    make_directory(name, parent)
     try:
         return os.open(name, _DIRECTORY, dir_fd=parent)
     except NotADirectoryError as error:

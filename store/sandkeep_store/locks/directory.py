@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from sandkeep.durable import make_directory
 from sandkeep.errors import ProviderError, SetupError
 from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, Stored, Written
 from sandkeep_store.locks.document import damaged
@@ -97,9 +98,8 @@ def _translated(place: str) -> Iterator[None]:
 def _make_folders(root: int, path: str) -> None:
     parts = path.split("/")[:-1]
     for depth in range(len(parts)):
-        with _open_folder(root, "/".join(parts[: depth + 1])) as parent, suppress(FileExistsError):
-            os.mkdir(parts[depth], 0o700, dir_fd=parent)
-            os.fsync(parent)
+        with _open_folder(root, "/".join(parts[: depth + 1])) as parent:
+            make_directory(parts[depth], parent)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What makes a change of a file or a directory survive a power cut."""
+"""Force a whole filesystem to its disk, for trees of many files: see `sandkeep.durable` for one."""
 
 import ctypes
 import os
@@ -10,20 +10,6 @@ from typing import Final
 _EVERY_S: Final = 0.2
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-
-
-def sync(path: str, flags: int = 0) -> None:
-    """Force a file, or the names in a directory, to the disk. Blocks. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_directory(path: str) -> None:
-    """The same of what has to be a directory."""
-    sync(path, os.O_DIRECTORY)
 
 
 def sync_filesystem(path: str | bytes) -> None:
