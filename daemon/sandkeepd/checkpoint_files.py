@@ -25,6 +25,7 @@ from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import STORAGE
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.sdks import require_sdk
+from sandkeep_store.threads import Threads
 from sandkeepd import digests
 from sandkeepd.providers.base import Progress
 from sandkeepd.snapshot_archives import LOCAL, LOG_KEY, SnapshotArchives, place_of, root_of
@@ -45,6 +46,7 @@ class CheckpointFiles:
 
     def __init__(self, archives: SnapshotArchives, log_id: str) -> None:
         self._archives = archives
+        self._in_thread = Threads(archives.limiter)
         self._log_id = log_id
 
     def fence(self, sandbox_id: str, owner: str) -> Fence | None:
@@ -68,12 +70,12 @@ class CheckpointFiles:
     async def making(self, place: model.Place) -> AsyncIterator[str]:
         """An empty directory for a new checkpoint, for the length of a block. Unless it was kept, nothing is left."""
         directory = _directory(self.here(place)) + MAKING
-        await self._in_thread(partial(_make_directory, directory))
+        await self._in_thread(_make_directory, directory)
         try:
             yield directory
         finally:
             with trio.CancelScope(shield=True):
-                await self._in_thread(partial(remove_directory, directory))
+                await self._in_thread(remove_directory, directory)
 
     async def keep(
         self,
@@ -91,7 +93,7 @@ class CheckpointFiles:
         files = await watched(partial(_finish, directory, known, kind), progress, "writing the checkpoint")
         if (held := fence()) is not None:
             held.check()
-        await self._in_thread(partial(_publish, directory, _directory(here)))
+        await self._in_thread(_publish, directory, _directory(here))
         failpoints.reach("checkpoint.kept")
         if here == place:
             return files
@@ -102,9 +104,9 @@ class CheckpointFiles:
             with trio.CancelScope(shield=True):
                 with suppress(SandkeepError):
                     await self._remove_files(place, files)
-                await self._in_thread(partial(remove_directory, _directory(here)))
+                await self._in_thread(remove_directory, _directory(here))
             raise
-        await self._in_thread(partial(remove_directory, _directory(here)))
+        await self._in_thread(remove_directory, _directory(here))
         return files
 
     async def _send(
@@ -150,7 +152,7 @@ class CheckpointFiles:
     async def _fetch(
         self, place: model.Place, files: Sequence[CheckpointFile], directory: str, progress: Progress
     ) -> None:
-        await self._in_thread(partial(_make_directory, directory))
+        await self._in_thread(_make_directory, directory)
 
         def work(moved: Meter) -> None:
             store = open_store(root_of(place))
@@ -172,8 +174,8 @@ class CheckpointFiles:
     async def remove(self, place: model.Place, files: Sequence[CheckpointFile]) -> None:
         """Remove a checkpoint, complete or half made. Safe to repeat. Raises `provider_unavailable`, with `engine`."""
         here = _directory(self.here(place))
-        await self._in_thread(partial(remove_directory, here + MAKING))
-        await self._in_thread(partial(remove_directory, here))
+        await self._in_thread(remove_directory, here + MAKING)
+        await self._in_thread(remove_directory, here)
         if self.here(place) != place:
             await self._remove_files(place, files or [_unknown(name) for name in KNOWN])
 
@@ -187,9 +189,6 @@ class CheckpointFiles:
             return [f"{folder}/{name}" for name in os.listdir(folder) if HAD in name]
         except FileNotFoundError:
             return []
-
-    async def _in_thread(self, work: Callable[[], None]) -> None:
-        await trio.to_thread.run_sync(work, limiter=self._archives.limiter)
 
 
 FIRST: Final = ("shared.tar", "processes.json")

@@ -139,8 +139,8 @@ class Collection:
         freed = 0
         for root in dict.fromkeys((*STORAGE.roots("snapshot"), STORAGE.state_root())):
             try:
-                store = await self._archives.in_thread(open_store, root)
-                orphans = await self._archives.in_thread(self._orphans, store)
+                store = await trio.to_thread.run_sync(open_store, root)
+                orphans = await trio.to_thread.run_sync(self._orphans, store)
                 left += [
                     f"{store.where(orphan.path)}: {why}"
                     for orphan, why in orphans
@@ -154,7 +154,7 @@ class Collection:
                     removed += [store.where(orphan.path) for orphan in some]
                     freed += sum(orphan.size_bytes for orphan in some)
                 if not dry_run and not root.is_shared:
-                    await self._archives.in_thread(store.sweep, ABANDONED_AFTER_S)
+                    await trio.to_thread.run_sync(store.sweep, ABANDONED_AFTER_S)
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
         return removed, left, freed

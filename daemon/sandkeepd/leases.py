@@ -23,6 +23,7 @@ from sandkeep_store.locks.lease import Attempt, Lease, Locks, lost
 from sandkeep_store.locks.opening import open_part, open_store
 from sandkeep_store.locks.places import is_anothers, part_of
 from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.threads import Threads
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core import Core, as_sandkeep_error
 from sandkeepd.insisting import insist
@@ -61,8 +62,9 @@ class Leases:
         self._places: dict[str, Locks] = {}
         self._held: dict[str, Held] = {}
         self._nursery: trio.Nursery | None = None
-        self._requests = trio.CapacityLimiter(THREADS)
-        self._renewals = trio.CapacityLimiter(THREADS)
+        self.ask = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
+        """Ask a store something. Cancelled, it is left alone with the question."""
+        self._renew_in_thread = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
         self._settling: dict[str, trio.CancelScope] = {}
         self.on_adopted: Callable[[str], None] = lambda name: None  # noqa: ARG005
         """Hears of a lock that an earlier daemon held, once it is held again."""
@@ -126,10 +128,6 @@ class Leases:
                     nursery.start_soon(self._core.guarded, partial(self._settle, lock), f"settling {lock.lock_id}")
             task_status.started()
             await trio.sleep_forever()
-
-    async def ask(self, work: Callable[[], T]) -> T:
-        """Ask a store something. Cancelled, it is left alone with the question."""
-        return await trio.to_thread.run_sync(work, limiter=self._requests, abandon_on_cancel=True)
 
     # -- taking and giving back ---------------------------------------------------------------------------------------
 
@@ -227,7 +225,7 @@ class Leases:
     async def _renew(self, lease: Lease) -> float:
         """Renew a lease, and answer in how many seconds to do so again."""
         try:
-            await trio.to_thread.run_sync(lease.renew, limiter=self._renewals, abandon_on_cancel=True)
+            await self._renew_in_thread(lease.renew)
         except Exception as unforeseen:  # noqa: BLE001  # whatever it was, the lease lasts until its deadline
             error = as_sandkeep_error(unforeseen)
             if error.code != "lock_lost":

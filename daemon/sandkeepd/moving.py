@@ -21,6 +21,7 @@ from sandkeep_store.archives.inspect import Inspection, inspect
 from sandkeep_store.archives.layers import flatten
 from sandkeep_store.archives.limits import Limits
 from sandkeep_store.archives.pack import NO_LIMITS, Packed
+from sandkeep_store.config import STORAGE
 from sandkeep_store.log import NewEvent, Recorded
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState, chain
@@ -34,8 +35,9 @@ from sandkeepd.intake import Intake, enlarge
 from sandkeepd.layers import KeptLayers
 from sandkeepd.providers.base import Progress
 from sandkeepd.restoring import Restores, image_beneath, names_of
-from sandkeepd.snapshot_archives import SnapshotArchives, check, nameless
+from sandkeepd.snapshot_archives import SnapshotArchives, check
 from sandkeepd.snapshots import Snapshots, snapshotting
+from sandkeepd.unnamed_file import open_unnamed
 from sandkeepd.unpacking import limits_of_import
 from sandkeepd.watched import Meter, watched
 
@@ -101,7 +103,7 @@ class Moves:
             if beneath is not None:
                 base = await layering(provider).open_image(beneath)
                 opened.callback(os.close, base)
-            output = await self._archives.in_thread(nameless)
+            output = await trio.to_thread.run_sync(partial(open_unnamed, STORAGE.local_root().base, create=True))
             opened.callback(os.close, output)
             owner = snapshotting(provider).owner_in_archives(core.state.sandboxes[snapshot.sandbox_id or ""].spec)
             work = partial(_flattened, archives, base, output, snapshot.format, owner)

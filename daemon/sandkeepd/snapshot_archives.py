@@ -5,7 +5,6 @@ is copied from there, and only counts once the copy is complete, with the digest
 SANDBOX_SNAPSHOT_DIR is set, the one on this machine stays besides. A restore asks these places in order.
 """
 
-import errno
 import logging
 import os
 import time
@@ -29,6 +28,7 @@ from sandkeep_store.locks.fence import Fence
 from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.providers.base import Progress
+from sandkeepd.unnamed_file import open_unnamed
 from sandkeepd.unpacking import limits_of
 from sandkeepd.watched import Meter, watched
 
@@ -134,13 +134,13 @@ class SnapshotArchives:
         The `fence` is asked for before it is written to where others see it. What that raises is raised here.
         """
         here = self.here(places)
-        upload = await self.in_thread(DirectoryArchives(root_of(here)).create, here.path)
+        upload = await trio.to_thread.run_sync(DirectoryArchives(root_of(here)).create, here.path)
         making = Making(self, upload, here, places, self._log_id, fence)
         try:
             yield making
         finally:
             with trio.CancelScope(shield=True):
-                await self.in_thread(upload.abort)
+                await trio.to_thread.run_sync(upload.abort)
                 if not making.is_kept:
                     await self._take_back(making.sent)
 
@@ -188,11 +188,7 @@ class SnapshotArchives:
     async def sweep(self) -> None:
         """Remove what a daemon was writing in the state directory when it ended."""
         root = Root("state", f"{self._state_dir}/archives")
-        await self.in_thread(DirectoryArchives(root).sweep, time.time() - self._since)
-
-    async def in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Run what blocks for a moment."""
-        return await trio.to_thread.run_sync(work, *arguments)
+        await trio.to_thread.run_sync(DirectoryArchives(root).sweep, time.time() - self._since)
 
     # -- having again -------------------------------------------------------------------------------------------------
 
@@ -278,7 +274,7 @@ class Making:
         if self.unsent is not None or any(place.where in LOCAL for place in self._places):
             if (fence := self._fence()) is not None:
                 fence.check()
-            await self._archives.in_thread(self._upload.finish)
+            await trio.to_thread.run_sync(self._upload.finish)
         self.is_kept = True
         failpoints.reach("snapshot.kept")
 
@@ -340,7 +336,7 @@ def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -
     """
     if isinstance(store, DirectoryArchives):
         return store.open_file(place.path)
-    descriptor = nameless()
+    descriptor = open_unnamed(STORAGE.local_root().base, create=True)
     try:
         with store.read(place.path, size_bytes=size_bytes, progress=moved) as archive:
             for chunk in archive:
@@ -356,17 +352,6 @@ def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -
 
 async def _untold(sentence: str) -> None:
     """Nobody waits for it."""
-
-
-def nameless() -> int:
-    """An empty file without a name, to be written and read. Raises `storage_unavailable`."""
-    directory = STORAGE.local_root().base
-    try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        why = "its filesystem cannot hold files without names" if error.errno == errno.EOPNOTSUPP else error.strerror
-        raise DaemonError("storage_unavailable", f"{directory} cannot be written: {why}") from None
 
 
 def _remove(place: model.Place) -> None:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Literal
 
+import trio
+
 from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import SetupError, StateError, error_from
 from sandkeep.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
@@ -210,7 +212,7 @@ class Snapshots:
         core = self._core
         asked = core.state.snapshots[snapshot_id].requested
         error = as_sandkeep_error(unforeseen)
-        await self._archives.in_thread(self._archives.drop_catalogue, snapshot_id)
+        await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
         failed = events.SnapshotFailed(code=error.code, message=error.message, interrupted=interrupted)
         await core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], intent)
         await self.drop_kept()
@@ -307,7 +309,7 @@ class Snapshots:
         then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
         with self._core.stalling([snapshot_id], then) as told:
             await insist(lambda: self._archives.remove(places), f"removing {snapshot_id}", told=told)
-        await self._archives.in_thread(self._archives.drop_catalogue, snapshot_id)
+        await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from sandkeep_store.record import Recorded, Row, compacted
 from sandkeep_store.recorder import Draft, LogRecorder
 from sandkeep_store.reserve import Reserve
 from sandkeep_store.ring import Ring
+from sandkeep_store.threads import Threads
 from sandkeep_store.views.state import State
 from sandkeep_store.writer import Append, Writer
 
@@ -89,7 +90,7 @@ class EventLog:
             reserve.hold()
         self._recorder = recorder
         self._writer = Writer(recorder, reserve, database.directory)
-        self._readers = trio.CapacityLimiter(_READERS)
+        self._in_reader_thread = Threads(trio.CapacityLimiter(_READERS))
         self._arrival = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
         self._broken: BaseException | None = None
@@ -402,7 +403,7 @@ class EventLog:
     async def _page(self, after: int, end: int, limit: int, wanted: Filter) -> Page:
         if after + 1 >= self._ring.first:
             return self._recent(after, end, limit, wanted)
-        found = await trio.to_thread.run_sync(self._reader.page, after, end, limit, wanted, limiter=self._readers)
+        found = await self._in_reader_thread(self._reader.page, after, end, limit, wanted)
         reached = end if len(found) < limit else found[-1].position
         return Page(found, reached, reached == end)
 
@@ -447,7 +448,7 @@ class EventLog:
 
         Raises `compacted` before the first position without gaps, and else as `scan` does.
         """
-        return await trio.to_thread.run_sync(self._reader.state_at, sandbox_id, position, limiter=self._readers)
+        return await self._in_reader_thread(self._reader.state_at, sandbox_id, position)
 
     async def time_of(self, position: int) -> int:
         """When the event at a position was committed, in microseconds since 1970. Raises `compacted` if it is gone."""
@@ -459,7 +460,7 @@ class EventLog:
     async def count_between(self, sandbox_id: str, after: int, upto: int, until_us: int | None = None) -> int:
         """How many events of a sandbox there are after one position and up to another, and a time if one is given."""
         count = partial(self._reader.count_between, sandbox_id, after, upto, until_us)
-        return await trio.to_thread.run_sync(count, limiter=self._readers)
+        return await self._in_reader_thread(count)
 
     async def find_command(self, command_id: str, owner: str) -> Recorded | None:
         """The first event that an owner's command caused, the last time it was given; None when it caused none.
@@ -469,7 +470,7 @@ class EventLog:
         known, found = self._reader.of_command_at_once(command_id, owner)
         if known:
             return found
-        return await trio.to_thread.run_sync(self._reader.of_command, command_id, owner, limiter=self._readers)
+        return await self._in_reader_thread(self._reader.of_command, command_id, owner)
 
     # -- positions and tokens -----------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeep_store.threads import Threads
 from sandkeepd.hostile_files import HostileTree
 from sandkeepd.hostprocess import open_process
 from sandkeepd.keeper.watcher import Watcher
@@ -70,7 +71,7 @@ class DockerProvider(KeptProvider[DockerInstance], Keeping, Replacements):
         self.images = DockerImages(engine, self.layout, log_id)
         self.log_id = log_id
         self._disk_limit = disk_limit
-        self._limiter = trio.CapacityLimiter(16)
+        self._in_thread = Threads(trio.CapacityLimiter(16))
         self.disks = DiskWatch(self._instances, self._occupied, self._end_for_disk)
         self._driver: str | None = None
         self._following = False
@@ -389,9 +390,6 @@ class DockerProvider(KeptProvider[DockerInstance], Keeping, Replacements):
 
     def _running(self, sandbox_id: str) -> DockerInstance | None:
         return self._instances.get(sandbox_id)
-
-    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
 
 
 def _lost_with_engine() -> Ending:

@@ -9,7 +9,7 @@ A container stands still only while that is packed, as a plain tar, in which it 
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -20,6 +20,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, SandkeepError, SetupError
 from sandkeep.model import Capability, SandboxSpec
+from sandkeep_store.threads import Threads
 from sandkeepd.providers import docker_layers, docker_trees
 from sandkeepd.providers.base import (
     Frozen,
@@ -42,6 +43,7 @@ from sandkeepd.providers.docker_start import Handle
 from sandkeepd.providers.docker_trees import ContainerFiles
 from sandkeepd.providers.local_layout import Layout
 from sandkeepd.providers.shown import open_shown
+from sandkeepd.unnamed_file import unnamed
 from sandkeepd.watched import watched
 
 if TYPE_CHECKING:
@@ -58,12 +60,9 @@ class Keeping(ABC):
     engine: Engine
     images: DockerImages
     log_id: str
+    _in_thread: Threads
     _nursery: trio.Nursery
     _has_files: bool = False
-
-    @abstractmethod
-    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Run what blocks."""
 
     @abstractmethod
     def _running(self, sandbox_id: str) -> DockerInstance | None:
@@ -123,7 +122,7 @@ class Keeping(ABC):
         files = await self._files_of(source)
         beneath = await self.engine.call(partial(docker_layers.of_image, image=files.image))
         packer, container = Packer(self.layout.state_dir), self._running(source.sandbox_id)
-        with packer.nameless() as output:
+        with unnamed(self.layout.state_dir) as output:
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
                 changes = await self._in_thread(packer.changes, files, container, output, "layer.frozen")
             failpoints.reach("layer.copied")
@@ -169,7 +168,7 @@ class Keeping(ABC):
             assert archive.beneath is not None or archive.image_id is not None
             image = docker_layers.tag(archive.beneath) if archive.beneath else self.images.tag(archive.image_id or "")
             beneath = await self.engine.call(partial(docker_layers.of_image, image=image))
-        with Packer(self.layout.state_dir).nameless() as descriptor:
+        with unnamed(self.layout.state_dir) as descriptor:
             layer = await watched(partial(as_layer, archive, descriptor), progress, "unpacking the files")
             await progress("giving the files to the Docker engine")
             await self._give(name, beneath, layer)

@@ -3,14 +3,13 @@ image: as a plain tar, in a file without a name. Everything here blocks.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import msgspec
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError
 from sandkeep_store.archives.inspect import Examined
 from sandkeep_store.archives.layers import flatten
 from sandkeep_store.archives.pack import NO_LIMITS, Packed, write
@@ -27,6 +26,7 @@ from sandkeepd.providers.docker_layers import Layer
 from sandkeepd.providers.docker_trees import ContainerFiles, ContainerTree
 from sandkeepd.providers.packing import CODECS, told
 from sandkeepd.providers.shown import shown
+from sandkeepd.unnamed_file import unnamed
 from sandkeepd.watched import Meter
 
 
@@ -51,7 +51,7 @@ class Packer:
         """Pack the files as they are at one moment. `image` are the directories of the container's image."""
         if request.include or request.exclude:
             return self._pack_some(files, container, request, moved)
-        with self.nameless() as output:
+        with unnamed(self._state_dir) as output:
             changes = self.changes(files, container, output, "snapshot.frozen")
             failpoints.reach("snapshot.copied")
             packed = self._put_together(output, image, request, moved)
@@ -86,19 +86,6 @@ class Packer:
 
     def _shown(self, files: ContainerFiles) -> AbstractContextManager[int]:
         return shown(files.upper, *files.lowers, above=self._state_dir)
-
-    @contextmanager
-    def nameless(self) -> Iterator[int]:
-        """An empty file of which nothing is left after the block. Raises `storage_unavailable`."""
-        try:
-            descriptor = os.open(self._state_dir, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            words = f"the state directory cannot be written: {error.strerror}: make room there"
-            raise DaemonError("storage_unavailable", words) from None
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
 
 def as_layer(archive: KeptArchive, output: int, moved: Meter) -> Layer:

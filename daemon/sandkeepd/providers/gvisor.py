@@ -8,7 +8,7 @@ first process on the host does. `gvisor_bundle` says what a sandbox sees, `gviso
 
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, TypeVarTuple
 
@@ -21,6 +21,7 @@ from sandkeep import gvisor_settings as settings
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeep.ids import is_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
+from sandkeep_store.threads import Threads
 from sandkeepd import cgroups, freezer
 from sandkeepd.cgroups import Hierarchies, Limits
 from sandkeepd.hostprocess import Identity, in_fresh_thread, kill_all, kill_and_wait, kill_known, open_process, reap
@@ -74,8 +75,8 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         self.layers = Layers(self.layout, log_id, uid_base if self.root else None)
         self._uid_base = uid_base if self.root else None
         self._disk_limit = disk_limit
-        self._limiter = trio.CapacityLimiter(32)
-        self._starts = trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0))))
+        self._in_thread = Threads(trio.CapacityLimiter(32))
+        self._starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
         self.disks = DiskWatch(self._instances, self._occupied, self._end_for_disk)
 
     # Where things are
@@ -167,7 +168,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
     async def _start(self, job: Job, image_id: str) -> GvisorInstance:
         with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
             work = functools.partial(gvisor_start.start, job)
-            started = await trio.to_thread.run_sync(in_fresh_thread, work, limiter=self._starts)
+            started = await self._starts(in_fresh_thread, work)
             self._nursery.start_soon(_reap, started.child)
         return self._made(job, image_id, started)
 
@@ -352,9 +353,6 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
     async def _end_for_disk(self, instance: GvisorInstance) -> None:
         if instance.pidfd >= 0:
             await self._in_thread(kill_and_wait, instance.pidfd)
-
-    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
 
 
 async def _reap(child: int) -> None:

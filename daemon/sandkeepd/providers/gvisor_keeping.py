@@ -25,18 +25,10 @@ from sandkeepd.providers.layered_files import LayeredFiles, document
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
 from sandkeepd.providers.local_plan import Layer
 from sandkeepd.providers.packing import CODECS, told
+from sandkeepd.unnamed_file import unnamed
 from sandkeepd.watched import Meter, watched
 
 _PIECE_BYTES: Final = 1 << 20
-
-
-def nameless(directory: str) -> int:
-    """An empty file without a name. Raises `storage_unavailable`."""
-    try:
-        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        words = f"the state directory cannot be written: {error.strerror}: make room there"
-        raise DaemonError("storage_unavailable", words) from None
 
 
 def _receive(pipe: int, into: int) -> None:
@@ -85,15 +77,12 @@ class Keeping(LayeredFiles):
         if source.handle.get("whole") or request.include or request.exclude:
             words = "of a gVisor sandbox all of a workspace is kept, or all of it as a checkpoint"
             raise SetupError("not_supported", words)
-        received = nameless(self.layout.state_dir)
-        try:
+        with unnamed(self.layout.state_dir) as received:
             async with copying(instance, WORKSPACE, incoming=False, form="contents") as copy:
                 await trio.to_thread.run_sync(_receive, copy.take_data(), received, abandon_on_cancel=True)
                 await copy.done()
             failpoints.reach("snapshot.copied")
             return await watched(functools.partial(_pack, received, request), progress, "packing the files")
-        finally:
-            os.close(received)
 
     # Layers
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, TypeVarTuple
 
@@ -20,6 +20,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.model import Isolation, SandboxSpec
+from sandkeep_store.threads import Threads
 from sandkeepd.hostile_files import HostileTree, NotAFileError
 from sandkeepd.hostprocess import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
 from sandkeepd.providers import gvisor_plan, gvisor_runsc, gvisor_start
@@ -42,12 +43,9 @@ class Saving(ABC):
     """The part of the gVisor provider that does this."""
 
     _instances: dict[str, GvisorInstance]
-    _starts: trio.CapacityLimiter
+    _in_thread: Threads
+    _starts: Threads
     _nursery: trio.Nursery
-
-    @abstractmethod
-    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Run what blocks."""
 
     @abstractmethod
     def _hold(self, instance: GvisorInstance, container: str, first: Identity) -> None:
@@ -145,7 +143,7 @@ class Saving(ABC):
 
     async def _start_saved(self, job: Job) -> Started:
         work = functools.partial(gvisor_start.start, job, restore=True)
-        return await trio.to_thread.run_sync(in_fresh_thread, work, limiter=self._starts)
+        return await self._starts(in_fresh_thread, work)
 
     # Checkpoints
 

@@ -5,14 +5,15 @@ An image's files are copied once, and layers are kept beside them; see `Layers`,
 
 import functools
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from abc import ABC
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
 
 from sandkeep.errors import CallerError
+from sandkeep_store.threads import Threads
 from sandkeepd.hostpath import digest_tree, import_tree
 from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, KeptArchive, Progress
 from sandkeepd.providers.local_bubblewrap import WORKSPACE
@@ -33,10 +34,7 @@ class LayeredFiles(ABC):
     layout: Layout
     layers: Layers
     log_id: str
-
-    @abstractmethod
-    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Run what blocks."""
+    _in_thread: Threads
 
     # Images
 

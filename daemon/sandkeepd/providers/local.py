@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar, TypeVarTuple
 
@@ -20,6 +20,7 @@ from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import UID_REGISTRY
+from sandkeep_store.threads import Threads
 from sandkeepd import cgroups
 from sandkeepd.cgroups import Hierarchies
 from sandkeepd.hostprocess import (
@@ -87,10 +88,11 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         if self.root:
             self.claims = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
         self._being_cleared: dict[str, trio.Event] = {}
-        self._limiter = trio.CapacityLimiter(16)
+        self._in_thread = Threads(trio.CapacityLimiter(16))
         self.disks = DiskWatch(self._instances, self._occupied, self._end_instance)
-        self._clear_limiter = trio.CapacityLimiter(64)  # what has a million files keeps no other from being made
-        self._starts = trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0))))
+        self._clear_in_thread = Threads(trio.CapacityLimiter(64))
+        """Of its own, as what has a million files keeps no other from being made."""
+        self._starts = Threads(trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0)))))
         """More at once end no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
@@ -243,9 +245,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
 
     async def _start(self, job: Job, spec: SandboxSpec, secrets: Mapping[str, str], found: Abilities) -> LocalInstance:
         with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-            started = await trio.to_thread.run_sync(
-                in_fresh_thread, functools.partial(start, job), limiter=self._starts
-            )
+            started = await self._starts(in_fresh_thread, functools.partial(start, job))
         instance = self._instance(job.sandbox_id, spec, job.plan, started, job.files, found, list(secrets))
         await instance.share_secrets(secrets)
         failpoints.reach("create.secrets")
@@ -415,8 +415,7 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
             failpoints.reach("end.killed")
             if instance is not None:
                 await self._see_end(instance)
-            last = functools.partial(self._clearing.end_for_good, sandbox_id, decided)
-            await trio.to_thread.run_sync(last, limiter=self._clear_limiter)
+            await self._clear_in_thread(self._clearing.end_for_good, sandbox_id, decided)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """The plan of a sandbox, found out from what there is of it when no event tells."""
@@ -497,9 +496,6 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
 
     async def _end_instance(self, instance: LocalInstance) -> None:
         await self._in_thread(self._clearing.end, instance.sandbox_id, instance.plan, instance.handle)
-
-    async def _in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        return await trio.to_thread.run_sync(work, *arguments, limiter=self._limiter)
 
 
 @asynccontextmanager

@@ -1,0 +1,33 @@
+"""Temporary files without a name, of which the death of the daemon leaves nothing."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sandkeep.errors import DaemonError
+
+
+def open_unnamed(directory: str, *, create: bool = False) -> int:
+    """Open an empty file, to write and read, on the disk of a directory, which is made with `create` if there is none.
+    The descriptor is the caller's. Blocks.
+
+    Raises `storage_unavailable`.
+    """
+    try:
+        if create:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        why = "its filesystem cannot hold files without names" if error.errno == errno.EOPNOTSUPP else error.strerror
+        raise DaemonError("storage_unavailable", f"{directory} cannot be written: {why}: make room there") from None
+
+
+@contextmanager
+def unnamed(directory: str) -> Iterator[int]:
+    """Open such a file for the length of a block. Blocks. Raises `storage_unavailable`."""
+    descriptor = open_unnamed(directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
