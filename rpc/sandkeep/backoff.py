@@ -43,11 +43,6 @@ class Backoff:
         self._pauses: Iterator[float] | None = None
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the patience is running out."""
-        return self._deadline is not None
-
-    @property
     def left_s(self) -> float:
         """For how many more seconds there are attempts; less than 0 when that is over."""
         return self._patience_s if self._deadline is None else self._deadline - self._clock()

@@ -79,7 +79,7 @@ class Trial:
         self._params = params
         self._harmless = row is not None and (not row.mutates or "command_id" in params) and method not in _NOT_AGAIN
         self._began = time.monotonic()
-        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, daemon.patience_s, growth=_GROWTH, at_once=True)
+        self._backoff: Backoff | None = None
         self._went = 0.0
         self._back: float | None = None
 
@@ -87,7 +87,7 @@ class Trial:
     def params(self) -> dict[str, Any]:
         """What to send. What is left of a time to wait for the end of a process is less each time."""
         timeout_s = self._params.get("timeout_s")
-        if not self._backoff.has_begun or timeout_s is None or self._method != "process.wait":
+        if self._backoff is None or timeout_s is None or self._method != "process.wait":
             return self._params
         return {**self._params, "timeout_s": max(0.001, timeout_s - (time.monotonic() - self._began))}
 
@@ -100,28 +100,29 @@ class Trial:
         if not self._harmless or self.daemon.patience_s <= 0:
             raise error from None
         if self._back is not None and time.monotonic() - self._back > STEADY_S:
-            self._backoff.reset()
+            self._backoff = None
         self._begin()
 
     def pause(self, error: SandkeepError) -> float:
         """How many seconds to wait before the next attempt to connect. Raises `error` when that has no point."""
-        self._begin()
-        pause_s = self._backoff.pause()
+        pause_s = self._begin().pause()
         if pause_s is None:
             self.daemon.is_away = False
             raise error from None
         self._tell()
         return pause_s
 
-    def _begin(self) -> None:
-        if not self._backoff.has_begun:
-            self._went = time.monotonic()
+    def _begin(self) -> Backoff:
+        if self._backoff is None:
+            self._went, patience_s = time.monotonic(), self.daemon.patience_s
+            self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, patience_s, growth=_GROWTH, at_once=True)
             self._backoff.begin()
+        return self._backoff
 
     @property
     def left_s(self) -> float:
         """For how many more seconds the daemon is waited for."""
-        return max(0.001, self._backoff.left_s)
+        return max(0.001, self._backoff.left_s if self._backoff is not None else 0)
 
     def _tell(self) -> None:
         self.daemon.is_away = True
