@@ -139,7 +139,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
 class Isolation(Struct, frozen=True, kw_only=True):
     """Which mechanisms a sandbox got, so that nobody has to guess.
 
-    `mechanism` isolates (``bubblewrap``, ``none``, ``fake``); `files` is how the image became the sandbox's own
+    `mechanism` isolates (``bubblewrap``, ``none``); `files` is how the image became the sandbox's own
     (``overlay``,
     ``reflink``, ``copy``); `host_uid` is the uid that its code has on the host; `limits` says by what each limit is
     held; `notes` are sentences on what is weaker than it could be.

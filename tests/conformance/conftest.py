@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fake_provider import open_fake
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
@@ -15,7 +16,6 @@ from sandkeepd.providers import local_strays
 from sandkeepd.providers.base import Caller, Exit, ImageRequest, Instance, Launch, Provider
 from sandkeepd.providers.docker import open_docker
 from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.fake import open_fake
 from sandkeepd.providers.gvisor import open_gvisor
 from sandkeepd.providers.local import open_local
 

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
+from tests.memory_archives import MemoryArchives
 from tests.s3 import S3Server
 
 from sandkeep.errors import CallerError, DataError, StateError
 from sandkeep_store.archives import s3_upload
 from sandkeep_store.archives.base import ArchiveStore
 from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.archives.memory import MemoryArchives
 from sandkeep_store.archives.objects import Stored
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import Root, Storage

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 from tests.locking import TestClock
+from tests.memory_archives import MemoryArchives
+from tests.memory_locks import MemoryStore
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.base import ArchiveStore, Document
-from sandkeep_store.archives.memory import MemoryArchives
 from sandkeep_store.archives.opening import open_store
 from sandkeep_store.config import Root, Storage
 from sandkeep_store.locks.fence import Fence, write_fenced
 from sandkeep_store.locks.lease import Lease, Locks
-from sandkeep_store.locks.memory import MemoryStore
 
 PATH = "sandboxes/box/metadata.json"
 

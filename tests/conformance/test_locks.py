@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 import pytest
 from tests.locking import FastClock, LosesAnswers, TestClock, contend, history, record
+from tests.memory_locks import MemoryStore
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.locks import rules
 from sandkeep_store.locks.base import DocumentStore, path_of
 from sandkeep_store.locks.lease import Attempt, Lease, Locks
-from sandkeep_store.locks.memory import MemoryStore
 from sandkeep_store.locks.opening import open_store
 
 ROOT = Path(__file__).parents[2]

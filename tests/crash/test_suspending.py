@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import fake_provider as fake
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check_commands, check_intents, events_of
 
@@ -17,7 +18,6 @@ from sandkeep import failpoints
 from sandkeep.events import EVENTS
 from sandkeep_store import offline
 from sandkeepd import freezer
-from sandkeepd.providers import fake
 
 SIDE_BY_SIDE = 3
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import trio
+from tests import fake_provider as fake_module
 from tests.daemon.inside import Inside, inside
+from tests.fake_provider import open_fake
 
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd import freezer, placement
 from sandkeepd.cgroups import Hierarchies
-from sandkeepd.providers import fake as fake_module
 from sandkeepd.providers.docker import open_docker
 from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.fake import open_fake
 from sandkeepd.providers.local import LocalProvider, open_local
 from sandkeepd.providers.local_layout import READ_MARK
 

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import trio
+from tests.fake_provider import FakeProvider, open_fake
 
 from sandkeep.methods import METHODS
 from sandkeep_store.log import EventLog
@@ -21,7 +22,6 @@ from sandkeepd.images import Images
 from sandkeepd.keeping import Kept
 from sandkeepd.leases import Leases
 from sandkeepd.processes import Processes
-from sandkeepd.providers.fake import FakeProvider, open_fake
 from sandkeepd.publishing import Publishing
 from sandkeepd.reconcile import Reconciler
 from sandkeepd.retention import Retention

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests import fake_provider as fake
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
@@ -22,7 +23,6 @@ from sandkeepd.hostile_files import HostileRoot
 from sandkeepd.hostprocess import spawn
 from sandkeepd.keeper import journal, program, requests
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import fake
 from sandkeepd.providers.base import Caller, ImageRequest, Launch, Terminal
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]

@@ -20,13 +20,13 @@ import trio
 import trio.testing
 from tests.daemon.inside import Inside, inside
 from tests.locking import LosesAnswers, TestClock
+from tests.memory_locks import MemoryStore
 
 from sandkeep import events
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.events import Meta
 from sandkeep_store.locks.base import path_of
 from sandkeep_store.locks.lease import Lease, Locks
-from sandkeep_store.locks.memory import MemoryStore
 from sandkeep_store.log import NewEvent
 from sandkeepd.leases import Leases
 

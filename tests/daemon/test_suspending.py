@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from tests import fake_provider as fake_module
 from tests.daemon.houses import HOUSES, DockerHouse, House
 from tests.daemon.inside import Inside, inside
+from tests.fake_provider import FakeInstance
 from tests.users import NOBODY, command_as
 
 from sandkeep import events
@@ -25,9 +27,7 @@ from sandkeep.model import SandboxSpec
 from sandkeep_store.log import NewEvent
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.providers import fake as fake_module
 from sandkeepd.providers.base import Ending
-from sandkeepd.providers.fake import FakeInstance
 from sandkeepd.reaper import reason_to_end
 
 DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")

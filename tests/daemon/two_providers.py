@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
+from tests.fake_provider import open_fake
 
 from sandkeepd import app, insisting, main, reconcile, sandboxes
 from sandkeepd.providers.base import Provider
-from sandkeepd.providers.fake import open_fake
 from sandkeepd.providers.registry import open_providers
 
 SILENT = "silent"

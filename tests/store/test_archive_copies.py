@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 import pytest
+from tests.memory_archives import MemoryArchives
 
 from sandkeep.errors import CallerError, DataError, ProviderError, SandkeepError, SetupError
 from sandkeep_store.archives.choosing import in_order, most_telling
 from sandkeep_store.archives.copying import release, send
 from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.archives.memory import MemoryArchives
 from sandkeep_store.config import Root
 
 MOUNT, GCS, S3 = Root("mount", "/mnt/shots"), Root("gcs", "shots"), Root("s3", "s3-shots")

@@ -9,12 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.locking import LosesAnswers, TestClock
+from tests.memory_locks import MemoryStore
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.locks import rules
 from sandkeep_store.locks.base import path_of
 from sandkeep_store.locks.lease import Lease, Locks
-from sandkeep_store.locks.memory import MemoryStore
 
 LOCK = path_of("box")
 OWNERS = st.integers(0, 3)

@@ -43,7 +43,7 @@ class MemoryArchives(ArchiveStore):
             self._objects[path] = (stored, content)
             return stored
 
-    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> "_MemoryUpload":  # noqa: ARG002
+    def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> "_MemoryUpload":
         if path in self._objects:
             raise conflict(self.where(path))
         return _MemoryUpload(self, path, metadata)
