@@ -19,8 +19,8 @@ from benches.table import Row, show
 from isal import igzip
 
 from sandkeep_store.archives.inspect import inspect
-from sandkeep_store.archives.layers import pack_layer
-from sandkeep_store.archives.pack import NO_LIMITS, pack
+from sandkeep_store.archives.pack import NO_LIMITS, pack, write
+from sandkeep_store.archives.tree import Tree
 from sandkeep_store.archives.unpack import unpack
 
 ROUNDS = 7
@@ -167,7 +167,8 @@ def incremental(root: str, files: int) -> Row:
 
     def ours() -> None:
         with _opened(upper) as top, _opened(out, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as output:
-            pack_layer(top, output, overlay="trusted", reader=OWNER)
+            source = Tree(top, overlay="trusted", reader=OWNER)
+            write(source, output, "gzip", source.remarks)
 
     def bare() -> None:
         done = subprocess.run(["sh", "-c", BY_LIST, "sh", upper], check=True, stdout=subprocess.PIPE)

@@ -9,7 +9,6 @@ What is on record as requested is finished or undone by whoever started it, or b
 others build on stays when its snapshot is deleted, and goes with the last of them.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,8 +34,6 @@ from sandkeepd.query import page
 from sandkeepd.sandboxes import Sandboxes
 from sandkeepd.sending import Sending, not_sent
 from sandkeepd.snapshot_archives import Making, SnapshotArchives
-
-logger = logging.getLogger("sandkeepd")
 
 MOST_BENEATH: Final = 64
 """On so many an incremental snapshot may build: each is a layer of whatever is restored, and overlays take not many."""

@@ -6,7 +6,6 @@ socket has room before it makes what it will send.
 """
 
 import contextlib
-import logging
 import select
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -19,8 +18,6 @@ from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnec
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import Event, Pong, RejectData, Request
 from wsproto.utilities import ProtocolError
-
-logger: Final = logging.getLogger(__name__)
 
 RECEIVE_BYTES: Final = 256 * 1024
 MAX_PIECES: Final = 1024

@@ -12,7 +12,7 @@ never falls through to this machine's own disk.
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, assert_never
+from typing import Final, Literal, TypeAlias
 
 from sandkeep import settings
 from sandkeep import storage_settings as rows
@@ -221,17 +221,6 @@ class Storage:
 
 STORAGE: Final = Storage()
 """The settings of this process."""
-
-
-def directory_of(root: Root) -> str | None:
-    """The directory that a root is on this machine; None for buckets."""
-    match root.where:
-        case "mount" | "directory" | "state":
-            return root.base
-        case "gcs" | "s3":
-            return None
-        case _:
-            assert_never(root.where)
 
 
 def checked_path(path: str) -> str:

@@ -7,11 +7,10 @@ from random import Random
 
 import pytest
 from tests.daemon import disks
-from tests.store.trees import described
+from tests.store.trees import described, pack_layer
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
-from sandkeep_store.archives.layers import pack_layer
 from sandkeep_store.archives.pack import Packed, pack
 from sandkeepd.providers.base import KeptArchive
 from sandkeepd.providers.local_layers import Layers

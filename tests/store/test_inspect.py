@@ -19,7 +19,7 @@ from tests.store.tars import END, archive, extended, header, member
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives import links, sparse
-from sandkeep_store.archives.inspect import Inspection, inspect, listed, opened
+from sandkeep_store.archives.inspect import Examined, Inspection, inspect, opened
 from sandkeep_store.archives.limits import Limits
 
 Look = Callable[..., Inspection]
@@ -90,7 +90,7 @@ def test_members_are_listed(tmp_path: str) -> None:
     with open(path, "wb") as file:
         file.write(archive(member(b"./d/", b"5", mtime=7), member(b"d//./a", data=b"abc", mode=0o755)))
     with opened(path) as descriptor:
-        found = [(it.name, it.kind, it.size, it.mode, it.mtime_ns) for it in listed(descriptor)]
+        found = [(it.name, it.kind, it.size, it.mode, it.mtime_ns) for it in Examined(descriptor, Limits())]
     assert found == [(b"d", "directory", 0, 0o644, 7 * 10**9), (b"d/a", "file", 3, 0o755, 0)]
 
 
@@ -446,26 +446,6 @@ def test_links_that_go_round_are_followed_only_so_far(look: Look, monkeypatch: p
     refused(look, data, "through each other without end")
 
 
-# -- stripping --------------------------------------------------------------------------------------------------------
-
-
-def test_directories_at_the_beginning_can_be_left_out(tmp_path: str) -> None:
-    path = os.path.join(tmp_path, "archive")
-    names = [member(b"w/", b"5"), member(b"w/a", data=b"x"), member(b"w/h", b"1", target=b"w/a"), member(b"w/d/", b"5")]
-    with open(path, "wb") as file:
-        file.write(archive(*names))
-    with opened(path) as descriptor:
-        assert [(it.name, it.target) for it in listed(descriptor, strip=1)] == [(b"a", b""), (b"h", b"a"), (b"d", b"")]
-
-
-def test_what_leads_out_once_directories_are_left_out_is_refused(look: Look) -> None:
-    data = archive(member(b"w/l", b"2", target=b"../b"))
-    assert look(data).members == 1
-    refused(look, data, "out of the archive", strip=1)
-    data = archive(member(b"a"), member(b"w/h", b"1", target=b"a"))
-    refused(look, data, "a hard link to what is left out", strip=1)
-
-
 # -- soaking ----------------------------------------------------------------------------------------------------------
 
 
@@ -521,7 +501,7 @@ def test_damaged_headers_are_refused_or_mean_what_tar_takes_them_for(tmp_path: s
             file.write(data)
         try:
             with opened(path) as descriptor:
-                members = list(listed(descriptor, Limits(outward_symlinks=True)))
+                members = list(Examined(descriptor, Limits(outward_symlinks=True)))
         except SandkeepError as error:
             assert error.code == "snapshot_corrupt"  # noqa: PT017 - it may also be taken
             continue

@@ -19,7 +19,7 @@ from tests.store.trees import NEW, described
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives import layers
-from sandkeep_store.archives.inspect import inspect, listed
+from sandkeep_store.archives.inspect import Examined, inspect
 from sandkeep_store.archives.overlaying import unpack_layer
 from sandkeep_store.archives.pack import NO_LIMITS, Packed, pack
 from sandkeep_store.archives.tree import Overlay
@@ -69,7 +69,7 @@ class Chain:
 
     def layer(self, upper: str, overlay: Overlay = "trusted") -> int:
         output = self.new()
-        layers.pack_layer(self.open(upper), output, overlay=overlay)
+        trees.pack_layer(self.open(upper), output, overlay=overlay)
         return output
 
     def composed(self, chain: list[int], *, base: bool = True) -> dict[bytes, Any]:
@@ -103,7 +103,7 @@ def write(path: str, content: bytes = b"") -> None:
 
 
 def names(archive_: int) -> list[str]:
-    return [os.fsdecode(it.name) for it in listed(archive_, NO_LIMITS)]
+    return [os.fsdecode(it.name) for it in Examined(archive_, NO_LIMITS)]
 
 
 def files(top: str) -> dict[str, bytes]:
@@ -191,7 +191,7 @@ def test_only_the_overlays_own_word_counts(chain: Chain, overlay: Overlay, other
     os.setxattr(f"{upper}/neither", f"{overlay}.overlay.opaque", b"n")
     layer = chain.layer(upper, overlay)
     assert [name for name in names(layer) if ".wh." in name] == ["own/.wh..wh..opq"]
-    assert not [member for member in listed(layer, NO_LIMITS) if member.xattrs]
+    assert not [member for member in Examined(layer, NO_LIMITS) if member.xattrs]
 
 
 @pytest.mark.needs("root")
@@ -234,7 +234,7 @@ def test_paths_are_left_out_of_layers_too(chain: Chain) -> None:
         os.unlink(f"{view}/a/gone")
         os.unlink(f"{view}/b/gone")
     output = chain.new()
-    layers.pack_layer(chain.open(uppers[0]), output, overlay="trusted", exclude=[b"b"])
+    trees.pack_layer(chain.open(uppers[0]), output, overlay="trusted", exclude=[b"b"])
     assert names(output) == [".", "a", "a/.wh.gone"]
 
 

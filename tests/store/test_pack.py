@@ -16,7 +16,7 @@ from tests.store.trees import NEW, described
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives import pack as packing
-from sandkeep_store.archives.inspect import inspect, listed
+from sandkeep_store.archives.inspect import Examined, inspect
 from sandkeep_store.archives.pack import Packed, pack
 from sandkeep_store.archives.unpack import unpack
 
@@ -47,7 +47,7 @@ def packed(place: str) -> Pack:
 def names(place: str) -> list[str]:
     """What the archive holds, in order."""
     with trees.opened(f"{place}/archive") as archive:
-        return [os.fsdecode(member.name) for member in listed(archive, packing.NO_LIMITS)]
+        return [os.fsdecode(member.name) for member in Examined(archive, packing.NO_LIMITS)]
 
 
 def write(path: str, content: bytes = b"") -> None:

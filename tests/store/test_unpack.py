@@ -145,13 +145,6 @@ def test_of_two_of_one_name_the_last_counts(place: str, unpacked: Unpack) -> Non
     assert (found[b"a"][3], found[b"d"][1]) == ("0o644", "0o711")
 
 
-def test_directories_at_the_beginning_can_be_left_out(place: str, unpacked: Unpack) -> None:
-    inside = [member(b"w/a", data=b"x"), member(b"w/h", b"1", target=b"w/a"), member(b"w/d/e")]
-    unpacked(archive(member(b"w/", b"5"), *inside), strip=1)
-    assert sorted(os.listdir(f"{place}/target")) == ["a", "d", "h"]
-    assert os.path.samefile(f"{place}/target/a", f"{place}/target/h")
-
-
 # -- whose it is ------------------------------------------------------------------------------------------------------
 
 

@@ -11,8 +11,6 @@ from sandkeepd.providers import gvisor_plan, gvisor_runsc
 
 MISSING = "runsc is missing: install the package runsc, or gVisor's own"
 
-_NO_CHECKPOINT_TERMINALS = "a viewer of a terminal is cut off by a checkpoint, and attaches again"
-
 
 async def capabilities(name: str, hierarchies: Hierarchies, *, root: bool) -> ProviderCapabilities:
     """See `Provider.capabilities`."""

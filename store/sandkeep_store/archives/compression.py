@@ -19,8 +19,6 @@ from sandkeep_store.archives.zstdframes import Frames
 
 Codec = Literal["gzip", "zstd", "none"]
 
-SUFFIXES: Final[dict[Codec, str]] = {"gzip": ".tar.gz", "zstd": ".tar.zst", "none": ".tar"}
-
 CHUNK: Final = 1 << 20
 _PIECE: Final = 1 << 18
 """How much is decompressed at once: in between, the interpreter is for others."""

@@ -16,7 +16,7 @@ from sandkeep_store.archives.ahead import ahead
 from sandkeep_store.archives.compression import Codec, Input, decompressed
 from sandkeep_store.archives.contents import Contents
 from sandkeep_store.archives.limits import Limits, Tally
-from sandkeep_store.archives.members import TOP, Member, corrupt, is_too_long, shown
+from sandkeep_store.archives.members import Member, corrupt, is_too_long, shown
 from sandkeep_store.archives.tarreader import Reader
 from sandkeep_store.archives.whiteouts import check_whiteout
 
@@ -59,24 +59,18 @@ def _missing(path: str, why: str | None) -> DataError:
 
 
 def inspect(
-    archive: int, limits: Limits | None = None, *, layer: bool = False, strip: int = 0, moved: Moved | None = None
+    archive: int, limits: Limits | None = None, *, layer: bool = False, moved: Moved | None = None
 ) -> Inspection:
     """Read an archive, an open file, from its beginning to its end, and answer what it is.
 
-    With `layer`, names that begin in ``.wh.`` are what a layer means by them. `strip` leaves out so many directories at
-    the beginning of each name.
+    With `layer`, names that begin in ``.wh.`` are what a layer means by them.
 
     Raises `snapshot_corrupt`, and `storage_unavailable` when it cannot be read. Blocks.
     """
-    examined = Examined(archive, limits or Limits(), layer=layer, strip=strip, moved=moved)
+    examined = Examined(archive, limits or Limits(), layer=layer, moved=moved)
     for _ in examined:
         pass
     return examined.result
-
-
-def listed(archive: int, limits: Limits | None = None, *, strip: int = 0) -> Iterator[Member]:
-    """The members of an archive, each as soon as it was checked. Raises as `inspect` does."""
-    return iter(Examined(archive, limits or Limits(), strip=strip))
 
 
 class Examined:
@@ -88,14 +82,12 @@ class Examined:
         limits: Limits,
         *,
         layer: bool = False,
-        strip: int = 0,
         moved: Moved | None = None,
         before: "Examined | None" = None,
     ) -> None:
         self._archive = archive
         self._limits = limits
         self._layer = layer
-        self._strip = strip
         self._moved = moved
         self._before = before
         self._source = Input(archive)
@@ -107,17 +99,14 @@ class Examined:
 
     def again(self) -> "Examined":
         """The same archive to be read once more, and refused if it is not the same any more."""
-        return Examined(
-            self._archive, self._limits, layer=self._layer, strip=self._strip, moved=self._moved, before=self
-        )
+        return Examined(self._archive, self._limits, layer=self._layer, moved=self._moved, before=self)
 
     def __iter__(self) -> Iterator[Member]:
         with closing(self._chunks):
             for member in self._reader:
                 self._check(member)
-                if not self._strip or self._stripped(member):
-                    self._tally.count_implied(self._contents.add(member), member)
-                    yield member
+                self._tally.count_implied(self._contents.add(member), member)
+                yield member
         if not self._tally.members:
             raise corrupt("is empty: it has no members")
         self._contents.check_links()
@@ -157,17 +146,3 @@ class Examined:
             raise corrupt(f"cannot be extracted: {shown(member.name)} is longer than a path may be", member.name)
         if self._layer:
             check_whiteout(member)
-
-    def _stripped(self, member: Member) -> bool:
-        """Whether anything is left of a member's name, which it then has."""
-        if member.kind == "hard link" and not (target := _without(member.target, self._strip)):
-            raise corrupt(f"is not safe to extract: {shown(member.name)} is a hard link to what is left out")
-        name = _without(member.name, self._strip)
-        if name:
-            member.name = name
-            member.target = target if member.kind == "hard link" else member.target
-        return bool(name)
-
-
-def _without(name: bytes, parts: int) -> bytes:
-    return b"/".join(name.split(b"/")[parts:]) if name != TOP else b""

@@ -20,9 +20,6 @@ from typing import IO, Any, Final
 from sandkeep import confined, hostview
 from sandkeep.errors import SetupError
 
-WEAKER: Final = "archives are extracted without bubblewrap: install it to have the extracting program see nothing else"
-"""What it means that bubblewrap is not there."""
-
 _TAR: Final = (
     "tar", "--extract", "--file=-", "--no-same-owner", "--no-same-permissions", "--no-overwrite-dir",
     "--delay-directory-restore", "--absolute-names", "--xattrs", "--xattrs-include=user.*", "--numeric-owner",

@@ -11,33 +11,11 @@ from sandkeep_store.archives.compression import Codec
 from sandkeep_store.archives.hardlinks import HardLinks
 from sandkeep_store.archives.inspect import Examined, Moved
 from sandkeep_store.archives.limits import Limits
-from sandkeep_store.archives.members import TOP, corrupt
+from sandkeep_store.archives.members import corrupt
 from sandkeep_store.archives.merging import Layer, Merged
 from sandkeep_store.archives.pack import Packed, write
 from sandkeep_store.archives.reading import Remarks
-from sandkeep_store.archives.tree import Overlay, Tree
-
-
-def pack_layer(
-    upper: int,
-    output: int,
-    *,
-    overlay: Overlay,
-    codec: Codec = "gzip",
-    include: Sequence[bytes] = (TOP,),
-    exclude: Sequence[bytes] = (),
-    never: Sequence[str] = (),
-    reader: tuple[int, int] | None = None,
-    owner: tuple[int, int] | None = None,
-    moved: Moved | None = None,
-) -> Packed:
-    """Write a layer of what the open directory `upper`, an overlay's, changes of what is below it. See `pack.pack`.
-
-    `overlay` is by which attributes that overlay says what is opaque: ``trusted``, or ``user`` where a user mounted it.
-    Raises `invalid` when a file is called as only a layer may say of what is gone.
-    """
-    source = Tree(upper, include=include, exclude=exclude, never=never, reader=reader, overlay=overlay)
-    return write(source, output, codec, source.remarks, owner=owner, moved=moved)
+from sandkeep_store.archives.tree import Tree
 
 
 def flatten(

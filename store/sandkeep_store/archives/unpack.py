@@ -23,7 +23,6 @@ def unpack(
     *,
     owner: tuple[int, int] | None = None,
     limits: Limits | None = None,
-    strip: int = 0,
     sha256: str | None = None,
     durable: bool = True,
     moved: Moved | None = None,
@@ -31,14 +30,13 @@ def unpack(
     """Put at `target` the tree that an archive, an open file, holds; a directory that is there is replaced.
 
     As root, the files belong to the uid and gid `owner`, else to ourselves; no set-uid bit is kept. With `sha256`, the
-    archive has to have that digest. `strip` leaves out so many directories at the beginning of each name. With
-    `durable` what is at `target` survives a power cut, too. `moved` is told how many bytes of the archive are through,
-    for each of two times; what it raises ends the work.
+    archive has to have that digest. With `durable` what is at `target` survives a power cut, too. `moved` is told how
+    many bytes of the archive are through, for each of two times; what it raises ends the work.
 
     Raises `snapshot_corrupt`, and `storage_unavailable` when there is no room or the archive cannot be read; then
     `target` is as it was. Blocks.
     """
-    first = Examined(archive, limits or Limits(), strip=strip, moved=moved)
+    first = Examined(archive, limits or Limits(), moved=moved)
     for _ in first:
         pass
     check_digest(first.result, sha256)
