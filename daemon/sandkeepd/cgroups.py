@@ -196,11 +196,11 @@ def groups_of_pid(pid: int, root: str = ROOT, member_of: str | None = None) -> d
     return found
 
 
-def is_frozen(pid: int, root: str = ROOT) -> bool:
+def is_frozen(pid: int) -> bool:
     """Whether the group that a process is in stands still."""
     groups = placement.parse(_read(f"/proc/{pid}/cgroup"))
-    first = _read(f"{root}/freezer{groups['freezer']}/freezer.state") if "freezer" in groups else ""
-    second = "".join(_read(f"{top}{groups['']}/cgroup.events") for top in (root, f"{root}/unified") if "" in groups)
+    first = _read(f"{ROOT}/freezer{groups['freezer']}/freezer.state") if "freezer" in groups else ""
+    second = "".join(_read(f"{top}{groups['']}/cgroup.events") for top in (ROOT, f"{ROOT}/unified") if "" in groups)
     return first.startswith("FROZEN") or "frozen 1" in second.splitlines()
 
 

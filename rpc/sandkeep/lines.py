@@ -13,8 +13,7 @@ class LineBuffer:
     which sends a byte at a time costs no more than one which sends all at once.
     """
 
-    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self) -> None:
         self._partial = bytearray()
         self.overflowed = False
         """A line was too long. It and all that follows is dropped: what comes next cannot be told from its rest."""
@@ -26,7 +25,7 @@ class LineBuffer:
         """Take what arrived and answer the lines that are complete now, without newlines and without empty ones."""
         if self.overflowed:
             return []
-        if not self._partial and 1 < len(data) <= self._max_bytes and data.find(b"\n") == len(data) - 1:
+        if not self._partial and 1 < len(data) <= MAX_LINE_BYTES and data.find(b"\n") == len(data) - 1:
             return [data[:-1]]  # the usual: one line and no more
         *complete, rest = data.split(b"\n")
         if complete and self._partial:
@@ -43,13 +42,13 @@ class LineBuffer:
 
     def _within_limit(self, lines: list[bytes]) -> list[bytes]:
         for number, line in enumerate(lines):
-            if len(line) > self._max_bytes:
+            if len(line) > MAX_LINE_BYTES:
                 self.overflowed = True
                 return [line for line in lines[:number] if line]
         return [line for line in lines if line]
 
     def _keep(self, rest: bytes) -> None:
-        if len(self._partial) + len(rest) > self._max_bytes:
+        if len(self._partial) + len(rest) > MAX_LINE_BYTES:
             self.overflowed = True
             self._partial.clear()
         elif rest:

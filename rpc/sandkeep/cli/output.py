@@ -69,9 +69,9 @@ def status(title: str = "STATUS") -> Column:
     return Column(title, colour=status_colour)
 
 
-def identifier(title: str, least: int = 13) -> Column:
+def identifier(title: str) -> Column:
     """A column of ids that are there for orientation, and may lose their middles."""
-    return Column(title, least=least, shorten=cut_middle, spare=True)
+    return Column(title, least=13, shorten=cut_middle, spare=True)
 
 
 def json_line(value: Any) -> None:

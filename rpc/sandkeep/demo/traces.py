@@ -57,9 +57,9 @@ def mounts(root: str) -> list[str]:
         return [line.split()[4] for line in text if root in line]
 
 
-def remaining(root: str, patience_s: float = VANISH_S) -> list[str]:
+def remaining(root: str) -> list[str]:
     """What is still there after a moment: the kernel takes its time to clear a namespace."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + VANISH_S
     while True:
         left = [f"process {pid}" for pid in processes(root)] + [f"mount {path}" for path in mounts(root)]
         if not left or time.monotonic() > deadline:
