@@ -13,14 +13,14 @@ import select
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 from msgspec import Struct
 
+from sandkeep import fresh_thread
 from sandkeep.errors import ProviderError
 from sandkeepd import spawning
 
@@ -246,21 +246,12 @@ def in_fresh_thread(work: Callable[[], T]) -> T:
 
     What it unshares, no other thread ever sees. What it starts has none of the daemon's keys. Blocks.
     """
-    outcome: dict[str, Any] = {}
 
-    def run() -> None:
-        try:
-            leave_session_keyring()
-            outcome["value"] = work()
-        except BaseException as error:  # noqa: BLE001 - handed over to the thread that waits
-            outcome["error"] = error
+    def run() -> T:
+        leave_session_keyring()
+        return work()
 
-    thread = threading.Thread(target=run, name="sandkeep-namespace", daemon=True)
-    thread.start()
-    thread.join()
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["value"]  # type: ignore[no-any-return]
+    return fresh_thread.in_fresh_thread(run)
 
 
 def run_tool(

@@ -11,11 +11,10 @@ import errno
 import os
 import struct
 import subprocess
-from collections.abc import Callable, Sequence
-from threading import Thread
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
-T = TypeVar("T")
+from sandkeep.fresh_thread import in_fresh_thread
 
 _CREATE_RULESET: Final = 444  # the same numbers on every architecture
 _ADD_RULE: Final = 445
@@ -54,25 +53,7 @@ def start(argv: Sequence[str | bytes], directory: bytes, **settings: Any) -> "su
         _confine(directory)
         return subprocess.Popen(argv, **settings)
 
-    return _in_thread(work)
-
-
-def _in_thread(work: Callable[[], T]) -> T:
-    answers: list[T] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(work())
-        except BaseException as failure:  # noqa: BLE001 - it is raised again
-            failures.append(failure)
-
-    thread = Thread(target=run)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return answers[0]
+    return in_fresh_thread(work)
 
 
 def _give_up_capabilities() -> None:
