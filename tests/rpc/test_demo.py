@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +16,13 @@ from typing import Any
 import pytest
 
 from sandkeep.demo import traces
+from sandkeep.demo.house import House
+from sandkeep.demo.main import Demo
+from sandkeep.demo.stage import Stage
 
 pytestmark = pytest.mark.needs("bwrap")
 COMMAND = [sys.executable, "-m", "sandkeep.cli", "demo"]
+LIMIT_S = 120
 
 
 def start(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
@@ -34,8 +40,17 @@ def ended_after(command: list[str], **options: Any) -> Iterator[subprocess.Popen
             process.kill()
 
 
-def nothing_is_left(tmp_path: Path) -> bool:
-    return glob.glob(f"{tmp_path}/*") == [] and traces.remaining(str(tmp_path)) == []
+def nothing_is_left(tmp_path: Path, told: str) -> bool:
+    """Whether there is neither a file, a process, a mount nor a control group of the sandboxes that `told` names."""
+    boxes = set(re.findall(r"sbx_[0-9a-z]{26}", told))
+    assert boxes, told
+    groups = [group for box in boxes for group in glob.glob(f"/sys/fs/cgroup/**/*{box}*", recursive=True)]
+    return glob.glob(f"{tmp_path}/*") == [] and traces.remaining(str(tmp_path)) == [] and groups == []
+
+
+def events(told: str) -> list[str]:
+    """The lines that show an event, in the order in which they came."""
+    return [line for line in told.splitlines() if line.startswith("      ◦ ")]
 
 
 @pytest.fixture
@@ -55,21 +70,69 @@ def test_the_demo(short: Path) -> None:
     assert "\x1b" not in told
     assert max(len(line) for line in told.splitlines()) <= 80
     assert not re.search(r"Traceback|Error", told)
-    assert nothing_is_left(short)
+    before, sound, _ = told.partition("    sound: ")
+    assert sound, told
+    assert f"sound: {len(events(before))} events, 1 to" in told, "not every event was shown once"
+    assert len(set(events(told))) == len(events(told))
+    assert nothing_is_left(short, told)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_cleans_up(short: Path, number: signal.Signals) -> None:
+class SlowToReturn(House):
+    """A place whose daemon is started again only when the light has flashed more often than it once did in all."""
+
+    starts = 0
+
+    def start(self) -> int:
+        self.starts += 1
+        deadline = time.monotonic() + LIMIT_S
+        while self.starts == 2 and self.flashes() <= 18:
+            assert time.monotonic() < deadline, f"{self.flashes()} flashes"
+            time.sleep(0.05)
+        return super().start()
+
+    def flashes(self) -> int:
+        journals = glob.glob(f"{self.state_dir}/sandboxes/*/out/p/*.stdout")
+        return sum(Path(journal).read_bytes().count(b"flash") for journal in journals)
+
+
+def test_the_process_outlives_a_restart_however_long_that_takes(
+    short: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(short))
+    place = SlowToReturn()
+    try:
+        demo = Demo(place, Stage(fast=True))
+        demo.start_a_daemon()
+        demo.make_an_image()
+        demo.make_a_sandbox()
+        demo.restart_the_daemon()
+        demo.end()
+    finally:
+        assert place.clear(keep=False) == []
+    told = capsys.readouterr().out
+    _, restarted, after = told.partition("$ sandkeep daemon &\n")[2].partition("$ sandkeep daemon &\n")
+    assert restarted, told
+    assert re.search(r"^    light +running", after, re.MULTILINE), told
+    assert "daemon.started" in after.partition("process.exited")[0], told
+    assert len(set(events(told))) == len(events(told)), told
+    assert nothing_is_left(short, told)
+
+
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, "flash 3"), (signal.SIGTERM, "$ kill $DAEMON")])
+def test_an_interrupted_demo_cleans_up(short: Path, number: signal.Signals, at: str) -> None:
+    """Also while its daemon stops, and is to be started again for that."""
+    told = ""
     with start(short, "--fast") as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if "flash 3" in line:
+            told += line
+            if at in line:
                 break
         demo.send_signal(number)
         rest = demo.stdout.read()
     assert demo.returncode == 130, rest
-    assert "Traceback" not in rest
-    assert nothing_is_left(short)
+    assert not re.search("Traceback|✗", rest), rest
+    assert nothing_is_left(short, told)
 
 
 @pytest.mark.needs("root")

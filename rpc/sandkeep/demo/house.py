@@ -14,8 +14,8 @@ from sandkeep.blocking import Client, connect
 from sandkeep.demo import traces
 from sandkeep.errors import SandkeepError
 
-START_S: Final = 30.0
-STOP_S: Final = 20.0
+LIMIT_S: Final = 120.0
+"""How long anything is waited for. It is there to end a demo that hangs; a busy machine does not come near it."""
 
 
 class StartError(Exception):
@@ -33,12 +33,21 @@ class House:
         self.in_use = False
         """Whether there may be sandboxes to end."""
         self._daemon: subprocess.Popen[bytes] | None = None
+        self._stopping = False
 
     def start(self) -> int:
-        """Start the daemon, wait until it answers, and tell its pid."""
+        """Start the daemon unless it runs, wait until it answers, and return its pid."""
         self.in_use = True
+        if self._stopping:
+            self.stop()  # that was interrupted, and there can be one daemon at a time
+        if self._daemon is None or self._daemon.poll() is not None:
+            with uninterrupted():
+                self._daemon = self._launch()
+        return self._wait_until_it_answers(self._daemon)
+
+    def _launch(self) -> subprocess.Popen[bytes]:
         with open(self.log, "ab") as log:
-            self._daemon = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "sandkeepd.main"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -46,10 +55,9 @@ class House:
                 env=self.environment,
                 start_new_session=True,  # Ctrl-C is for the demo, which then stops the daemon itself
             )
-        return self._wait_until_it_answers(self._daemon)
 
     def _wait_until_it_answers(self, daemon: subprocess.Popen[bytes]) -> int:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + LIMIT_S
         while daemon.poll() is None and time.monotonic() < deadline:
             with suppress(SandkeepError), self.connect() as client:
                 client.daemon.ping()
@@ -70,21 +78,23 @@ class House:
         except OSError:
             return "it said nothing"
 
-    def connect(self) -> Client:
-        """A connection to the daemon."""
-        return connect(self.socket, client="demo")
+    def connect(self, *, patience_s: float | None = None) -> Client:
+        """A connection to the daemon. `patience_s` is how long its calls wait for one that goes away."""
+        return connect(self.socket, client="demo", patience_s=patience_s)
 
     def stop(self) -> int | None:
         """Ask the daemon to stop, wait for it, and answer its exit code; sandboxes go on. None when none ran."""
-        daemon, self._daemon = self._daemon, None
-        if daemon is None:
+        if self._daemon is None:
             return None
-        daemon.terminate()
+        self._stopping = True
+        self._daemon.terminate()
         try:
-            return daemon.wait(STOP_S)
+            code = self._daemon.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            daemon.kill()
-            return daemon.wait()
+            self._daemon.kill()
+            code = self._daemon.wait()
+        self._daemon, self._stopping = None, False
+        return code
 
     def clear(self, *, keep: bool) -> list[str]:
         """End everything, remove the directory, and answer what had to be cleaned by force: nothing, if all is well."""
@@ -101,12 +111,28 @@ class House:
         return left
 
     def _terminate_all(self) -> None:
-        if self._daemon is None or self._daemon.poll() is not None:
-            self.start()
+        self.start()
         with self.connect() as client:
             for sandbox in client.sandbox.list().sandboxes:
                 with suppress(SandkeepError):
                     client.sandbox.terminate(sandbox.sandbox_id)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM until the end of the block: a program that was started is known by then."""
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
 
 
 def remove_tree(path: str) -> None:

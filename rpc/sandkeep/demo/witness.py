@@ -5,17 +5,16 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep.cli.timeline import Names, clock, detail
-from sandkeep.demo.house import House
+from sandkeep.demo.house import LIMIT_S, House
 from sandkeep.demo.stage import Stage
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Event
 
 POLL_S: Final = 10.0
-PATIENCE_S: Final = 10.0
 
 
 class Witness:
-    """A thread with a connection of its own. It ends with its daemon, and a new one goes on from its token."""
+    """A thread with a connection of its own, whose client waits for a daemon that is started again."""
 
     def __init__(self, house: House, stage: Stage) -> None:
         self._house = house
@@ -27,11 +26,11 @@ class Witness:
         self.events: list[Event] = []
 
     def watch(self) -> None:
-        """Start following the daemon that runs now."""
+        """Start following the events, over all restarts: a second thread would show each of them again."""
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self) -> None:
-        with suppress(SandkeepError, OSError), self._house.connect() as client:
+        with suppress(SandkeepError, OSError), self._house.connect(patience_s=LIMIT_S) as client:
             while True:
                 page = client.event.list(after=self._token, wait_s=POLL_S)
                 for event in page.events:
@@ -47,8 +46,9 @@ class Witness:
             self._moved.notify_all()
 
     def catch_up(self) -> None:
-        """Wait until every event that the log has now was shown."""
+        """Wait until every event that the log has now was shown. Raises TimeoutError."""
         with self._house.connect() as client:
             position = client.daemon.status().position
         with self._moved:
-            self._moved.wait_for(lambda: self._position >= position, PATIENCE_S)
+            if not self._moved.wait_for(lambda: self._position >= position, LIMIT_S):
+                raise TimeoutError(f"the events up to {position} did not arrive, only those up to {self._position}")

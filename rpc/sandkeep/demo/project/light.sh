@@ -1,8 +1,8 @@
 #!/bin/sh
-# Flash as often as the first argument says, and say which flash it is.
+# Flash as often as the first argument says, or else until there is a file called dawn, for ten minutes at most.
 flash=1
-while [ "$flash" -le "$1" ]; do
-    echo "flash $flash of $1"
+while [ "$flash" -le "${1:-3000}" ] && [ ! -e dawn ]; do
+    echo "flash $flash${1:+ of $1}"
     flash=$((flash + 1))
     sleep 0.2
 done
