@@ -21,7 +21,12 @@ HEADER = """\
 Written by `make bench`. Each figure stands beside its floor, measured in the same run and in turns with it: the ratio
 is what is promised, since absolute figures are those of the machine and of its other work at that moment.
 
-{when}, {machine}
+Floors run under the daemon's own conditions: they, the clients and the daemon have `nice` -10, in a session that has
+-10 too (`/proc/self/autogroup`), as root's daemon gives itself. Ordinary, with 0, are Docker's engine, the crowd of the
+overload, and what the daemon starts in sandboxes. A session that a floor makes itself while it is measured, as tmux and
+`runsc` do, has 0, and its programs -10.
+
+{begun} to {ended} UTC, all in one run, {machine}, load {load:.1f} before it
 
 """
 
@@ -32,6 +37,10 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
     kernel = ".".join(platform.release().split(".")[:2])
     return f"{cpus} processors, {memory:.0f} GiB, Linux {kernel}, Python {platform.python_version()}"
+
+
+def now() -> str:
+    return f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M}"
 
 
 def names() -> list[str]:
@@ -62,11 +71,12 @@ def markdown(rows: list[Row]) -> str:
 
 
 def main(wanted: list[str]) -> int:
+    begun, load = now(), os.getloadavg()[0]
     rows = [row for name in (wanted or names()) for row in measure(name)]
     show(rows)
     if not wanted:
-        when = dt.datetime.now(dt.UTC).date().isoformat()
-        (HERE / "README.md").write_text(HEADER.format(when=when, machine=machine()) + markdown(rows))
+        head = HEADER.format(begun=begun, ended=now(), machine=machine(), load=load)
+        (HERE / "README.md").write_text(head + markdown(rows))
     return 0 if all(row.ok for row in rows) else 1
 
 

@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from benches import fair
 from benches.start import start_daemon
 from benches.table import Row, show
 
@@ -96,6 +97,7 @@ def clear(root: str) -> None:
                 client.sandbox.terminate(box.sandbox_id)
 
 
+@fair.conditions()
 def run() -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="skb-") as root, tempfile.TemporaryDirectory(prefix="skb-") as empty:
         os.chmod(root, 0o711)

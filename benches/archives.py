@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from benches import fair
 from benches.buckets import bucket
 from benches.daemon import seconds
 from benches.table import Row, show
@@ -148,6 +149,7 @@ def memory(where: str) -> Iterator[Row]:
             yield Row(case, f"{mib:.0f} MiB", "-", mib / MOST_MIB, f"<= {MOST_MIB:.0f} MiB", mib <= MOST_MIB)
 
 
+@fair.conditions()
 def run() -> list[Row]:
     return [row for where in ("gcs", "s3") for row in (*timed(where), *memory(where))]
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 
+from benches import fair
 from benches.table import Row
 
 from sandkeep.demo.house import House
@@ -21,12 +22,14 @@ def _time(command: list[str], environment: dict[str, str]) -> float:
     return time.perf_counter() - started
 
 
+@fair.conditions()
 def run() -> list[Row]:
     script = os.path.join(os.path.dirname(sys.executable), "sandkeep")
     place = House()
     try:
         place.start()
         with tempfile.TemporaryDirectory() as project, place.connect() as client:
+            fair.check(client.daemon.status().pid)
             image = client.image.create(project)
             for _ in range(3):
                 client.sandbox.create(image.image_id)

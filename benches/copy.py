@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from benches import fair
 from benches.daemon import daemon, seconds
 from benches.table import Row, show
 
@@ -59,6 +60,7 @@ def _in_turns(ours: Callable[[int], None], bare: Callable[[int], None], clear: C
             yield mine, floor
 
 
+@fair.conditions()
 def run() -> list[Row]:
     script = os.path.join(os.path.dirname(sys.executable), "sandkeep")
     with daemon() as (client, root):

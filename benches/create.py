@@ -7,10 +7,10 @@ import time
 from statistics import median
 
 import trio
-from benches.sandboxes import BARE, create, image, ms, provider, timed
+from benches import fair
+from benches.sandboxes import BARE, by_hand, create, image, ms, provider, timed
 from benches.table import Row, show
 
-from sandkeepd.hostprocess import run_tool
 from sandkeepd.providers.local import LocalProvider
 
 ROUNDS = 20
@@ -26,8 +26,8 @@ def _floor(lower: str) -> float:
     options = f"lowerdir={lower},upperdir={place}/upper,workdir={place}/work"
 
     def both() -> None:
-        run_tool(["mount", "-t", "overlay", "-o", options, "overlay", f"{place}/merged"])
-        run_tool([*BARE, "--bind", f"{place}/merged", "/workspace", "sh", "-c", "true"])
+        by_hand(["mount", "-t", "overlay", "-o", options, "overlay", f"{place}/merged"])
+        by_hand([*BARE, "--bind", f"{place}/merged", "/workspace", "sh", "-c", "true"])
 
     took = timed(both)
     subprocess.run(["umount", f"{place}/merged"], check=True)
@@ -64,6 +64,7 @@ async def _measure() -> list[Row]:
         return await _case(local, {size: image(local, FILES, number) for size, number in SIZES.items()})
 
 
+@fair.conditions()
 def run() -> list[Row]:
     return trio.run(_measure)
 

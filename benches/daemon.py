@@ -2,9 +2,7 @@
 
 The floors are what a person would do by hand with the same tools, as processes of their own: a bare bubblewrap for a
 command; mounting an overlay plus a bare bubblewrap for a sandbox; the same command with its output sent to a file.
-Rounds are interleaved, so that ratios hold on a machine that others use too. There Linux shares the processors out by
-session: a daemon gives its own one precedence, which is the bench's as well, but not the programs that it starts. So
-the floors that are programs are sessions of their own, as these are.
+Rounds are interleaved, so that ratios hold on a machine that others use too.
 """
 
 import os
@@ -18,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from benches import fair
 from benches.table import Row, show
 
 from sandkeep.blocking import connect
@@ -68,7 +67,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def run_bare() -> None:
-    subprocess.run(BARE_BWRAP, check=True, start_new_session=True)
+    subprocess.run(BARE_BWRAP, check=True)
 
 
 @contextmanager
@@ -88,6 +87,7 @@ def daemon(directory: str | None = None, python: str = sys.executable, **environ
     process = subprocess.Popen([python, "-m", "sandkeepd.main"], env=env)
     try:
         with when_up(f"{root}/sock") as client:
+            fair.check(process.pid)
             try:
                 yield client, root
             finally:
@@ -156,7 +156,7 @@ def mount_overlay(lower: str, place: str) -> None:
         os.makedirs(f"{place}/{name}", exist_ok=True)
     options = f"lowerdir={lower},upperdir={place}/upper,workdir={place}/work"
     command = ["mount", "-t", "overlay", "overlay", "-o", options, f"{place}/merged"]
-    subprocess.run(command, check=True, start_new_session=True)
+    subprocess.run(command, check=True)
 
 
 def create_row(client: Any, root: str, label: str, files: int, size: int) -> Row:
@@ -210,6 +210,7 @@ def journal_row(client: Any, root: str, image_id: str) -> Row:
     )
 
 
+@fair.conditions()
 def run() -> list[Row]:
     with daemon() as (client, root):
         small = client.image.create(tree(root, "small", 10, 1000)).image_id

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any
 
+from benches import fair
 from benches.daemon import daemon, per_cent, seconds
 from benches.engines import Rex, ask, docker, engine, rex, run_by_http
 from benches.table import Row, show
@@ -308,6 +309,7 @@ def mine_of(mine: Any, socket: str) -> Any:
     return mine.client
 
 
+@fair.conditions()
 def run() -> list[Row]:
     with engine() as made, daemon() as (client, root):
         image = client.image.create(made.tools(), provider="docker").image_id

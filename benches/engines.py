@@ -13,6 +13,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from benches import fair
 from tests.engine import PrivateEngine
 
 SETUP = Path(__file__).parents[1] / ".setup" / "swe-rex"
@@ -29,7 +30,8 @@ def engine() -> Iterator[PrivateEngine]:
     made = PrivateEngine(tempfile.mkdtemp(prefix="skb-engine-", dir=os.environ.get("SANDKEEP_BENCH_DIR")))
     before = os.environ.get("DOCKER_HOST")
     try:
-        made.start()
+        with fair.ordinary():
+            made.start()
         os.environ["DOCKER_HOST"] = made.host
         yield made
     finally:
@@ -123,6 +125,7 @@ def rex(engine: PrivateEngine) -> Iterator[Rex]:
     try:
         ask(engine, "POST", f"/containers/{container}/start")
         asked = _when_up(port)
+        fair.like_the_daemon(engine.get(f"/containers/{container}/json")["State"]["Pid"])
         asked.ask("POST", "/create_session", {"session_type": "bash", "session": "default", "startup_timeout": 10})
         yield asked
     finally:

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import trio
+from benches import fair
 from benches.table import Row, show
 
 from sandkeep.events import Meta, ProcessExited, ProcessLaunchRequested, ProcessStarted
@@ -169,6 +170,7 @@ def _row(case: str, unit: str, rounds: list[tuple[float, float]], *, at_least: f
     return Row(case, f"{figure:,.0f} {unit}", f"raw SQLite {floor:,.0f}", ratio, f">= {at_least:g}", ratio >= at_least)
 
 
+@fair.conditions()
 def run() -> list[Row]:
     directory = tempfile.mkdtemp(prefix="sandkeep-bench-")
     try:

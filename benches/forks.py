@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benches import fair
 from benches.daemon import daemon, mount_overlay, run_bare, seconds
 from benches.pack import FILES, row
 from benches.snapshots import at_most, change
@@ -38,8 +39,7 @@ class Forked:
         place = f"{self._root}/{self._number}"
         mount_overlay(self._source, place)
         run_bare()
-        command = ["cp", "-a", "-T", self._upper, f"{place}/copy"]
-        subprocess.run(command, check=True, start_new_session=True)
+        subprocess.run(["cp", "-a", "-T", self._upper, f"{place}/copy"], check=True)
 
     def clear(self) -> None:
         while self._made:
@@ -100,6 +100,7 @@ def many_row(box: Forked) -> Row:
     return row(f"{MANY} forks of one sandbox at once", "one", pairs, *at_most(60))
 
 
+@fair.conditions()
 def run() -> list[Row]:
     with daemon() as (client, root):
         boxes = {label: Forked(client, root, label) for label in SIZES}

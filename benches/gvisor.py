@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from benches import fair
 from benches.daemon import daemon, seconds
 from benches.pack import row
 from benches.runsc import Raw, raw
@@ -227,6 +228,7 @@ def an_image(client: Any, root: str) -> str:
     return image_id
 
 
+@fair.conditions()
 def run() -> Sequence[Row]:
     if gvisor_runsc.program() is None or os.geteuid():
         return [Row("gVisor: needs root, and runsc", "-", "-", "-", "-", False)]

@@ -10,6 +10,7 @@ import time
 from statistics import median
 
 import trio
+from benches import fair
 from benches.sandboxes import create, image, provider, timed
 from benches.table import Row, show
 
@@ -49,6 +50,7 @@ async def _measure() -> list[Row]:
     ]
 
 
+@fair.conditions()
 def run() -> list[Row]:
     return trio.run(_measure)
 

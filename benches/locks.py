@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benches import fair
 from benches.daemon import seconds
 from benches.table import Row, show
 
@@ -100,6 +101,7 @@ def row(name: str, ours: Work) -> Row:
     return Row(f"a lock on GCS, {name}", figure, floor, ratio, f"<= {MOST}", ratio <= MOST)
 
 
+@fair.conditions()
 def run() -> list[Row]:
     with service():
         return [

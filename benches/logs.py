@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
+from benches import fair
 from benches.daemon import daemon
 from benches.table import Row, show
 
@@ -38,6 +39,7 @@ def through_pipe(command: Sequence[str], path: str) -> float:  # noqa: ARG001  #
     return took
 
 
+@fair.conditions()
 def run() -> list[Row]:
     rows = []
     with daemon() as (client, root):

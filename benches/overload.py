@@ -2,7 +2,8 @@
 which are made, used and ended at once.
 
 Floor: a bare echo beside it, and so beside the very same forks. Echo, daemon, clients and the connections that are
-measured are in processes of their own; both are pinged in turns, every few milliseconds.
+measured are in processes of their own; both are pinged in turns, every few milliseconds. The clients are
+ordinary programs, the others have the daemon's precedence.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import trio
+from benches import fair
 from benches.daemon import per_cent
 from benches.rpc import line_of, serving
 from benches.table import Row, show
@@ -77,7 +79,8 @@ def _forks() -> int:
 def overloaded(path: str, echo: str, image_id: str, workers: int) -> Measured:
     """Pings of both, while the daemon is kept busy."""
     words = [sys.executable, "-m", "benches.overload", "--crowd", path, image_id, str(workers)]
-    crowd = subprocess.Popen(words)
+    with fair.ordinary():
+        crowd = subprocess.Popen(words, start_new_session=True)
     try:
         measured = pinged(path, echo, lambda: crowd.poll() is None)
         if crowd.returncode:
@@ -118,6 +121,7 @@ def _started(env: dict[str, str]) -> subprocess.Popen[bytes]:
     while True:
         with suppress(SandkeepError), connect(env["SANDKEEP_SOCKET"]) as client:
             client.daemon.ping()
+            fair.check(process.pid)
             return process
         time.sleep(0.01)
 
@@ -127,6 +131,7 @@ def _stopped(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
+@fair.conditions()
 def run(workers: int = WORKERS) -> list[Row]:
     with _daemon() as (root, path, image_id), serving("echo", f"{root}/echo") as echo:
         measured = overloaded(path, echo, image_id, workers)

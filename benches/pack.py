@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
+from benches import fair
 from benches.daemon import seconds
 from benches.table import Row, show
 from isal import igzip
@@ -190,6 +191,7 @@ def planted(scale: int, directory: str | None = None) -> Iterator[str]:
         yield root
 
 
+@fair.conditions()
 def run(scale: int = 1) -> list[Row]:
     """`scale` divides the tree. Restores are made in memory: how a disk writes 200 MB varies by more than that."""
     case = f"{BYTES // scale / 1e6:.0f} MB in {FILES // scale:,} files"

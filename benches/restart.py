@@ -9,6 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 
+from benches import fair
 from benches.start import IMPORTS, cursor_seconds, start_daemon, stop, timed
 from benches.table import Row, show
 
@@ -83,6 +84,7 @@ def measured_start(root: str) -> float:
     return seconds
 
 
+@fair.conditions()
 def run() -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="skb-") as root, tempfile.TemporaryDirectory(prefix="skb-") as empty:
         state = f"{root}/state"

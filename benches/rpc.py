@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 import trio
+from benches import fair
 from benches.daemon import daemon, tree
 from benches.table import Row, show
 
@@ -215,6 +216,7 @@ def _latency(method: str, took: list[list[float]]) -> Row:
     return Row(case, f"{ours:.0f} µs", f"{theirs:.0f} µs trio echo", ratio, "at most 1.5", ratio <= 1.5)
 
 
+@fair.conditions()
 def run(path: str | None = None, sandbox_id: str = "") -> list[Row]:
     """Measure a daemon with a sandbox, or one that runs already on `path`."""
     with tempfile.TemporaryDirectory() as directory, serving("echo", f"{directory}/echo") as floor:

@@ -44,7 +44,7 @@ class Raw:
         return self._thread.submit(work).result()
 
     def _runsc(self, *words: str, **options: Any) -> "subprocess.Popen[bytes]":
-        options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
+        options = {"stdin": subprocess.DEVNULL, **options}
         return subprocess.Popen([*self._command, *words], **options)
 
     def prepare(self, files: str, uid: int) -> None:

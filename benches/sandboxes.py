@@ -11,10 +11,11 @@ from statistics import median
 
 from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
+from sandkeep.settings import UID_BASE
+from sandkeepd.hostprocess import TOOL_ENV
 from sandkeepd.providers.base import Caller
 from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
 
-UID_BASE = 1_900_000_000
 BARE = [
     "bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib",
     "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
@@ -26,7 +27,7 @@ BARE = [
 async def provider() -> AsyncIterator[LocalProvider]:
     state_dir = tempfile.mkdtemp(prefix="sandkeep-bench-")
     try:
-        async with open_local(state_dir, uid_base=UID_BASE, disk_limit=100 << 30) as local:
+        async with open_local(state_dir, uid_base=UID_BASE(), disk_limit=100 << 30) as local:
             await local.abilities()
             yield local
     finally:
@@ -45,7 +46,7 @@ def image(local: LocalProvider, files: int, size_bytes: int) -> str:
             os.posix_fallocate(file.fileno(), 0, size_bytes // files)
     os.makedirs(root, exist_ok=True)
     if local.root:
-        subprocess.run(["chown", "-R", f"{UID_BASE}:{UID_BASE}", root], check=True)
+        subprocess.run(["chown", "-R", f"{UID_BASE()}:{UID_BASE()}", root], check=True)
     return image_id
 
 
@@ -54,6 +55,11 @@ async def create(local: LocalProvider, image_id: str) -> tuple[LocalInstance, di
     caller = Caller(uid=os.geteuid(), gid=os.getegid())
     plan = local.plan(sandbox_id, image_id, SandboxSpec(), caller, [], details={}, owner="uid:0")
     return await local.create(sandbox_id, image_id, SandboxSpec(), {}, plan), plan
+
+
+def by_hand(argv: list[str]) -> None:
+    """Run a program of the floor. The daemon's own `run_tool` would take our precedence from it."""
+    subprocess.run(argv, env=TOOL_ENV, stdin=subprocess.DEVNULL, check=True)
 
 
 def timed(work: Callable[[], object]) -> float:

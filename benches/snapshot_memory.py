@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benches import fair
 from benches.archives import BIG_MIB, MOST_MIB
 from benches.buckets import bucket
 from benches.daemon import daemon
@@ -66,6 +67,7 @@ def rows(where: str) -> Iterator[Row]:
         yield Row(case, f"{mib:.0f} MiB", "-", mib / MOST_MIB, f"<= {MOST_MIB:.0f} MiB", mib <= MOST_MIB)
 
 
+@fair.conditions()
 def run(services: Sequence[str] = ("gcs", "s3")) -> list[Row]:
     return [row for where in services for row in rows(where)]
 

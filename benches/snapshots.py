@@ -8,9 +8,6 @@ What a round made is removed after the last one only, on both sides: ext4 gives 
 removed a moment ago, and looks through all of these for each new file, so that a round would pay for the one before it.
 And the memory of a file that is written anew is at hand, while a virtual machine has to ask for that of a new one.
 Before a restore and its floor all is written to the disk: what was restored comes there in the background.
-
-On a busy machine Linux shares the processors out by session. The daemon's has precedence, and it is the bench's, so
-the floors have it, too. What extracts is a session without it, so the floor of a restore is one as well.
 """
 
 import os
@@ -21,6 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+from benches import fair
 from benches.daemon import daemon
 from benches.pack import BYTES, FILES, grow, in_turns, row
 from benches.table import Row, show
@@ -136,7 +134,7 @@ def restore_row(client: Any, root: str, box: str, where: str) -> Row:
     def by_hand() -> None:
         place = f"{root}/unpacked-{next(number)}"
         os.mkdir(place)
-        subprocess.run(["tar", "-C", place, "-xzf", archive], check=True, start_new_session=True)
+        subprocess.run(["tar", "-C", place, "-xzf", archive], check=True)
 
     pairs = in_turns(ours, by_hand, ROUNDS, settle=os.sync)
     return row(f"restore of {size()}, {where}", "tar -xzf", pairs, *at_most(1.3))
@@ -192,6 +190,7 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
 }
 
 
+@fair.conditions()
 def run(parts: list[str] | None = None) -> list[Row]:
     return [each for part in parts or PARTS for each in PARTS[part]()]
 

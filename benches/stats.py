@@ -9,6 +9,7 @@ import os
 from statistics import median
 from typing import Any
 
+from benches import fair
 from benches.daemon import daemon, per_cent, seconds, tree
 from benches.table import Row, show
 
@@ -72,6 +73,7 @@ def row(client: Any, files: dict[str, list[str]], count: int) -> Row:
     )
 
 
+@fair.conditions()
 def run() -> list[Row]:
     with daemon() as (client, root):
         image_id = client.image.create(tree(root, "small", 10, 1000)).image_id

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import trio
+from benches import fair
 from benches.daemon import daemon, tree
 from benches.table import Row, show
 from trio_websocket import (
@@ -266,6 +267,7 @@ def events_row() -> Row:
     )
 
 
+@fair.conditions()
 def run() -> list[Row]:
     with daemon() as (client, root):
         box = client.sandbox.create(

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benches import fair
 from benches.daemon import daemon, seconds
 from benches.engines import engine
 from benches.table import Row, show
@@ -109,6 +110,7 @@ def row(case: str, before: list[float], after: list[float]) -> Row:
     return Row(case, f"{now:.2f} ms", f"{was:.2f} ms", now / was, f"<= {MOST}", now / was <= MOST)
 
 
+@fair.conditions()
 def main(other: Path) -> int:
     found = []
     with engine() as docker, ExitStack() as stack:
