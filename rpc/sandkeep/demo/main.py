@@ -278,8 +278,13 @@ class Demo:
             errors = threading.Thread(target=self.relay, args=(process.stderr, [], True))
             errors.start()
             lines: list[str] = []
-            self.relay(process.stdout, lines, False)
-            errors.join()
+            try:
+                self.relay(process.stdout, lines, False)
+            except BaseException:
+                process.terminate()  # SIGTERM, unlike Ctrl-C, is for the demo alone
+                raise
+            finally:
+                errors.join()
         return process.returncode, lines
 
     def short(self, word: str) -> str:

@@ -22,6 +22,7 @@ class Witness:
         self._names = Names()
         self._token: str | None = None
         self._position = 0
+        self._ended = False
         self._moved = threading.Condition()
         self.events: list[Event] = []
 
@@ -30,12 +31,17 @@ class Witness:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self) -> None:
-        with suppress(SandkeepError, OSError), self._house.connect(patience_s=LIMIT_S) as client:
-            while True:
-                page = client.event.list(after=self._token, wait_s=POLL_S)
-                for event in page.events:
-                    self._show(event)
-                self._token = page.next
+        try:
+            with suppress(SandkeepError, OSError), self._house.connect(patience_s=LIMIT_S) as client:
+                while True:
+                    page = client.event.list(after=self._token, wait_s=POLL_S)
+                    for event in page.events:
+                        self._show(event)
+                    self._token = page.next
+        finally:
+            with self._moved:
+                self._ended = True  # nobody reads what we print, for one: catch_up is not to wait for us
+                self._moved.notify_all()
 
     def _show(self, event: Event) -> None:
         self.events.append(event)
@@ -50,5 +56,6 @@ class Witness:
         with self._house.connect() as client:
             position = client.daemon.status().position
         with self._moved:
-            if not self._moved.wait_for(lambda: self._position >= position, LIMIT_S):
+            self._moved.wait_for(lambda: self._ended or self._position >= position, LIMIT_S)
+            if self._position < position:
                 raise TimeoutError(f"the events up to {position} did not arrive, only those up to {self._position}")
