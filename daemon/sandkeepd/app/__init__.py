@@ -1,0 +1,1 @@
+"""Composition root: start-up, recovery, systemd, and the table of handlers."""

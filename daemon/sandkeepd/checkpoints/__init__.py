@@ -1,0 +1,1 @@
+"""Checkpoints, and time travel over checkpoints and snapshots."""

@@ -1,0 +1,1 @@
+"""Upkeep of the event log: state cache, history, retention, verification."""

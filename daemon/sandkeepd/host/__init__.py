@@ -1,0 +1,1 @@
+"""The host: control groups, mounts, uids, processes, and paths that callers name."""

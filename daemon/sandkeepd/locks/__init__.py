@@ -1,0 +1,1 @@
+"""Locks on shared sandboxes: handlers, leases, and published metadata."""

@@ -1,0 +1,1 @@
+"""Parts that several providers share; none of them imports a provider."""

@@ -1,0 +1,1 @@
+"""Docker provider: sandboxes as containers of a local engine."""

@@ -1,0 +1,1 @@
+"""gVisor provider: sandboxes in `runsc`, with checkpoints of memory."""

@@ -1,0 +1,1 @@
+"""Local provider: sandboxes by bubblewrap over copy-on-write directories."""

@@ -1,0 +1,1 @@
+"""Sandboxes, their images, processes, files and terminals."""

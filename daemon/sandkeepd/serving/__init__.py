@@ -1,0 +1,1 @@
+"""Parts shared by the servers: accept loops, parameter decoding, per-connection limits, memory accounting, defects."""

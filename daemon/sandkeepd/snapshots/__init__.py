@@ -1,0 +1,1 @@
+"""Snapshots: archives, forks, restore, transfer, retention and garbage collection."""

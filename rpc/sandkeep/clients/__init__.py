@@ -1,0 +1,1 @@
+"""Clients of the API: on trio, and what both clients share."""

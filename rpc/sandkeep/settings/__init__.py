@@ -1,0 +1,1 @@
+"""Settings: environment variables with parser, default and help, read when used."""

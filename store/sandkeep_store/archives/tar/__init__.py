@@ -1,0 +1,1 @@
+"""Tar format: headers, members, compression; read, written and inspected as streams."""

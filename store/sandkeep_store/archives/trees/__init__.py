@@ -1,0 +1,1 @@
+"""Directory trees: packed into archives and unpacked in a jail; layers and differences."""

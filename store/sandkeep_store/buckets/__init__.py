@@ -1,0 +1,1 @@
+"""Buckets: storage settings, and the clients of GCS and S3."""

@@ -1,0 +1,1 @@
+"""Files of the state directory: secrets, and syncing of whole filesystems."""

@@ -1,0 +1,1 @@
+"""Upkeep of the log's files: state cache, compaction, redaction, repair, salvage."""
