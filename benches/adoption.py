@@ -20,8 +20,8 @@ from benches.table import Row, show
 
 from sandkeep.blocking import connect
 from sandkeep.events import SandboxCreated
-from sandkeep_store.log import EventLog
-from sandkeepd.hostprocess import Identity, open_process
+from sandkeep_store.eventlog.log import EventLog
+from sandkeepd.host.processes import Identity, open_process
 
 SANDBOXES = int(os.environ.get("SANDKEEP_BENCH_SANDBOXES", "200"))
 PROCESSES = 5

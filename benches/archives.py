@@ -18,9 +18,9 @@ from benches.buckets import bucket
 from benches.daemon import seconds
 from benches.table import Row, show
 
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import Root
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.buckets.config import Root
 
 PAIRS = 7
 SIZE = 200_000_000
@@ -35,14 +35,14 @@ MOST_MIB = 64.0
 def library(where: str) -> tuple[Callable[[str, str], None], Callable[[str, str], None]]:
     """How the library itself sends a file, and has one."""
     if where == "gcs":
-        from sandkeep_store.gcs_client import connect
+        from sandkeep_store.buckets.gcs_client import connect
 
         gcs = connect().client.bucket("bench")
         return (
             lambda path, file: gcs.blob(path).upload_from_filename(file, if_generation_match=0),
             lambda path, file: gcs.blob(path).download_to_filename(file),
         )
-    from sandkeep_store.s3_client import connect as connect_s3
+    from sandkeep_store.buckets.s3_client import connect as connect_s3
 
     s3 = connect_s3()
     return (
@@ -111,8 +111,8 @@ def timed(where: Any) -> Iterator[Row]:
 
 MEASURE = """
 import sys
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import Root
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.buckets.config import Root
 
 MIB = 1 << 20
 

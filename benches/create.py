@@ -11,7 +11,7 @@ from benches import fair
 from benches.sandboxes import BARE, by_hand, create, image, ms, provider, timed
 from benches.table import Row, show
 
-from sandkeepd.providers.local import LocalProvider
+from sandkeepd.providers.local.provider import LocalProvider
 
 ROUNDS = 20
 FILES = 10_000

@@ -18,7 +18,7 @@ from benches import fair
 from benches.daemon import daemon, per_cent, seconds
 from benches.engines import Rex, ask, docker, engine, rex, run_by_http
 from benches.table import Row, show
-from tests.engine import PrivateEngine
+from tests.support.engine import PrivateEngine
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError

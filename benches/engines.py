@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benches import fair
-from tests.engine import PrivateEngine
+from tests.support.engine import PrivateEngine
 
 SETUP = Path(__file__).parents[1] / ".setup" / "swe-rex"
 """Where SWE-ReX is installed for the bench, apart from everything of ours."""

@@ -12,8 +12,8 @@ from benches.sandboxes import BARE, by_hand, create, image, ms, provider, timed
 from benches.table import Row, show
 
 from sandkeep.ids import PROCESS, new_id
-from sandkeepd.providers.base import Launch
-from sandkeepd.providers.local import LocalInstance
+from sandkeepd.contract.provider import Launch
+from sandkeepd.providers.local.provider import LocalInstance
 
 ROUNDS = 150
 AT_ONCE = 64

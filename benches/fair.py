@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sandkeepd.hostprocess import ordinary_priority, take_precedence
+from sandkeepd.host.processes import ordinary_priority, take_precedence
 
 ordinary = ordinary_priority
 """For what is started in the block and is to have no precedence."""

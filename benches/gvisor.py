@@ -17,7 +17,7 @@ from benches.runsc import Raw, raw
 from benches.snapshots import at_most
 from benches.table import Row, show
 
-from sandkeepd.providers import gvisor_runsc
+from sandkeepd.providers.gvisor import runsc
 
 CREATES = 15
 EXECS = 40
@@ -230,7 +230,7 @@ def an_image(client: Any, root: str) -> str:
 
 @fair.conditions()
 def run() -> Sequence[Row]:
-    if gvisor_runsc.program() is None or os.geteuid():
+    if runsc.program() is None or os.geteuid():
         return [Row("gVisor: needs root, and runsc", "-", "-", "-", "-", False)]
     with daemon() as (client, root):
         image_id = an_image(client, root)

@@ -15,8 +15,8 @@ from benches.sandboxes import create, image, provider, timed
 from benches.table import Row, show
 
 from sandkeep.ids import PROCESS, new_id
-from sandkeepd.hostprocess import TOOL_ENV
-from sandkeepd.providers.base import Launch
+from sandkeepd.contract.provider import Launch
+from sandkeepd.host.processes import TOOL_ENV
 
 MEGABYTES = int(os.environ.get("SANDKEEP_BENCH_MB", "200"))
 ROUNDS = 5

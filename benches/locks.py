@@ -17,7 +17,7 @@ from benches import fair
 from benches.daemon import seconds
 from benches.table import Row, show
 
-from sandkeep_store.gcs_client import connect
+from sandkeep_store.buckets.gcs_client import connect
 from sandkeep_store.locks.gcs import GcsStore
 from sandkeep_store.locks.lease import Locks
 
@@ -33,7 +33,7 @@ DOCUMENT = (
 )
 SERVICE = f"""
 import sys, time
-from tests.gcs import GcsEmulator
+from tests.support.gcs import GcsEmulator
 with GcsEmulator() as service:
     service.create_bucket({BUCKET!r})
     print(service.url, flush=True)

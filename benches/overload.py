@@ -22,7 +22,7 @@ from benches import fair
 from benches.daemon import per_cent
 from benches.rpc import line_of, serving
 from benches.table import Row, show
-from tests.overload import Crowd, seed
+from tests.support.overload import Crowd, seed
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError

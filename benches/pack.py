@@ -19,10 +19,10 @@ from benches.daemon import seconds
 from benches.table import Row, show
 from isal import igzip
 
-from sandkeep_store.archives.inspect import inspect
-from sandkeep_store.archives.pack import NO_LIMITS, pack, write
-from sandkeep_store.archives.tree import Tree
-from sandkeep_store.archives.unpack import unpack
+from sandkeep_store.archives.tar.inspect import inspect
+from sandkeep_store.archives.trees.pack import NO_LIMITS, pack, write
+from sandkeep_store.archives.trees.tree import Tree
+from sandkeep_store.archives.trees.unpack import unpack
 
 ROUNDS = 7
 OWNER = (70_001, 70_001)

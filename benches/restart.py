@@ -15,10 +15,10 @@ from benches.table import Row, show
 
 from sandkeep import events, ids, model
 from sandkeep.events import Event, Meta
-from sandkeep_store.codec import CODEC
-from sandkeep_store.database import Database
-from sandkeep_store.folded import FILE_NAME
-from sandkeep_store.recorder import Draft, LogRecorder
+from sandkeep_store.eventlog.codec import CODEC
+from sandkeep_store.eventlog.database import Database
+from sandkeep_store.eventlog.recorder import Draft, LogRecorder
+from sandkeep_store.upkeep.state_cache import FILE_NAME
 
 EVENTS = 1_000_000
 SANDBOXES = 300

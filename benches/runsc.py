@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from sandkeep.model import SandboxSpec
-from sandkeepd import mounts
-from sandkeepd.cgroups import Limits
-from sandkeepd.providers import gvisor_bundle
-from sandkeepd.providers.gvisor_bundle import Bundle, Lower
-from sandkeepd.providers.gvisor_plan import Plan
+from sandkeepd.host import mounts
+from sandkeepd.host.cgroups.groups import Limits
+from sandkeepd.providers.gvisor import bundle as gvisor_bundle
+from sandkeepd.providers.gvisor.bundle import Bundle, Lower
+from sandkeepd.providers.gvisor.plan import Plan
 
 T = TypeVar("T")
 DEADLINE_S = 60.0

@@ -11,10 +11,10 @@ from statistics import median
 
 from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
-from sandkeep.settings import UID_BASE
-from sandkeepd.hostprocess import TOOL_ENV
-from sandkeepd.providers.base import Caller
-from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
+from sandkeep.settings.daemon import UID_BASE
+from sandkeepd.contract.provider import Caller
+from sandkeepd.host.processes import TOOL_ENV
+from sandkeepd.providers.local.provider import LocalInstance, LocalProvider, open_local
 
 BARE = [
     "bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib",

@@ -20,7 +20,7 @@ from benches.table import Row, show
 
 from sandkeep import events, ids, model
 from sandkeep.events import Meta
-from sandkeep_store.log import EventLog, NewEvent
+from sandkeep_store.eventlog.log import EventLog, NewEvent
 
 EVENTS = 100_000
 ROUNDS = 7
@@ -115,7 +115,7 @@ def cursor_seconds(path: str) -> float:
     return seconds
 
 
-IMPORTS = "import sandkeepd.app, sandkeepd.logs, sandkeepd.main, sandkeepd.providers.local"
+IMPORTS = "import sandkeepd.app.daemon, sandkeepd.app.logging, sandkeepd.main, sandkeepd.providers.local.provider"
 
 
 def start_row() -> Row:

@@ -30,8 +30,8 @@ from trio_websocket import (
     wrap_server_stream,
 )
 
-from sandkeep import frames
 from sandkeep.events import ProcessStarted
+from sandkeep.protocol import frames
 from sandkeep.stream import StreamClient
 
 MEBIBYTES = int(os.environ.get("SANDKEEP_BENCH_MB", "256"))
@@ -204,12 +204,12 @@ def first_output_row(client: Any, root: str, box: str) -> Row:
 async def events_at_a_subscriber(directory: str) -> tuple[list[float], list[float]]:
     """How long an append takes, and until a subscriber of a stream server beside it has the event, in milliseconds."""
     from sandkeep.events import Meta
-    from sandkeep_store.log import EventLog, NewEvent
+    from sandkeep_store.eventlog.log import EventLog, NewEvent
     from sandkeep_store.metadata_files import MetadataFiles
     from sandkeep_store.views.state import State
     from sandkeepd.api.listener import listening
-    from sandkeepd.core import Core
-    from sandkeepd.history import History
+    from sandkeepd.core.core import Core
+    from sandkeepd.eventlog.history import History
     from sandkeepd.stream.events import Events
     from sandkeepd.stream.server import StreamServer
     from sandkeepd.stream.tokens import Tokens

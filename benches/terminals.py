@@ -14,7 +14,7 @@ from benches import fair
 from benches.daemon import daemon, tree
 from benches.table import Row, show
 
-from sandkeepd.hostprocess import take_precedence
+from sandkeepd.host.processes import take_precedence
 
 STARTS = 40
 KEYS = 1500

@@ -22,8 +22,8 @@ from sandkeep.demo import traces
 from sandkeep.demo.house import remove_tree
 
 if TYPE_CHECKING:
-    from tests.gcs import GcsEmulator
-    from tests.s3 import S3Server
+    from tests.support.gcs import GcsEmulator
+    from tests.support.s3 import S3Server
 
 START_S = 30.0
 SHOWN_CHARACTERS = 8000
@@ -57,7 +57,7 @@ def _root_alone(what: str) -> str | None:
 
 
 def _freezer() -> str | None:
-    from sandkeepd.cgroups import Hierarchies
+    from sandkeepd.host.cgroups.groups import Hierarchies
 
     return None if Hierarchies().can_freeze() else "there is no writable freezer control group"
 
@@ -136,7 +136,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(scope="session")
 def gcs() -> "Iterator[GcsEmulator]":
     """A GCS service for all tests. Ask for `gcs_bucket` too: every test has one of its own."""
-    from tests.gcs import GcsEmulator
+    from tests.support.gcs import GcsEmulator
 
     with GcsEmulator() as service:
         yield service
@@ -152,7 +152,7 @@ def gcs_bucket(gcs: "GcsEmulator", monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def s3() -> "Iterator[S3Server]":
     """An S3 service for all tests. Ask for `s3_bucket` too: every test has one of its own."""
-    from tests.s3 import S3Server
+    from tests.support.s3 import S3Server
 
     with S3Server() as service:
         yield service
@@ -324,8 +324,8 @@ def shared_daemon(places: str) -> Iterator[RunningDaemon]:
 
 @pytest.fixture
 def new_service(places: str) -> Iterator[Callable[[], Any]]:
-    """Makes daemons as a service manager has them; see `tests.service`."""
-    from tests.service import Service
+    """Makes daemons as a service manager has them; see `tests.support.service`."""
+    from tests.support.service import Service
 
     made: list[Service] = []
 
@@ -346,7 +346,7 @@ def new_service(places: str) -> Iterator[Callable[[], Any]]:
 @pytest.fixture(scope="session")
 def dockerd() -> Iterator[Any]:
     """A Docker engine of the tests' own, with `live-restore`. Tests mark themselves with ``needs("docker")``."""
-    from tests.engine import PrivateEngine
+    from tests.support.engine import PrivateEngine
 
     engine = PrivateEngine(tempfile.mkdtemp(prefix="skt-engine-"))
     engine.start()

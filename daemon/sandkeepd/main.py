@@ -8,8 +8,8 @@ import signal
 import sys
 from typing import Final
 
-from sandkeep import settings
 from sandkeep.errors import SandkeepError
+from sandkeep.settings import daemon
 
 OPEN_FILES: Final = 65536
 """What the units ask for, too."""
@@ -21,16 +21,14 @@ def main() -> None:
     """
     _open_missing_streams()
     parser = argparse.ArgumentParser(prog="sandkeepd", description="The Sandkeep daemon, in the foreground.")
-    parser.add_argument("--state-dir", metavar="DIR", help=f"where to keep everything ({settings.STATE_DIR.name})")
-    parser.add_argument("--socket", metavar="PATH", help=f"the Unix socket to listen on ({settings.SOCKET.name})")
-    parser.add_argument(
-        "--log-level", metavar="LEVEL", help=f"debug, info, warning or error ({settings.LOG_LEVEL.name})"
-    )
+    parser.add_argument("--state-dir", metavar="DIR", help=f"where to keep everything ({daemon.STATE_DIR.name})")
+    parser.add_argument("--socket", metavar="PATH", help=f"the Unix socket to listen on ({daemon.SOCKET.name})")
+    parser.add_argument("--log-level", metavar="LEVEL", help=f"debug, info, warning or error ({daemon.LOG_LEVEL.name})")
     options = parser.parse_args()
     for name, value in (
-        (settings.STATE_DIR.name, options.state_dir and os.path.abspath(options.state_dir)),
-        (settings.SOCKET.name, options.socket and os.path.abspath(options.socket)),
-        (settings.LOG_LEVEL.name, options.log_level),
+        (daemon.STATE_DIR.name, options.state_dir and os.path.abspath(options.state_dir)),
+        (daemon.SOCKET.name, options.socket and os.path.abspath(options.socket)),
+        (daemon.LOG_LEVEL.name, options.log_level),
     ):
         if value:
             os.environ[name] = value
@@ -55,14 +53,17 @@ def _open_missing_streams() -> None:
 def _run() -> None:
     import trio
 
-    from sandkeepd import app, hostprocess, logs, placement, systemd
+    from sandkeepd.app import daemon as app
+    from sandkeepd.app import logging, systemd
+    from sandkeepd.host import processes
+    from sandkeepd.host.cgroups import placement
 
     os.umask(0o022)  # sandboxes have uids of their own and read what is made for them, in a directory that is 0700
     faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
     faulthandler.register(signal.SIGUSR1)  # the same for whoever asks, also of a daemon that hangs
-    logs.set_up(settings.LOG_LEVEL())
+    logging.set_up(daemon.LOG_LEVEL())
     _raise_limit_of_open_files()
-    hostprocess.take_precedence()
+    processes.take_precedence()
     manager = systemd.take_environment()
     placement.settle()
     try:

@@ -15,8 +15,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from sandkeep import blocking as blocking
     from sandkeep import model as model
-    from sandkeep.client import Client as Client
-    from sandkeep.client import connect as connect
+    from sandkeep.clients.trio import Client as Client
+    from sandkeep.clients.trio import connect as connect
     from sandkeep.errors import CallerError as CallerError
     from sandkeep.errors import DaemonError as DaemonError
     from sandkeep.errors import DataError as DataError
@@ -35,7 +35,12 @@ _ERRORS: Final = (
     "SetupError",
     "StateError",
 )
-_HOMES: Final = {"connect": "client", "Client": "client", "StreamClient": "stream", **dict.fromkeys(_ERRORS, "errors")}
+_HOMES: Final = {
+    "connect": "clients.trio",
+    "Client": "clients.trio",
+    "StreamClient": "stream",
+    **dict.fromkeys(_ERRORS, "errors"),
+}
 _MODULES: Final = ("blocking", "model")
 
 __all__ = [

@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from sandkeep.blocking import Client
-from sandkeep.durable import Replacement
 from sandkeep.errors import CallerError, DataError, SandkeepError
 from sandkeep.model import ArchiveFormat, Snapshot, SnapshotExport
+from sandkeep.system.durable import Replacement
 
 Moved = Callable[[int], None]
 

@@ -23,17 +23,18 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec import DecodeError
 
-from sandkeep import dialing, jsonrpc
-from sandkeep.binding import Nouns, bind, check_plain, identified, outcome
-from sandkeep.dialing import Daemon, Trial
+from sandkeep.clients import dial as dialing
+from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
+from sandkeep.clients.dial import Daemon, Trial
 from sandkeep.errors import SandkeepError
-from sandkeep.follow import EventCursor, OutputCursor
-from sandkeep.lines import LineBuffer
-from sandkeep.methods import Method
 from sandkeep.model import Event, ProcessOutput
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.follow import EventCursor, OutputCursor
+from sandkeep.protocol.lines import LineBuffer
+from sandkeep.protocol.methods import Method
 
 if TYPE_CHECKING:
-    from sandkeep.descriptors import Handed
+    from sandkeep.clients.descriptors import Handed
     from sandkeep.typed import BlockingMethods
 else:
     BlockingMethods = Nouns
@@ -134,7 +135,7 @@ class Client(BlockingMethods):
             stdout, stderr = handed.receive()
             what = handed.answer()
         """
-        from sandkeep.descriptors import Handed, Handover
+        from sandkeep.clients.descriptors import Handed, Handover
 
         return Handed(Handover(self._daemon, method, args, kwargs))
 

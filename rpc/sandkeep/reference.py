@@ -16,14 +16,15 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from sandkeep import events, methods, model, stubs
-from sandkeep.all_settings import ALL_SETTINGS
+from sandkeep import events, model, stubs
 from sandkeep.cli.manual import man_page
 from sandkeep.cli.markdown import cli_page
 from sandkeep.errors import CODES, MEANINGS
-from sandkeep.jsonrpc import number_of
-from sandkeep.methods import METHODS, Access, Method
-from sandkeep.openrpc import error_codes
+from sandkeep.protocol import methods
+from sandkeep.protocol.jsonrpc import number_of
+from sandkeep.protocol.methods import METHODS, Access, Method
+from sandkeep.protocol.openrpc import error_codes
+from sandkeep.settings.all import ALL_SETTINGS
 
 _TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "typed.pyi")
 _MADE: Final = "<!-- Written by `python -m sandkeep.reference --write docs/reference`: do not edit. -->"

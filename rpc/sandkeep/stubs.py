@@ -12,8 +12,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from sandkeep import methods, model
-from sandkeep.methods import METHODS, Method
+from sandkeep import model
+from sandkeep.protocol import methods
+from sandkeep.protocol.methods import METHODS, Method
 
 _HEAD: Final = '''\
 """The methods of both clients. Written by `python -m sandkeep.reference --write`: do not edit."""

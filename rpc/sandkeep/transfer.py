@@ -28,13 +28,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Concatenate, Final, ParamSpec
 
-from sandkeep import confined
 from sandkeep.blocking import Client
-from sandkeep.descriptors import Handed
+from sandkeep.clients.descriptors import Handed
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
 from sandkeep.ids import new_id
 from sandkeep.model import Copied
-from sandkeep.staging import Stage
+from sandkeep.system import confined
+from sandkeep.system.staging import Stage
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Moved = Callable[[int], None]

@@ -5,7 +5,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from sandkeep import methods, model
+from sandkeep import model
+from sandkeep.protocol import methods
 
 class TrioRpc:
     async def discover(

@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from sandkeep import settings
 from sandkeep.errors import SandkeepError
 from sandkeep.model import CompactReport, RebuildReport, RepairReport, VerifyReport
-from sandkeep_store import offline
-from sandkeep_store.log import UnknownEvent
+from sandkeep.settings import daemon
+from sandkeep_store.eventlog.log import UnknownEvent
+from sandkeep_store.upkeep import offline
 
 Report: TypeAlias = VerifyReport | RebuildReport | CompactReport | RepairReport
 
@@ -23,13 +23,13 @@ def main() -> None:
         prog="sandkeep-store", description="Look after a state directory without a daemon."
     )
     parser.add_argument("action", choices=("verify", "rebuild", "compact", "repair"))
-    parser.add_argument("--state-dir", metavar="DIR", help=f"the directory ({settings.STATE_DIR.name})")
+    parser.add_argument("--state-dir", metavar="DIR", help=f"the directory ({daemon.STATE_DIR.name})")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--older-than", metavar="AGE", help=f"compact: what ended longer ago ({settings.RETAIN.name})")
+    parser.add_argument("--older-than", metavar="AGE", help=f"compact: what ended longer ago ({daemon.RETAIN.name})")
     parser.add_argument("--yes", action="store_true", help="repair: mend the log, and not only say what is lost")
     options = parser.parse_args()
     try:
-        report = _act(options, os.path.abspath(options.state_dir or settings.STATE_DIR()))
+        report = _act(options, os.path.abspath(options.state_dir or daemon.STATE_DIR()))
     except SandkeepError as error:
         sys.exit(_complain(error.message))
     except UnknownEvent as unknown:
@@ -50,10 +50,10 @@ def _act(options: argparse.Namespace, state_dir: str) -> Report:
     if options.action == "rebuild":
         return offline.rebuild(state_dir)
     if options.action == "repair":
-        from sandkeep_store.repair import repair
+        from sandkeep_store.upkeep.repair import repair
 
         return repair(state_dir, yes=options.yes)
-    age_s = settings.RETAIN({settings.RETAIN.name: options.older_than} if options.older_than else None)
+    age_s = daemon.RETAIN({daemon.RETAIN.name: options.older_than} if options.older_than else None)
     return offline.compact(state_dir, age_s if age_s is not None else math.inf)
 
 

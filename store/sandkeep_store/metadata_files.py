@@ -13,10 +13,10 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.durable import Replacement
 from sandkeep.errors import DaemonError
 from sandkeep.ids import is_name
 from sandkeep.model import RebuildReport
+from sandkeep.system.durable import Replacement
 from sandkeep_store.views.metadata import FILE_NAME, Seen, document
 from sandkeep_store.views.state import State
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fake_provider import open_fake
+from tests.support.fake_provider import open_fake
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
-from sandkeepd.providers import local_strays
-from sandkeepd.providers.base import Caller, Exit, ImageRequest, Instance, Launch, Provider
-from sandkeepd.providers.docker import open_docker
-from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.gvisor import open_gvisor
-from sandkeepd.providers.local import open_local
+from sandkeepd.contract.provider import Caller, Exit, ImageRequest, Instance, Launch, Provider
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.provider import open_docker
+from sandkeepd.providers.gvisor.provider import open_gvisor
+from sandkeepd.providers.local import strays
+from sandkeepd.providers.local.provider import open_local
 
 UID_BASE = 1_900_000_000
 
@@ -180,4 +180,4 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
 @pytest.fixture(autouse=True)
 def everything_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all that is found of other logs told, however much of it the machine has."""
-    monkeypatch.setattr(local_strays, "MOST_TOLD", 1 << 20)
+    monkeypatch.setattr(strays, "MOST_TOLD", 1 << 20)

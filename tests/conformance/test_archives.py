@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
-from tests.memory_archives import MemoryArchives
-from tests.s3 import S3Server
+from tests.support.memory_archives import MemoryArchives
+from tests.support.s3 import S3Server
 
 from sandkeep.errors import CallerError, DataError, StateError
-from sandkeep_store.archives import s3_upload
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.archives.objects import Stored
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import Root, Storage
+from sandkeep_store.archives.stores import s3_upload
+from sandkeep_store.archives.stores.directory import DirectoryArchives
+from sandkeep_store.archives.stores.objects import Stored
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.buckets.config import Root, Storage
 
 T = TypeVar("T")
 

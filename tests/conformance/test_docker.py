@@ -13,12 +13,12 @@ from tests.conformance.conftest import World, no_progress, run, sh, start
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import Volume
-from sandkeepd.providers import docker_builder
-from sandkeepd.providers.base import Caller, ImageRequest, Pausing
-from sandkeepd.providers.docker import DockerProvider
-from sandkeepd.providers.docker_container import SANDBOX_LABEL
-from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.seccomp import docker_profile
+from sandkeepd.contract.provider import Caller, ImageRequest, Pausing
+from sandkeepd.host.seccomp import docker_profile
+from sandkeepd.providers.docker import builder
+from sandkeepd.providers.docker.container import SANDBOX_LABEL
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.provider import DockerProvider
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.parametrize("world", ["docker"], indirect=True)]
 
@@ -417,14 +417,14 @@ async def test_a_build_of_which_the_engine_loses_a_layer_is_begun_again(
     lost = 'unable to find image "sha256:3ea2750b6c781240686548c964955813b1ff1ab1ffa3ec5c3e15da1472e614d1"'
     left = [2]
 
-    class Losing(docker_builder.Asking):
+    class Losing(builder.Asking):
         async def run(self, engine: Engine) -> None:
             if left[0] == 0:
                 return await super().run(engine)
             left[0] -= 1
             return self._take({"error": lost})
 
-    monkeypatch.setattr(docker_builder, "Asking", Losing)
+    monkeypatch.setattr(builder, "Asking", Losing)
     wanted = ImageRequest(kind="directory", source=str(world.source), base=world.engine.guest())
     image_id = new_id(IMAGE)
     await world.provider.import_image(image_id, wanted, world.caller, no_progress)

@@ -16,16 +16,16 @@ import pytest
 import trio
 import trio.testing
 from tests.conformance.conftest import World, run, sh, start
-from tests.engine import PrivateEngine
+from tests.support.engine import PrivateEngine
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import SANDBOX, new_id
+from sandkeepd.contract.provider import Ending, Exit, Instance, Launch, Reviving
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX
-from sandkeepd.providers.base import Ending, Exit, Instance, Launch, Reviving
-from sandkeepd.providers.docker_instance import ShelllessInstance
-from sandkeepd.providers.docker_plan import Plan
-from sandkeepd.providers.docker_start import RETIRED
+from sandkeepd.providers.docker.instance import ShelllessInstance
+from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.start import RETIRED
 
 pytestmark = pytest.mark.needs("docker", "root")
 

@@ -13,13 +13,13 @@ from tests.conformance.conftest import UID_BASE, World, run, sh, start
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
-from sandkeepd import hostprocess
+from sandkeepd.contract.provider import Chunk, Instance, Launch, Terminal
+from sandkeepd.host import processes as hostprocess
 from sandkeepd.keeper import allowance, client, files, helpers, journal, processes, talk
 from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.providers import disk_usage, disk_watch, kept, local_layout
-from sandkeepd.providers.base import Chunk, Instance, Launch, Terminal
-from sandkeepd.providers.disk_watch import DiskWatch
-from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
+from sandkeepd.providers.common import disk_usage, disk_watch, kept, layout
+from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.local.provider import LocalInstance, LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
 DOCKER = pytest.param("docker", marks=pytest.mark.needs("docker"))
@@ -494,7 +494,7 @@ async def test_a_tree_of_any_depth_goes_with_its_sandbox(world: World) -> None:
 async def test_nothing_but_journals_stays_among_the_journals(
     world: World, monkeypatch: pytest.MonkeyPatch, many: int
 ) -> None:
-    monkeypatch.setattr(local_layout, "MANY", 50)
+    monkeypatch.setattr(layout, "MANY", 50)
     instance = await world.sandbox()
     process_id = await start(
         instance,

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.locking import TestClock
-from tests.memory_archives import MemoryArchives
-from tests.memory_locks import MemoryStore
+from tests.support.locking import TestClock
+from tests.support.memory_archives import MemoryArchives
+from tests.support.memory_locks import MemoryStore
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.base import ArchiveStore, Document
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import Root, Storage
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.archives.stores.store import ArchiveStore, Document
+from sandkeep_store.buckets.config import Root, Storage
 from sandkeep_store.locks.fence import Fence, write_fenced
 from sandkeep_store.locks.lease import Lease, Locks
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boxes import Box, until
 from tests.conftest import RunningDaemon
-from tests.users import NOBODY, as_user, command_as
+from tests.support.boxes import Box, until
+from tests.support.users import NOBODY, as_user, command_as
 
-from sandkeep import descriptors  # noqa: F401  # as who uses it has no way to the checkout
+from sandkeep.clients import descriptors  # noqa: F401  # as who uses it has no way to the checkout
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.ids import new_id
 

@@ -1,8 +1,8 @@
 """Enemies inside: whatever one does, it hurts its own sandbox only, that can always be ended, and nothing is left.
 
 All in one real daemon: a neighbour is served while each does its worst, and others wait for it, read from it and write
-to it. See `tests.hostile` for the enemies, `tests.siege` for the rest; here all of them are in local sandboxes, and in
-`test_hostile_elsewhere.py` in those of other providers, and as other users.
+to it. See `tests.support.hostile` for the enemies, `tests.support.siege` for the rest; here all of them are in local
+sandboxes, and in `test_hostile_elsewhere.py` in those of other providers, and as other users.
 """
 
 import os
@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.boxes import at_most, until
-from tests.hostile import ENEMIES, Burden, Enemy, python, traces_of
-from tests.siege import MEMORY_BUDGET, Box, House, attack, follow, fought
-from tests.soak import times
+from tests.support.boxes import at_most, until
+from tests.support.hostile import ENEMIES, Burden, Enemy, python, traces_of
+from tests.support.siege import MEMORY_BUDGET, Box, House, attack, follow, fought
+from tests.support.soak import times
 
-from sandkeepd.providers.local_bubblewrap import PATH
+from sandkeepd.providers.local.bubblewrap import PATH
 
 pytestmark = pytest.mark.needs("bwrap")
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.boxes import at_most
 from tests.conftest import RunningDaemon
-from tests.hostile import ENEMIES, QUICK, Enemy
-from tests.siege import House, attack
+from tests.support.boxes import at_most
+from tests.support.hostile import ENEMIES, QUICK, Enemy
+from tests.support.siege import House, attack
 
 pytestmark = pytest.mark.needs("root")
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 from tests.conformance.conftest import World, run, sh, start
 
-from sandkeepd.providers.base import Instance, Pausing, Reviving
+from sandkeepd.contract.provider import Instance, Pausing, Reviving
 
 COUNT = "while :; do echo x; sleep 0.01; done"
 CANNOT = ("local", "none")

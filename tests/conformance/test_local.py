@@ -15,7 +15,7 @@ from tests.conformance.conftest import UID_BASE, World, run, sh, start
 
 from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.ids import SANDBOX, new_id
-from sandkeepd.providers.local import LocalInstance, LocalProvider, open_local
+from sandkeepd.providers.local.provider import LocalInstance, LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
 pytestmark = pytest.mark.needs("bwrap")
@@ -396,7 +396,7 @@ async def test_without_isolation_all_that_was_started_is_ended(world: World) -> 
 
 def test_an_image_id_that_is_a_path(tmp_path: Path) -> None:
     from sandkeep.errors import CallerError
-    from sandkeepd.providers.local_layout import Layout
+    from sandkeepd.providers.common.layout import Layout
 
     layout = Layout(str(tmp_path))
     for name in ("..", "a/b", "", ".hidden", "x" * 65):

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from tests.gcs import Fault
-from tests.locking import TestClock
+from tests.support.gcs import Fault
+from tests.support.locking import TestClock
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store import s3_client
+from sandkeep_store.buckets import s3_client
 from sandkeep_store.locks import gcs as locks_gcs
 from sandkeep_store.locks import s3 as locks_s3
-from sandkeep_store.locks.base import DocumentStore, path_of
 from sandkeep_store.locks.lease import Lease, Locks
-from sandkeep_store.locks.opening import open_store
+from sandkeep_store.locks.open import open_store
+from sandkeep_store.locks.store import DocumentStore, path_of
 
 ENDLESS = float("inf")
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.locking import FastClock, LosesAnswers, TestClock, contend, history, record
-from tests.memory_locks import MemoryStore
+from tests.support.locking import FastClock, LosesAnswers, TestClock, contend, history, record
+from tests.support.memory_locks import MemoryStore
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.locks import rules
-from sandkeep_store.locks.base import DocumentStore, path_of
 from sandkeep_store.locks.lease import Attempt, Lease, Locks
-from sandkeep_store.locks.opening import open_store
+from sandkeep_store.locks.open import open_store
+from sandkeep_store.locks.store import DocumentStore, path_of
 
 ROOT = Path(__file__).parents[2]
 LOCK = path_of("box")
@@ -90,7 +90,7 @@ def _put_file(path: Path, content: bytes | None) -> None:
 
 
 def _put_blob(bucket: str, content: bytes | None) -> None:
-    from sandkeep_store.gcs_client import connect
+    from sandkeep_store.buckets.gcs_client import connect
 
     blob = connect().client.bucket(bucket).blob(LOCK)
     blob.delete() if content is None else blob.upload_from_string(content)
@@ -647,7 +647,16 @@ def contenders() -> Iterator[Callable[..., list[subprocess.Popen[bytes]]]]:
         path = os.pathsep.join([str(ROOT), *(str(ROOT / part) for part in ("rpc", "store", "daemon"))])
         since = time.time()
         for seed in range(count):
-            command = [sys.executable, "-m", "tests.locking", place, str(speed), str(since), str(times), str(seed)]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.support.locking",
+                place,
+                str(speed),
+                str(since),
+                str(times),
+                str(seed),
+            ]
             env = {**os.environ, "PYTHONPATH": path}
             started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE))
         return started

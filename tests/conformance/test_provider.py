@@ -14,15 +14,15 @@ import msgspec
 import pytest
 import trio
 from tests.conformance.conftest import World, directory, no_progress, run, sh, start
-from tests.users import command_as
+from tests.support.users import command_as
 
 from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import Isolation
+from sandkeepd.contract.provider import Caller, Instance, Launch
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.requests import MAX_REQUEST_BYTES
-from sandkeepd.providers.base import Caller, Instance, Launch
 
 NASTY = "  a'b\"c\\d$HOME`id`\n\n\té€𝄞\x01\x7f \n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.conformance.conftest import World, run, sh
 
-from sandkeepd import seccomp
+from sandkeepd.host import seccomp
 
 pytestmark = [
     pytest.mark.needs("bwrap", "cc"),

@@ -15,11 +15,12 @@ from tests.conformance.conftest import UID_BASE, World, directory, no_progress, 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
 from sandkeep.model import SandboxSpec
-from sandkeepd import cgroups, hostprocess
-from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.providers.base import Caller, Swept, Terminal
-from sandkeepd.providers.local import LocalProvider, open_local
-from sandkeepd.providers.local_strays import Strays
+from sandkeepd.contract.provider import Caller, Swept, Terminal
+from sandkeepd.host import processes
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.providers.local.provider import LocalProvider, open_local
+from sandkeepd.providers.local.strays import Strays
 
 ROOT = os.geteuid() == 0
 OTHER = new_id("log")
@@ -59,10 +60,10 @@ async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
     ended = os.dup(stray.pidfd) if world.kind == "gvisor" else os.pidfd_open(stray.handle["first"]["pid"])
     swept = await world.provider.clean_up(Nothing([kept.sandbox_id], [world.image_id]))
     assert swept.removed == [f"sandbox {stray.sandbox_id}"]
-    assert hostprocess.has_ended(ended, 10)
+    assert processes.has_ended(ended, 10)
     os.close(ended)
     with trio.fail_after(10):  # without isolation a tmux ends by itself, when its program has
-        while (stray.sandbox_id,) in [(*v.values(),) for _, v in hostprocess.bearing(["SANDKEEP_SANDBOX"], None)]:
+        while (stray.sandbox_id,) in [(*v.values(),) for _, v in processes.bearing(["SANDKEEP_SANDBOX"], None)]:
             await trio.sleep(0.01)
     assert await kept.is_alive()
     assert await world.provider.found() == ([kept.sandbox_id], [world.image_id])
@@ -140,7 +141,7 @@ def plant_tmux(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[
     pid = int(subprocess.run(command, env=env, cwd=place, check=True, capture_output=True).stdout)
     server = os.pidfd_open(pid)
     PLANTED.append(server)
-    return lambda: not hostprocess.has_ended(server)
+    return lambda: not processes.has_ended(server)
 
 
 def plant_group(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
@@ -154,7 +155,7 @@ def plant_group(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[
         hierarchies.join_thread(groups)
         return subprocess.Popen([*hierarchies.wrapper(groups), "sleep", "1000"], env={"PATH": os.environ["PATH"]})
 
-    child = hostprocess.in_fresh_thread(begin)
+    child = processes.in_fresh_thread(begin)
     PLANTED.append(child)
     return lambda: os.path.exists(groups["pids"]) and child.poll() is None
 

@@ -17,9 +17,9 @@ from tests.conformance.conftest import World, sh, start
 
 from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.ids import PROCESS, new_id
+from sandkeepd.contract.provider import Exit, Launch, Terminal
 from sandkeepd.keeper import client, terminal
 from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.providers.base import Exit, Launch, Terminal
 
 pytestmark = pytest.mark.needs("tmux")
 

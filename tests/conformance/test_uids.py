@@ -11,12 +11,14 @@ from tests.conformance.conftest import World, run, sh
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
-from sandkeepd import cgroups, freezer, hostprocess, placement
-from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.hostprocess import owned_by, pids_where
-from sandkeepd.providers.base import Instance
-from sandkeepd.providers.local import LocalProvider
-from sandkeepd.uid_registry import Registry
+from sandkeepd.contract.provider import Instance
+from sandkeepd.host import processes
+from sandkeepd.host.cgroups import freezer, placement
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.host.processes import owned_by, pids_where
+from sandkeepd.host.uids.registry import Registry
+from sandkeepd.providers.local.provider import LocalProvider
 
 pytestmark = [pytest.mark.needs("bwrap", "root"), pytest.mark.parametrize("world", ["local"], indirect=True)]
 
@@ -169,7 +171,7 @@ async def test_a_registry_that_cannot_be_written(registry: Registry, world: Worl
         world.plan(new_id("sbx"))
     pidfd = os.pidfd_open(instance.handle["first"]["pid"])
     await world.terminate(instance.sandbox_id)
-    assert hostprocess.has_ended(pidfd)
+    assert processes.has_ended(pidfd)
     os.close(pidfd)
 
 

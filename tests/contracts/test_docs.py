@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.documents import blocks
+from tests.support.documents import blocks
 
 from sandkeep.cli.root import sandkeep
 from sandkeep.errors import CODES
 from sandkeep.events import EVENTS
-from sandkeep.methods import METHODS
-from sandkeep.settings import SETTINGS
+from sandkeep.protocol.methods import METHODS
+from sandkeep.settings.daemon import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -26,13 +26,13 @@ FOLLOWED = {
     "README.md": "tests/contracts/test_tour.py",
     "docs/tutorial/*.md": "tests/contracts/test_tutorial.py",
     "docs/how-to/*.md": "tests/contracts/test_how_to.py",
-    "docs/reference/cli.md": "tests/rpc/test_cli_usage.py",
+    "docs/reference/cli.md": "tests/rpc/cli/test_usage.py",
 }
 """Documents with commands, and the test that gives them."""
 
 UNTOUCHED = {
     "docs/how-to/install-as-a-service.md": "it installs for the whole machine, as root, under systemd; its units and "
-    "what they start are tried in test_units.py and tests/daemon/test_systemd.py",
+    "what they start are tried in test_units.py and tests/daemon/app/test_systemd.py",
     "CONTRIBUTING.md": "it names make's targets, which are looked up below; make test is what runs here",
     "systemd/README.md": "as install-as-a-service.md",
     "benches/README.md": "it names make's targets",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.documents import ROOT, directory
+from tests.support.documents import ROOT, directory
 
 pytestmark = pytest.mark.needs("bwrap")
 

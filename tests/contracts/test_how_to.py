@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 from tests.conftest import RunningDaemon
-from tests.documents import ROOT, Session, directory, environment, section, steps, steps_of
-from tests.screen import Screen
-from tests.users import NOBODY, command_as
+from tests.support.documents import ROOT, Session, directory, environment, section, steps, steps_of
+from tests.support.screen import Screen
+from tests.support.users import NOBODY, command_as
 
 if TYPE_CHECKING:
-    from tests.gcs import GcsEmulator
-    from tests.s3 import S3Server
+    from tests.support.gcs import GcsEmulator
+    from tests.support.s3 import S3Server
 
 pytestmark = pytest.mark.needs("bwrap", "tmux")
 

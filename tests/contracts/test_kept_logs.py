@@ -1,7 +1,7 @@
 """Logs that earlier versions wrote are opened, folded, gone on with and served as they were.
 
-`logs/NAME` holds one with the views that its own version had of it; `tests/keep_log.py` writes them. None is changed:
-`SHA256SUMS` holds them.
+`logs/NAME` holds one with the views that its own version had of it; `tests/support/keep_log.py` writes them. None is
+changed: `SHA256SUMS` holds them.
 """
 
 import json
@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import trio
-from tests import replay
-from tests.boxes import until
 from tests.conftest import RunningDaemon
 from tests.contracts.test_golden_events import is_in
+from tests.support import replay
+from tests.support.boxes import until
 
 from sandkeep.events import EVENTS, Meta, SandboxAdopted
-from sandkeep_store import offline
-from sandkeep_store.log import EventLog, NewEvent
-from sandkeepd import app
+from sandkeep_store.eventlog.log import EventLog, NewEvent
+from sandkeep_store.upkeep import offline
+from sandkeepd.app import daemon as app
 
 KEPT = sorted(path for path in replay.LOGS.iterdir())
 
@@ -116,4 +116,4 @@ def test_every_event_is_in_one_of_them(tmp_path: Path) -> None:
         replay.unpack(kept, state_dir)
         found |= set(replay.opened(state_dir, lambda log, at=state_dir: replay.types(at, log)))
         shutil.rmtree(state_dir)
-    assert set(EVENTS) <= found, "keep a log with what is new: python -m tests.keep_log VERSION"
+    assert set(EVENTS) <= found, "keep a log with what is new: python -m tests.support.keep_log VERSION"

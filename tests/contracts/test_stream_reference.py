@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandkeep import frames
+from sandkeep.protocol import frames
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "stream.md").read_text()
 

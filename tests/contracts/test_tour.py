@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.documents import blocks
+from tests.support.documents import blocks
 
 pytestmark = pytest.mark.needs("bwrap")
 

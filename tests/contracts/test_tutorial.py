@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.documents import Session, agrees, directory, steps
-from tests.screen import Screen
+from tests.support.documents import Session, agrees, directory, steps
+from tests.support.screen import Screen
 
 TUTORIAL = "docs/tutorial/your-first-sandbox.md"
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.service import LAUNCHER, Service
-from tests.unit import directives
+from tests.support.service import LAUNCHER, Service
+from tests.support.unit import directives
 
-from sandkeep import settings
+from sandkeep.settings import daemon as settings
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "systemd"

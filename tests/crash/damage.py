@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.store import stories
+from tests.support import log_stories
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store import folded, offline
-from sandkeep_store.database import repairing
-from sandkeep_store.log import EventLog, Recorded
-from sandkeep_store.repair import repair
-from sandkeepd import app
+from sandkeep_store.eventlog.database import repairing
+from sandkeep_store.eventlog.log import EventLog, Recorded
+from sandkeep_store.upkeep import offline, state_cache
+from sandkeep_store.upkeep.repair import repair
+from sandkeepd.app import daemon
 
 PAGE = 4096
 Facts = dict[int, Recorded]
@@ -36,12 +36,12 @@ def build(directory: str, seed: int = 1) -> Pristine:
     work = f"{directory}.building"
     os.mkdir(work)
     path = f"{work}/{offline.LOG_NAME}"
-    stories.write(path, stories.tangle(seed, steps=300))
-    stories.write(path, (append for box in ("sbx_a", "sbx_b") for append in box_and_end(box)))
+    log_stories.write(path, log_stories.tangle(seed, steps=300))
+    log_stories.write(path, (append for box in ("sbx_a", "sbx_b") for append in box_and_end(box)))
     offline.compact(work, 0.001)
-    stories.write(path, stories.crowded("sbx_crowd", seed))
+    log_stories.write(path, log_stories.crowded("sbx_crowd", seed))
     log = EventLog.open(path)
-    folded.save(work, offline.fold(log), log)
+    state_cache.save(work, offline.fold(log), log)
     log.close()
     offline.rebuild(work)
     leave_in_the_wal(path, directory)
@@ -49,7 +49,7 @@ def build(directory: str, seed: int = 1) -> Pristine:
     offline.rebuild(look)
     shutil.copytree(f"{look}/sandboxes", f"{directory}/sandboxes", dirs_exist_ok=True)
     log = EventLog.open(f"{look}/{offline.LOG_NAME}")
-    state = list(folded.records(offline.fold(log), log))
+    state = list(state_cache.records(offline.fold(log), log))
     log.close()
     pristine = Pristine(directory, facts_of(look), state)
     for folder in (work, look):
@@ -57,13 +57,13 @@ def build(directory: str, seed: int = 1) -> Pristine:
     return pristine
 
 
-def box_and_end(box: str) -> Iterator[stories.Append]:
+def box_and_end(box: str) -> Iterator[log_stories.Append]:
     """A short life."""
-    yield [(box, box, stories.requested())]
-    yield [(box, box, stories.created())]
+    yield [(box, box, log_stories.requested())]
+    yield [(box, box, log_stories.created())]
     for number in range(20):
-        yield from stories.execution(box, f"prc_{box}_{number}")
-    yield from stories.ending(box)
+        yield from log_stories.execution(box, f"prc_{box}_{number}")
+    yield from log_stories.ending(box)
 
 
 def leave_in_the_wal(path: str, directory: str) -> None:
@@ -71,17 +71,19 @@ def leave_in_the_wal(path: str, directory: str) -> None:
     log = EventLog.open(path)
     log._database.writer.execute("PRAGMA wal_autocheckpoint = 0")
     recorder = log._recorder
-    for append in (append for number in range(15) for append in stories.execution("sbx_crowd", f"prc_late_{number}")):
+    for append in (
+        append for number in range(15) for append in log_stories.execution("sbx_crowd", f"prc_late_{number}")
+    ):
         recorder.know({name for stream, box, _ in append for name in (stream, box) if name})
         drafts = []
         for at, (stream, box, event) in enumerate(append, 1):
             revision = recorder.revision(stream) + (at if len(append) > 1 else 1)
             drafts.append(
-                stories.Draft(
-                    stream, revision, box, event.type, event.version, stories.CODEC.encode(event), stories.META
+                log_stories.Draft(
+                    stream, revision, box, event.type, event.version, log_stories.CODEC.encode(event), log_stories.META
                 )
             )
-        recorder.insert([drafts], time_us=stories.START_US)
+        recorder.insert([drafts], time_us=log_stories.START_US)
     shutil.copytree(os.path.dirname(path), directory)
     log.close()
 
@@ -211,13 +213,13 @@ def check_start(pristine: Pristine, state_dir: str) -> bool:
         assert_helpful(refused.message)
         return False
     try:
-        state, problems = app.fold(log, state_dir)
+        state, problems = daemon.fold(log, state_dir)
         for problem in problems:
             assert_helpful(problem)
         if problems:
             return False
         assert log.head == max(pristine.facts)
-        assert list(folded.records(state, log)) == pristine.state
+        assert list(state_cache.records(state, log)) == pristine.state
         return True
     finally:
         log.close()
@@ -252,7 +254,7 @@ def check_repair(pristine: Pristine, state_dir: str) -> list[str]:
     assert [problem for problem in left if "belongs to no sandbox on record" not in problem] == []
     log = EventLog.open(str(path))
     try:
-        assert app.fold(log, state_dir)[1] == []
+        assert daemon.fold(log, state_dir)[1] == []
         assert log.head >= max(pristine.facts)
     finally:
         log.close()

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Final
 
 import trio
-from tests.daemon.inside import inside
-from tests.store import stories
+from tests.support import log_stories
+from tests.support.inside import inside
 
 from sandkeep import events, failpoints
-from sandkeep.clock import now_us
 from sandkeep.events import EVENTS, Meta
-from sandkeep.settings import RETAIN_OUTPUT
-from sandkeep_store import offline
+from sandkeep.protocol.clock import now_us
+from sandkeep.settings.daemon import RETAIN_OUTPUT
+from sandkeep_store.upkeep import offline
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
-from sandkeepd.output import Output
+from sandkeepd.sandboxes.output_retention import Output
 
 GROWTH: Final = ("segment.", "compact.", "redact.", "output.", "log.")
 """What the points and the events are called that belong to it."""
@@ -47,14 +47,18 @@ ANSWERS_BYTES: Final = 3 * MAX_BACKLOG_BYTES + 1024 * 1024
 def make(state_dir: str) -> None:
     """Sandboxes that ended, with commands, and one that runs, in which a process writes a lot."""
     os.makedirs(state_dir, mode=0o700)
-    appends: list[stories.Append] = [*stories.crowded(HERE, 1), _hold("prc_seen", HERE), *_end("prc_seen", HERE)]
+    appends: list[log_stories.Append] = [
+        *log_stories.crowded(HERE, 1),
+        _hold("prc_seen", HERE),
+        *_end("prc_seen", HERE),
+    ]
     for box in ("sbx_1", "sbx_2"):
-        appends += [[(box, box, stories.requested())], [(box, box, stories.created())]]
+        appends += [[(box, box, log_stories.requested())], [(box, box, log_stories.created())]]
         for turn in range(20):
             appends += [_hold(f"prc_{box}_{turn}", box), *_end(f"prc_{box}_{turn}", box)]
-        appends += stories.ending(box)
-    appends += [[(RUNNING, HERE, stories.launch(HERE, "running"))], [(RUNNING, HERE, events.ProcessStarted(pid=5))]]
-    stories.write(f"{state_dir}/events.db", appends)
+        appends += log_stories.ending(box)
+    appends += [[(RUNNING, HERE, log_stories.launch(HERE, "running"))], [(RUNNING, HERE, events.ProcessStarted(pid=5))]]
+    log_stories.write(f"{state_dir}/events.db", appends)
     log = offline.open_log(state_dir)
     processes: dict[str, str] = {}
     log.scan(lambda fact: processes.update({fact.stream: fact.sandbox_id or ""} if "prc_" in fact.stream else {}))
@@ -70,12 +74,12 @@ def make(state_dir: str) -> None:
     offline.rebuild(state_dir)
 
 
-def _hold(process: str, box: str) -> stories.Append:
+def _hold(process: str, box: str) -> log_stories.Append:
     command = ["echo", f"{MARKER} of {process}"]
     return [(process, box, events.ProcessLaunchRequested(sandbox_id=box, name=None, command=command))]
 
 
-def _end(process: str, box: str) -> list[stories.Append]:
+def _end(process: str, box: str) -> list[log_stories.Append]:
     ended = events.ProcessExited(exit_code=0, stdout_bytes=2, stderr_bytes=2)
     return [[(process, box, events.ProcessStarted(pid=5)), (process, box, ended)]]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tests.crash.story import Story
 
-from sandkeep import archiving
+from sandkeep import archives
 from sandkeep.ids import new_id
 
 KEEPING: Final = ("snapshot.", "sandbox.fork", "sandbox.restor", "layer.", "fork.", "restore.", "replace.")
@@ -92,8 +92,8 @@ def overwritten(story: Story, box: str, snapshot_id: str) -> None:
 def brought_in(story: Story, snapshot_id: str) -> str:
     """A snapshot exported and brought in again, as another."""
     path = os.path.join(story.daemon.root, "moved.tar.gz")
-    story.look(lambda client: archiving.export_to(client, snapshot_id, path))
+    story.look(lambda client: archives.export_to(client, snapshot_id, path))
     command_id = new_id("cmd")
-    theirs = story.look(lambda client: archiving.import_from(client, path, command_id=command_id))
+    theirs = story.look(lambda client: archives.import_from(client, path, command_id=command_id))
     story.acknowledged[command_id] = "snapshot.import"
     return str(theirs.snapshot_id)

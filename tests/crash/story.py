@@ -16,10 +16,10 @@ from sandkeep import failpoints, transfer
 from sandkeep.errors import SandkeepError
 from sandkeep.events import EVENTS
 from sandkeep.ids import new_id
-from sandkeep.settings import UID_REGISTRY
-from sandkeep_store import offline
-from sandkeep_store.log import Recorded
-from sandkeepd.uid_registry import Registry
+from sandkeep.settings.daemon import UID_REGISTRY
+from sandkeep_store.eventlog.log import Recorded
+from sandkeep_store.upkeep import offline
+from sandkeepd.host.uids.registry import Registry
 
 LINES = 300
 COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; exit 7'

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from tests.crash import damage
 from tests.crash.damage import Pristine
-from tests.soak import times
+from tests.support.soak import times
 
 from sandkeep import failpoints
-from sandkeep_store import offline
-from sandkeep_store.database import repairing
-from sandkeep_store.repair import QUARANTINE, REPORT, STEPS, repair
+from sandkeep_store.eventlog.database import repairing
+from sandkeep_store.upkeep import offline
+from sandkeep_store.upkeep.repair import QUARANTINE, REPORT, STEPS, repair
 
 TRIES, TRIES_SOAK = 50, times(2000)
 

@@ -12,7 +12,7 @@ from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
 
 from sandkeep import failpoints
-from sandkeep_store import offline
+from sandkeep_store.upkeep import offline
 
 pytestmark = pytest.mark.needs("docker")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boxes import until
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check
+from tests.support.boxes import until
 
 from sandkeep import failpoints
 

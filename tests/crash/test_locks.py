@@ -13,7 +13,7 @@ from tests.crash.story import Story
 from sandkeep import failpoints
 from sandkeep.events import EVENTS
 from sandkeep_store.locks.lease import Locks
-from sandkeep_store.locks.opening import open_store
+from sandkeep_store.locks.open import open_store
 
 TOLD = ("acquire_requested", "acquired", "release_requested", "released", "steal_requested", "stolen")
 COMMITS = [f"lock.{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]

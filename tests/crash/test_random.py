@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
-from tests.soak import times
+from tests.support.soak import times
 
 from sandkeep.errors import StateError
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
-from tests.soak import times
+from tests.support.soak import times
 
 from sandkeep.errors import StateError
 from sandkeepd.api.listener import listening
@@ -88,7 +88,7 @@ def start_many(daemon: RunningDaemon, rounds: int) -> None:
 
 def begin(daemon: RunningDaemon, gate: int, suffix: str) -> "subprocess.Popen[bytes]":
     """A daemon that has imported what it needs, and goes on when the gate's other end is closed."""
-    code = f"import os, sandkeepd.main, sandkeepd.app; os.read({gate}, 1); sandkeepd.main.main()"
+    code = f"import os, sandkeepd.main, sandkeepd.app.daemon; os.read({gate}, 1); sandkeepd.main.main()"
     env = {**daemon.env, "SANDKEEP_STATE_DIR": daemon.state_dir + suffix, "SANDKEEP_LOG_LEVEL": "error"}
     return subprocess.Popen(
         [sys.executable, "-c", code], env=env, pass_fds=[gate], stderr=subprocess.PIPE, start_new_session=True

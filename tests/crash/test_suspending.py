@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import fake_provider as fake
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check_commands, check_intents, events_of
+from tests.support import fake_provider as fake
 
 from sandkeep import failpoints
 from sandkeep.events import EVENTS
-from sandkeep_store import offline
-from sandkeepd import freezer
+from sandkeep_store.upkeep import offline
+from sandkeepd.host.cgroups import freezer
 
 SIDE_BY_SIDE = 3
 
@@ -73,7 +73,7 @@ def dies_at(point: str, root: str, source: str, provider: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
     daemon = RunningDaemon(root)
     os.chmod(root, 0o711)
-    daemon.program = [sys.executable, "-m", "tests.daemon.two_providers"]
+    daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
     daemon.env |= {"PYTHONPATH": os.pathsep.join(sys.path), failpoints.SETTING: point}
     story = Story(daemon)
     box = Box(f"box-{os.path.basename(root)}", provider, daemon.state_dir)

@@ -113,7 +113,9 @@ def copy() -> Iterator[Copy]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("file", ["daemon/sandkeepd/main.py", "store/sandkeep_store/log.py", "rpc/sandkeep/ids.py"])
+@pytest.mark.parametrize(
+    "file", ["daemon/sandkeepd/main.py", "store/sandkeep_store/eventlog/log.py", "rpc/sandkeep/ids.py"]
+)
 def test_the_copy_is_what_the_daemon_runs(copy: Copy, file: str) -> None:
     """A program that ends as it begins is noticed, so it is the copy's, also in processes that tests start."""
     copy.passes(_A_REAL_DAEMON)
@@ -122,7 +124,7 @@ def test_the_copy_is_what_the_daemon_runs(copy: Copy, file: str) -> None:
     assert copy.fails_without(file, first, poison, _A_REAL_DAEMON)
 
 
-_A_REAL_DAEMON = "tests/daemon/test_access.py::test_a_user_has_images_and_sandboxes_of_their_own"
+_A_REAL_DAEMON = "tests/daemon/core/test_access.py::test_a_user_has_images_and_sandboxes_of_their_own"
 
 
 @pytest.mark.soak

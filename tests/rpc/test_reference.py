@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandkeep import methods, openrpc, reference, stubs
+from sandkeep import reference, stubs
 from sandkeep.errors import CODES
 from sandkeep.events import EVENTS
-from sandkeep.methods import METHODS
-from sandkeep.settings import SETTINGS
+from sandkeep.protocol import methods, openrpc
+from sandkeep.protocol.methods import METHODS
+from sandkeep.settings.daemon import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 

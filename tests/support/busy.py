@@ -10,12 +10,12 @@ import time
 
 import msgspec
 import trio
-from tests.daemon.inside import inside
+from tests.support.inside import inside
 
-from sandkeep.clock import now_us
 from sandkeep.events import Meta
-from sandkeep_store import offline, segments
-from sandkeepd.output import Output
+from sandkeep.protocol.clock import now_us
+from sandkeep_store.upkeep import offline, segments
+from sandkeepd.sandboxes.output_retention import Output
 
 SIDE_BY_SIDE = 16
 

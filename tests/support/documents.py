@@ -24,12 +24,12 @@ from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
-from tests.screen import DEADLINE_S, Screen
+from tests.support.screen import DEADLINE_S, Screen
 
 from sandkeep.demo import traces
 from sandkeep.demo.house import remove_tree
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ANYTHING = "…"
 
 _ITEM = re.compile(

@@ -15,7 +15,7 @@ from socket import AF_UNIX, socket
 from typing import Any
 
 import msgspec
-from tests import rootfs
+from tests.support import rootfs
 
 START_S = 60.0
 
@@ -108,7 +108,7 @@ class PrivateEngine:
         """Make and start a container as earlier versions made those of images without a shell, whose first program did
         nothing and was no keeper; answer the handle that was on record.
         """
-        from sandkeepd.hostprocess import identify
+        from sandkeepd.host.processes import identify
 
         labels = {"sandkeep.sandbox": sandbox_id, "sandkeep.owner": plan["owner"], "sandkeep.log": log_id}
         workspace = {"Type": "volume", "Source": plan["workspace_volume"]["source"], "Target": plan["workspace"]}

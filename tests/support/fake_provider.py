@@ -18,8 +18,9 @@ import trio
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import check_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
-from sandkeepd.hostpath import import_tree
-from sandkeepd.hostprocess import (
+from sandkeepd.contract.provider import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.host.caller_paths import import_tree
+from sandkeepd.host.processes import (
     TOOL_ENV,
     Identity,
     identify,
@@ -32,8 +33,7 @@ from sandkeepd.hostprocess import (
 )
 from sandkeepd.keeper import program
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
-from sandkeepd.providers.kept import KeptInstance, KeptProvider, running
+from sandkeepd.providers.common.kept import KeptInstance, KeptProvider, running
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
 """The variable by which the processes of a sandbox are found: its directory, as ids are other daemons' too."""

@@ -13,9 +13,9 @@ from typing import Any, Self
 import msgspec
 import trio
 
-from sandkeep import jsonrpc
-from sandkeep.jsonrpc import Batch, Fault, Message, Request
-from sandkeep.methods import METHODS, Method
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.jsonrpc import Batch, Fault, Message, Request
+from sandkeep.protocol.methods import METHODS, Method
 
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 80, 1000, 1001, 65536, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 0.0, 0.5,

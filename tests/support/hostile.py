@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from tests.crash.story import environments
 
 from sandkeep.demo import traces
-from sandkeepd import hostprocess
-from sandkeepd.hostprocess import owned_by, pids_where
+from sandkeepd.host import processes as hostprocess
+from sandkeepd.host.processes import owned_by, pids_where
 
 BEGIN = """
 P=/run/sandkeep/out/p EXITS=/run/sandkeep/out/exits IN=/run/sandkeep/in

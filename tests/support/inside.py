@@ -8,25 +8,25 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import trio
-from tests.fake_provider import FakeProvider, open_fake
+from tests.support.fake_provider import FakeProvider, open_fake
 
-from sandkeep.methods import METHODS
-from sandkeep_store.log import EventLog
+from sandkeep.protocol.methods import METHODS
+from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import app, table
-from sandkeepd.api.call import Call
-from sandkeepd.api.peer import Peer
-from sandkeepd.core import Core
-from sandkeepd.images import Images
-from sandkeepd.keeping import Kept
-from sandkeepd.leases import Leases
-from sandkeepd.processes import Processes
-from sandkeepd.publishing import Publishing
-from sandkeepd.reconcile import Reconciler
-from sandkeepd.retention import Retention
-from sandkeepd.sandboxes import Sandboxes
-from sandkeepd.status import Software
+from sandkeepd.app import daemon, handlers
+from sandkeepd.app.file_services import Kept
+from sandkeepd.app.reconcile import Reconciler
+from sandkeepd.app.status import Software
+from sandkeepd.core.call import Call
+from sandkeepd.core.core import Core
+from sandkeepd.core.peer import Peer
+from sandkeepd.eventlog.retention import Retention
+from sandkeepd.locks.leases import Leases
+from sandkeepd.locks.publish import Publishing
+from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.stream.access import Access
 from sandkeepd.stream.tokens import Tokens
 
@@ -90,11 +90,11 @@ async def inside(
     state_dir: str, leases_of: Callable[[Core], Leases] = Leases, opened: Opened = open_fake
 ) -> AsyncIterator[Inside]:
     """The parts of a daemon on a state directory, as `app.run` has them, but for servers and periodic tasks."""
-    app.prepare_state_dir(state_dir)
+    daemon.prepare_state_dir(state_dir)
     log = EventLog.open(f"{state_dir}/events.db")
     try:
-        state, problems = app.fold(log, state_dir)
-        async with app.running_log(log), opened(state_dir, log.log_id) as provider, trio.open_nursery() as carriers:
+        state, problems = daemon.fold(log, state_dir)
+        async with daemon.running_log(log), opened(state_dir, log.log_id) as provider, trio.open_nursery() as carriers:
             files = MetadataFiles(f"{state_dir}/sandboxes", state, log.log_id)
             core = Core(log, state, files, {provider.name: provider}, carriers)
             core.problems += problems
@@ -105,7 +105,7 @@ async def inside(
             software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
             kept, leases = Kept(core, *parts, state_dir), leases_of(core)
-            dispatch = table.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
+            dispatch = handlers.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
             made = Inside(core, provider, parts, kept, dispatch)
             made.retention, made.leases = retention, leases
             kept.archives.fence = leases.fence

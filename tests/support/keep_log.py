@@ -1,6 +1,6 @@
 """Tell a daemon of today all that can happen, and keep its log for all versions to come.
 
-    python -m tests.keep_log NAME        writes tests/contracts/logs/NAME, and NAME-archived
+    python -m tests.support.keep_log NAME        writes tests/contracts/logs/NAME, and NAME-archived
 
 By hand, as root, where bubblewrap, runsc and dockerd are; once for each version that is given out, or whose events are
 new. What was kept before is never made anew. What no order brings about is appended as its golden example.
@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
-from tests import replay
 from tests.conftest import RunningDaemon
-from tests.engine import PrivateEngine
-from tests.golden import EXAMPLES
+from tests.support import replay
+from tests.support.engine import PrivateEngine
+from tests.support.golden import EXAMPLES
 
-from sandkeep import archiving
+from sandkeep import archives
 from sandkeep.errors import SandkeepError
 from sandkeep.events import EVENTS, Event, Meta
-from sandkeep_store import offline
-from sandkeep_store.codec import CODEC
-from sandkeep_store.log import EventLog, NewEvent
-from sandkeep_store.repair import repair
+from sandkeep_store.eventlog.codec import CODEC
+from sandkeep_store.eventlog.log import EventLog, NewEvent
+from sandkeep_store.upkeep import offline
+from sandkeep_store.upkeep.repair import repair
 
 ALICE: Final = "uid:1000"
 PATIENCE_S: Final = 60.0
@@ -188,8 +188,8 @@ class Story:
         until(lambda: client.snapshot.get(late).places[0].where == "mount")
         client.snapshot.promote(second)
         moved = f"{self.daemon.root}/moved.tar.gz"
-        archiving.export_to(client, second, moved)
-        archiving.import_from(client, moved)
+        archives.export_to(client, second, moved)
+        archives.import_from(client, moved)
         client.snapshot.delete(late)
         client.sandbox.restore_at(box, position=client.sandbox.history(box).events[-1].position)
         for sandbox in client.sandbox.list().sandboxes:

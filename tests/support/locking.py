@@ -8,11 +8,11 @@ import time
 import msgspec
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
-from sandkeep_store.locks.base import DocumentStore, Stored, Written
 from sandkeep_store.locks.clock import Instant
 from sandkeep_store.locks.fence import fence_in
 from sandkeep_store.locks.lease import Lease, Locks
-from sandkeep_store.locks.opening import open_store
+from sandkeep_store.locks.open import open_store
+from sandkeep_store.locks.store import DocumentStore, Stored, Written
 
 RESULT = "sandboxes/box/result.json"
 

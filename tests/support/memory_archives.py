@@ -5,8 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.objects import (
+from sandkeep_store.archives.stores.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
     Document,
@@ -15,7 +14,8 @@ from sandkeep_store.archives.objects import (
     conflict,
     missing,
 )
-from sandkeep_store.config import Root, is_path
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.buckets.config import Root, is_path
 
 
 class MemoryArchives(ArchiveStore):

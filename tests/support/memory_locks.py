@@ -2,8 +2,8 @@
 
 import threading
 
-from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, Stored, Written
 from sandkeep_store.locks.clock import SYSTEM, Clock
+from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 
 class MemoryStore:

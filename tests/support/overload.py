@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import trio
-from tests.store.stories import Append, created, ending, requested, write
+from tests.support.log_stories import Append, created, ending, requested, write
 
 
 def seed(state_dir: str, sandboxes: int) -> None:

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from sandkeep_store import offline, segments
-from sandkeep_store.log import EventLog
+from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.upkeep import offline, segments
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
 
-LOGS: Final = Path(__file__).parent / "contracts" / "logs"
+LOGS: Final = Path(__file__).parents[1] / "contracts" / "logs"
 STATE: Final = "state.tar.gz"
 VIEWS: Final = "views.json"
 KINDS: Final = ("images", "sandboxes", "processes", "snapshots", "checkpoints", "locks")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Self
 
-from tests.gcs import Fault
+from tests.support.gcs import Fault
 
 
 class S3Server:

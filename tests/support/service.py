@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tests.conftest import RunningDaemon
 
-from sandkeepd.systemd import Manager
+from sandkeepd.app.systemd import Manager
 
-LAUNCHER = Path(__file__).parent / "unit.py"
+LAUNCHER = Path(__file__).parents[1] / "unit.py"
 PATIENCE_S = 30.0
 
 

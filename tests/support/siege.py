@@ -7,11 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from tests.boxes import at_most, until
-from tests.hostile import Burden, Enemy, Traces, remains, traces_of
+from tests.support.boxes import at_most, until
+from tests.support.hostile import Burden, Enemy, Traces, remains, traces_of
 
 from sandkeep.errors import SandkeepError
-from sandkeepd.providers.docker_engine import AT_ONCE
+from sandkeepd.providers.docker.engine import AT_ONCE
 
 MEMORY_BUDGET = 48 << 20
 """How much more memory than without it one enemy may cost the daemon, with all who read from it."""

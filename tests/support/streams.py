@@ -13,11 +13,11 @@ from tests.conftest import RunningDaemon
 from trio_websocket import ConnectionClosed
 from wsproto import ConnectionType
 
-from sandkeep import frames
+from sandkeep.protocol import frames
+from sandkeep.protocol.tls import SecureStream, client_context
+from sandkeep.protocol.wire import Connection, Wire
 from sandkeep.stream import StreamClient
 from sandkeep.stream.dial import close
-from sandkeep.tls import SecureStream, client_context
-from sandkeep.wire import Connection, Wire
 
 
 class House:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import trio
-from tests import fake_provider as fake_module
-from tests.daemon.inside import Inside, inside
-from tests.fake_provider import open_fake
+from tests.support import fake_provider as fake_module
+from tests.support.fake_provider import open_fake
+from tests.support.inside import Inside, inside
 
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import freezer, placement
-from sandkeepd.cgroups import Hierarchies
-from sandkeepd.providers.docker import open_docker
-from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.local import LocalProvider, open_local
-from sandkeepd.providers.local_layout import READ_MARK
+from sandkeepd.host.cgroups import freezer, placement
+from sandkeepd.host.cgroups.groups import Hierarchies
+from sandkeepd.providers.common.layout import READ_MARK
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.provider import open_docker
+from sandkeepd.providers.local.provider import LocalProvider, open_local
 
 UID_BASE = 1_900_000_000
 DISK = 1 << 30

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any
 
-from sandkeep_store.archives.pack import Packed, write
-from sandkeep_store.archives.tree import Overlay, Tree
+from sandkeep_store.archives.trees.pack import Packed, write
+from sandkeep_store.archives.trees.tree import Overlay, Tree
 
 NAMES = [b"a", b"b", b"c", b"-x", b".w", b"h\xff", b"n\nl", "\u00fc".encode(), b"long" * 60]
 MODES = [0o644, 0o755, 0o600, 0o444, 0o000]
@@ -160,7 +160,7 @@ def clear(path: bytes, keep: bytes = b"") -> None:
 @contextmanager
 def overlay(lower: list[str], upper: str, work: str, at: str) -> Any:
     """Directories over each other, the uppermost of `lower` first, for the length of a block."""
-    from sandkeepd import mounts
+    from sandkeepd.host import mounts
 
     options = f"lowerdir={':'.join(lower)},upperdir={upper},workdir={work},redirect_dir=nofollow,metacopy=off"
     mounts.mount("overlay", at, "overlay", 0, options)

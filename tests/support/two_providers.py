@@ -1,6 +1,6 @@
 """A daemon with a second provider, the fake one, which says nothing while a file lies in the state directory.
 
-python -m tests.daemon.two_providers
+python -m tests.support.two_providers
 """
 
 import os
@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
-from tests.fake_provider import open_fake
+from tests.support.fake_provider import open_fake
 
-from sandkeepd import app, insisting, main, reconcile, sandboxes
-from sandkeepd.providers.base import Provider
+from sandkeepd import main
+from sandkeepd.app import daemon, reconcile
+from sandkeepd.contract.provider import Provider
+from sandkeepd.core import retry
 from sandkeepd.providers.registry import open_providers
+from sandkeepd.sandboxes import sandboxes
 
 SILENT = "silent"
 
@@ -33,9 +36,9 @@ async def both(state_dir: str, *, log_id: str) -> AsyncIterator[dict[str, Provid
 
 def play() -> None:
     """Be that daemon, and an impatient one."""
-    reconcile.ANSWER_DEADLINE_S = insisting.RETRY_S = 0.2  # type: ignore[misc]
+    reconcile.ANSWER_DEADLINE_S = retry.RETRY_S = 0.2  # type: ignore[misc]
     sandboxes.ADOPTION_PATIENCE_S = sandboxes.END_DEADLINE_S = 0.2
-    app.open_providers = both  # type: ignore[attr-defined]
+    daemon.open_providers = both  # type: ignore[attr-defined]
     main.main()
 
 

@@ -4,11 +4,11 @@ from typing import Final
 
 from msgspec import Raw
 
-from sandkeep import jsonrpc
 from sandkeep.errors import CallerError
-from sandkeep.jsonrpc import Fault, Request
-from sandkeep.lines import MAX_LINE_BYTES
-from sandkeepd.api.holdings import Share
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.jsonrpc import Fault, Request
+from sandkeep.protocol.lines import MAX_LINE_BYTES
+from sandkeepd.serving.holdings import Share
 
 _MAX_BYTES: Final = MAX_LINE_BYTES - 1024 * 1024  # the rest is for the errors of those that do not fit
 

@@ -11,20 +11,20 @@ from typing import Any, Final
 import trio
 from msgspec import Raw, Struct
 
-from sandkeep import jsonrpc
 from sandkeep.errors import CallerError, SandkeepError, StateError
-from sandkeep.jsonrpc import Batch, Fault, Request
-from sandkeep.lines import MAX_LINE_BYTES, LineBuffer
-from sandkeep.methods import Hello, Params
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.jsonrpc import Batch, Fault, Request
+from sandkeep.protocol.lines import MAX_LINE_BYTES, LineBuffer
+from sandkeep.protocol.methods import Hello, Params
 from sandkeepd.api.batch import BatchAnswers
-from sandkeepd.api.call import Call, Handler, cannot_give, no_progress
-from sandkeepd.api.defects import only_error, report
-from sandkeepd.api.holdings import CALL_BYTES, Holdings
-from sandkeepd.api.peer import Peer
-from sandkeepd.api.room import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, Room
 from sandkeepd.api.routes import HELLO, Route
 from sandkeepd.api.writer import Writer
-from sandkeepd.turns import my_turn
+from sandkeepd.core.call import Call, Handler, cannot_give, no_progress
+from sandkeepd.core.peer import Peer
+from sandkeepd.host.fairness import my_turn
+from sandkeepd.serving.defects import only_error, report
+from sandkeepd.serving.holdings import CALL_BYTES, Holdings
+from sandkeepd.serving.limits import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, Room
 
 log: Final = logging.getLogger(__name__)
 

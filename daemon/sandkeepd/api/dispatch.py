@@ -8,17 +8,17 @@ import msgspec
 import trio
 from msgspec.structs import replace
 
-from sandkeep.clock import now_us
 from sandkeep.errors import DaemonError, StateError
 from sandkeep.events import Meta, SandboxCreateRequested
-from sandkeep.methods import METHODS, Mutation
-from sandkeep_store.command_key import is_keyed, without_digest
-from sandkeep_store.commands import REMEMBERED_US, Past
-from sandkeep_store.log import Recorded
-from sandkeepd.access import Request, admit
-from sandkeepd.api.call import Call
+from sandkeep.protocol.clock import now_us
+from sandkeep.protocol.methods import METHODS, Mutation
+from sandkeep_store.eventlog.command_key import is_keyed, without_digest
+from sandkeep_store.eventlog.commands import REMEMBERED_US, Past
+from sandkeep_store.eventlog.log import Recorded
 from sandkeepd.api.fingerprint import fingerprint
-from sandkeepd.core import ANEW, Core
+from sandkeepd.core.access import Request, admit
+from sandkeepd.core.call import Call
+from sandkeepd.core.core import ANEW, Core
 
 Handle = Callable[[Request[Any]], Awaitable[Any]]
 HandleNow = Callable[[Request[Any]], Any]

@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from sandkeep.methods import Method, Mutation
+from sandkeep.protocol.methods import Method, Mutation
 
 _DIGEST_BYTES: Final = 16
 _LARGE_BYTES: Final = 64 * 1024

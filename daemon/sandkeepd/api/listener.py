@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.errors import SetupError, StateError
-from sandkeep.settings import SOCKET, SOCKET_GROUP
-from sandkeepd.alone import alone
+from sandkeep.settings.daemon import SOCKET, SOCKET_GROUP
+from sandkeepd.host.instance_lock import alone
 
 _BACKLOG: Final = 512
 _SO_PASSRIGHTS: Final = 83  # linux/socket.h, since 6.16; Python has no name for it

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 from msgspec import Raw, Struct
 
-from sandkeep import jsonrpc
-from sandkeep.methods import METHODS, Access, Method, Params
-from sandkeep.openrpc import document
-from sandkeepd.api import params
-from sandkeepd.api.call import Call, Handler, ImmediateHandler
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.methods import METHODS, Access, Method, Params
+from sandkeep.protocol.openrpc import document
+from sandkeepd.core.call import Call, Handler, ImmediateHandler
+from sandkeepd.serving import params
 
 HELLO: Final = "rpc.hello"
 

@@ -10,12 +10,12 @@ import trio
 from msgspec import Struct
 from trio import TaskStatus
 
-from sandkeepd.accepting import accept_clients
-from sandkeepd.api.call import Call, Handler
 from sandkeepd.api.connection import Connection
-from sandkeepd.api.holdings import Holdings
-from sandkeepd.api.peer import Peer, peer_of
 from sandkeepd.api.routes import routes_of
+from sandkeepd.core.call import Call, Handler
+from sandkeepd.core.peer import Peer, peer_of
+from sandkeepd.serving.accept import accept_clients
+from sandkeepd.serving.holdings import Holdings
 
 __all__ = ["Call", "Handler", "Peer", "Server", "ServerStatistics", "serve"]
 

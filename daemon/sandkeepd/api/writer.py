@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from sandkeepd.api.holdings import Share
+from sandkeepd.serving.holdings import Share
 
 _MOST_AT_ONCE: Final = 1024 * 1024  # so that one large answer does not hold up the other tasks while it is copied
 

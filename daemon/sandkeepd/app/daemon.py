@@ -41,40 +41,46 @@ import trio
 from msgspec import Struct
 from trio import TaskStatus
 
-from sandkeep import events, failpoints, settings
+from sandkeep import events, failpoints
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.events import DAEMON_STREAM, Meta
+from sandkeep.settings import daemon
 from sandkeep.version import VERSION
-from sandkeep_store import folded, metadata_files, offline
-from sandkeep_store.codec import UnknownEvent
-from sandkeep_store.log import EventLog, NewEvent
+from sandkeep_store import metadata_files
+from sandkeep_store.eventlog.codec import UnknownEvent
+from sandkeep_store.eventlog.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
+from sandkeep_store.upkeep import offline, state_cache
 from sandkeep_store.views.state import State
-from sandkeepd import access, caching, reaper, table, upkeep
-from sandkeepd.alone import alone
-from sandkeepd.api.holdings import Holdings
 from sandkeepd.api.server import serve
-from sandkeepd.core import Core
-from sandkeepd.hostprocess import boot_id
-from sandkeepd.images import Images
-from sandkeepd.keeping import Kept
-from sandkeepd.leases import Leases
-from sandkeepd.listeners import Listeners, opened
-from sandkeepd.output import Output
-from sandkeepd.processes import Processes
-from sandkeepd.providers.base import Provider
+from sandkeepd.app import handlers
+from sandkeepd.app.file_services import Kept
+from sandkeepd.app.listeners import Listeners, opened
+from sandkeepd.app.reconcile import Reconciler
+from sandkeepd.app.status import Software
+from sandkeepd.app.systemd import Manager
+from sandkeepd.contract.provider import Provider
+from sandkeepd.core import access
+from sandkeepd.core.core import Core
+from sandkeepd.eventlog import state_cache as caching
+from sandkeepd.eventlog import verify
+from sandkeepd.eventlog.retention import Retention
+from sandkeepd.host.instance_lock import alone
+from sandkeepd.host.processes import boot_id
+from sandkeepd.locks.leases import Leases
+from sandkeepd.locks.publish import Publishing
 from sandkeepd.providers.registry import open_providers
-from sandkeepd.publishing import Publishing
-from sandkeepd.reconcile import Reconciler
-from sandkeepd.retention import Retention
-from sandkeepd.sandboxes import Sandboxes
-from sandkeepd.status import Software
+from sandkeepd.sandboxes import reaper
+from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.output_retention import Output
+from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.serving.holdings import Holdings
 from sandkeepd.stream.access import Access
 from sandkeepd.stream.endpoints import endpoints
 from sandkeepd.stream.identity import Identity
 from sandkeepd.stream.server import StreamServer
 from sandkeepd.stream.tokens import Tokens
-from sandkeepd.systemd import Manager
 
 logger = logging.getLogger("sandkeepd")
 
@@ -93,7 +99,7 @@ class Config(Struct, frozen=True, kw_only=True):
 
 def config_from_settings() -> Config:
     """What the environment says, or the defaults."""
-    return Config(state_dir=settings.STATE_DIR(), socket=settings.SOCKET(), stream=settings.STREAM())
+    return Config(state_dir=daemon.STATE_DIR(), socket=daemon.SOCKET(), stream=daemon.STREAM())
 
 
 async def run(
@@ -154,10 +160,12 @@ async def _run_parts(
         leases = Leases(core)
         kept.archives.fence = leases.fence
         publishing = Publishing(core, leases)
-        dispatch = table.dispatch(core, images, sandboxes, processes, software, stream_access, retention, kept, leases)
-        holdings = Holdings(settings.CLIENT_MEMORY())
+        dispatch = handlers.dispatch(
+            core, images, sandboxes, processes, software, stream_access, retention, kept, leases
+        )
+        holdings = Holdings(daemon.CLIENT_MEMORY())
         served = endpoints(core, sandboxes, processes)
-        stream = StreamServer(served, tokens, settings.STREAM_ORIGINS(), holdings=holdings)
+        stream = StreamServer(served, tokens, daemon.STREAM_ORIGINS(), holdings=holdings)
         if not problems:
             reconciler.announce()
             await _record_start(core)
@@ -173,7 +181,7 @@ async def _run_parts(
             carriers.start_soon(Output(core).run)
             carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
-            carriers.start_soon(upkeep.recover, core)
+            carriers.start_soon(verify.recover, core)
         reason = await _serve_until_stopped(
             listeners, dispatch, stream, identity, software, stopping, manager, holdings, task_status
         )
@@ -186,7 +194,7 @@ async def _run_parts(
 
 async def _serve_until_stopped(
     listeners: Listeners,
-    dispatch: table.Dispatch,
+    dispatch: handlers.Dispatch,
     stream: StreamServer,
     identity: Identity | None,
     software: Software,
@@ -282,7 +290,7 @@ def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple
     gc.disable()  # the fold only makes what stays, so looking for garbage among it is time lost
     try:
         with manager.starting(lambda: state.position):
-            state = folded.load(state_dir, log) or state
+            state = state_cache.load(state_dir, log) or state
             caching.check_end(state, log)
             caching.fold_rest(state, log, state_dir)
     except UnknownEvent as unknown:
@@ -311,7 +319,7 @@ def prepare_state_dir(path: str) -> None:
         owner = os.stat(path).st_uid
         if owner != os.geteuid():
             raise SetupError(
-                "not_configured", f"{path} belongs to uid {owner}: run as that user, or set {settings.STATE_DIR.name}"
+                "not_configured", f"{path} belongs to uid {owner}: run as that user, or set {daemon.STATE_DIR.name}"
             )
         os.chmod(path, 0o700)
         probe = f"{path}/.probe"
@@ -322,7 +330,7 @@ def prepare_state_dir(path: str) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.exists(f"{path}/{offline.LOG_NAME}"):
             return  # what is there can be read, and sandboxes be ended, which may be what frees space
         hint = (
-            "free space there" if error.errno == errno.ENOSPC else f"make it writable, or set {settings.STATE_DIR.name}"
+            "free space there" if error.errno == errno.ENOSPC else f"make it writable, or set {daemon.STATE_DIR.name}"
         )
         raise SetupError(
             "not_configured", f"the state directory {path} cannot be used ({error.strerror}): {hint}"

@@ -11,14 +11,14 @@ import trio
 
 from sandkeep import events
 from sandkeep.errors import StateError
-from sandkeep_store.log import NewEvent
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.core import Core
-from sandkeepd.keeping import Kept
-from sandkeepd.kills import KILLED
-from sandkeepd.providers.base import Provider, Replacing
-from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.app.file_services import Kept
+from sandkeepd.contract.provider import Provider, Replacing
+from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.oom import KILLED
+from sandkeepd.sandboxes.sandboxes import Sandboxes
 
 logger = logging.getLogger("sandkeepd")
 

@@ -1,19 +1,19 @@
 """What is done with the files of sandboxes besides running in them: all parts of it, built together."""
 
-from sandkeepd.checkpoint_files import CheckpointFiles
-from sandkeepd.checkpoints import Checkpoints
-from sandkeepd.collecting import Collection
-from sandkeepd.core import Core
-from sandkeepd.forks import Forks
-from sandkeepd.going_back import GoingBack
-from sandkeepd.images import Images
-from sandkeepd.layers import KeptLayers
-from sandkeepd.moving import Moves
-from sandkeepd.processes import Processes
-from sandkeepd.restoring import Restores
-from sandkeepd.sandboxes import Sandboxes
-from sandkeepd.snapshot_archives import SnapshotArchives
-from sandkeepd.snapshots import Snapshots
+from sandkeepd.checkpoints.checkpoints import Checkpoints
+from sandkeepd.checkpoints.files import CheckpointFiles
+from sandkeepd.checkpoints.time_travel import GoingBack
+from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.snapshots.archives import SnapshotArchives
+from sandkeepd.snapshots.forks import Forks
+from sandkeepd.snapshots.gc import Collection
+from sandkeepd.snapshots.layers import KeptLayers
+from sandkeepd.snapshots.restore import Restores
+from sandkeepd.snapshots.snapshots import Snapshots
+from sandkeepd.snapshots.transfer import Moves
 
 
 class Kept:

@@ -1,31 +1,31 @@
-"""Which handler answers which method: the table of `sandkeep.methods`, from the daemon's side."""
+"""Which handler answers which method: the table of `sandkeep.protocol.methods`, from the daemon's side."""
 
 from functools import partial
 from typing import Any
 
 from sandkeep.errors import CallerError
-from sandkeep.methods import SandboxRestore
 from sandkeep.model import Empty, Sandbox
-from sandkeepd.access import Request
+from sandkeep.protocol.methods import SandboxRestore
 from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
-from sandkeepd.choosing import Choosing
-from sandkeepd.core import Core
-from sandkeepd.files import Files
-from sandkeepd.history import History
-from sandkeepd.images import Images
-from sandkeepd.journals import Journals
-from sandkeepd.keeping import Kept
-from sandkeepd.leases import Leases
-from sandkeepd.locking import Locking
-from sandkeepd.processes import Processes
-from sandkeepd.retention import Retention
-from sandkeepd.sandboxes import Sandboxes
-from sandkeepd.stats import Stats
-from sandkeepd.status import Software
+from sandkeepd.app.file_services import Kept
+from sandkeepd.app.status import Software
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
+from sandkeepd.eventlog.history import History
+from sandkeepd.eventlog.retention import Retention
+from sandkeepd.eventlog.verify import Upkeep
+from sandkeepd.locks.leases import Leases
+from sandkeepd.locks.locks import Locking
+from sandkeepd.sandboxes.files import Files
+from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.open_journals import Journals
+from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.provider_choice import Choosing
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.stats import Stats
+from sandkeepd.sandboxes.suspend import Suspensions
+from sandkeepd.sandboxes.terminals import Terminals
 from sandkeepd.stream.access import Access
-from sandkeepd.suspending import Suspensions
-from sandkeepd.terminals import Terminals
-from sandkeepd.upkeep import Upkeep
 
 __all__ = ["Dispatch", "dispatch"]
 

@@ -8,10 +8,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from sandkeep import settings
 from sandkeep.errors import SetupError
+from sandkeep.settings import daemon
 from sandkeepd.api.listener import listening
-from sandkeepd.passed import Passed, address_of, held
+from sandkeepd.app.socket_activation import Passed, address_of, held
 
 _BACKLOG: Final = 128
 
@@ -42,7 +42,7 @@ def opened(api_path: str, stream_addresses: Sequence[str], passed: Passed) -> It
     Raises `not_configured` and `conflict`, naming the setting.
     """
     for address in stream_addresses:
-        settings.refuse_plaintext(address)
+        daemon.refuse_plaintext(address)
     with contextlib.ExitStack() as stack:
         access = who_may_connect()
         given = [_named(stack.enter_context(held(listener)), stream_addresses) for listener in passed.stream]
@@ -69,7 +69,7 @@ def who_may_connect() -> tuple[int, str | None]:
     """
     if os.geteuid() != 0:
         return 0o600, None
-    group = settings.SOCKET_GROUP()
+    group = daemon.SOCKET_GROUP()
     return (0o660, group) if group else (0o666, None)
 
 
@@ -77,7 +77,7 @@ def who_may_connect() -> tuple[int, str | None]:
 def _stream_listener(address: str, mode: int, group: str | None) -> Iterator[StreamListener]:
     kind, _, path = address.partition(":")
     if kind == "unix":
-        with listening(path, mode, group, settings.STREAM.name) as listener:
+        with listening(path, mode, group, daemon.STREAM.name) as listener:
             yield StreamListener(listener, address_of(listener))
     else:
         with _tcp_listener(address) as listener:
@@ -85,7 +85,7 @@ def _stream_listener(address: str, mode: int, group: str | None) -> Iterator[Str
 
 
 def _tcp_listener(address: str) -> socket.socket:
-    host, port = settings.tcp_place(address)
+    host, port = daemon.tcp_place(address)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)
@@ -94,8 +94,6 @@ def _tcp_listener(address: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        words = (
-            f"{address} cannot be listened on: {error.strerror or error}; set {settings.STREAM.name} to another port"
-        )
-        raise SetupError("not_configured", words, setting=settings.STREAM.name) from None
+        words = f"{address} cannot be listened on: {error.strerror or error}; set {daemon.STREAM.name} to another port"
+        raise SetupError("not_configured", words, setting=daemon.STREAM.name) from None
     return listener

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from sandkeep.clock import rfc3339
+from sandkeep.protocol.clock import rfc3339
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

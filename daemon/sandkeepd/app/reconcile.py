@@ -19,19 +19,19 @@ import trio
 
 from sandkeep import events, failpoints
 from sandkeep.errors import SandkeepError, StateError
-from sandkeep_store.log import NewEvent
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import decide
-from sandkeepd.core import Core
-from sandkeepd.images import Images
-from sandkeepd.insisting import insist
-from sandkeepd.keeping import Kept
-from sandkeepd.layers import KeptLayers
-from sandkeepd.processes import Processes
-from sandkeepd.providers.base import Ending, Instance, Pausing, Provider, Replacing, Reviving
-from sandkeepd.sandboxes import Pending, Sandboxes, start_in
-from sandkeepd.settling import Settling
-from sandkeepd.suspending import failure_of
+from sandkeepd.app.file_recovery import Settling
+from sandkeepd.app.file_services import Kept
+from sandkeepd.contract.provider import Ending, Instance, Pausing, Provider, Replacing, Reviving
+from sandkeepd.core import rules
+from sandkeepd.core.core import Core
+from sandkeepd.core.retry import insist
+from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes, start_in
+from sandkeepd.sandboxes.suspend import failure_of
+from sandkeepd.snapshots.layers import KeptLayers
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("sandkeepd")
 ANSWER_DEADLINE_S: Final = 20.0
 """How long a provider may take for one answer before it is asked again."""
 
-UNSETTLED: Final = ("creating", *decide.STANDING, "restoring", "stopping")
+UNSETTLED: Final = ("creating", *rules.STANDING, "restoring", "stopping")
 
 INTERRUPTED = "the daemon stopped while it was being made: create it again"
 
@@ -124,7 +124,7 @@ class Reconciler:
                 self._sandboxes.making[sandbox.sandbox_id] = Pending()
             elif is_reviving(sandbox):
                 self._sandboxes.changing[sandbox.sandbox_id] = Pending()
-            elif sandbox.status in (*decide.STANDING, "restoring"):
+            elif sandbox.status in (*rules.STANDING, "restoring"):
                 self._sandboxes.adopting[sandbox.sandbox_id] = Pending()
 
     def _note_due(self) -> None:
@@ -262,7 +262,7 @@ class Reconciler:
         """Take over a sandbox, or tell that it is lost; neither when its end is ordered meanwhile."""
         if sandbox.status == "restoring":
             await self._undo_restore(sandbox, tried, pending)
-        if sandbox.status not in decide.STANDING:
+        if sandbox.status not in rules.STANDING:
             return
         sandbox_id, revision = sandbox.sandbox_id, sandbox.revision
         take_over = partial(self._take_over, sandbox)

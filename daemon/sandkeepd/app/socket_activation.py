@@ -14,8 +14,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from sandkeep import settings
 from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.settings import daemon
 from sandkeepd.api.listener import refuse_descriptors
 
 FIRST: Final = 3
@@ -120,13 +120,13 @@ def _is_rpc(sock: socket.socket, name: str, fd: int) -> bool:
     if not unix:
         return False
     address = address_of(sock)
-    if address == f"unix:{settings.SOCKET()}":
+    if address == f"unix:{daemon.SOCKET()}":
         return True
-    if address not in settings.STREAM():
+    if address not in daemon.STREAM():
         raise _useless(
             f"descriptor {fd}",
-            f"listens on {address.removeprefix('unix:')}, which neither {settings.SOCKET.name} nor "
-            f"{settings.STREAM.name} says: call it rpc or stream by FileDescriptorName=, or set those",
+            f"listens on {address.removeprefix('unix:')}, which neither {daemon.SOCKET.name} nor "
+            f"{daemon.STREAM.name} says: call it rpc or stream by FileDescriptorName=, or set those",
         )
     return False
 

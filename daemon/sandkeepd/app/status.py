@@ -7,16 +7,17 @@ from itertools import chain
 
 import trio
 
-from sandkeep import jsonrpc
-from sandkeep.clock import now_us, rfc3339
-from sandkeep.lines import MAX_LINE_BYTES
-from sandkeep.methods import Hello, NoParams, Shutdown
 from sandkeep.model import Capabilities, ClientLimits, DaemonStatus, Empty, Pong, ProviderCapabilities, Welcome
-from sandkeep.settings import CLIENT_MEMORY
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.clock import now_us, rfc3339
+from sandkeep.protocol.lines import MAX_LINE_BYTES
+from sandkeep.protocol.methods import Hello, NoParams, Shutdown
+from sandkeep.settings.daemon import CLIENT_MEMORY
 from sandkeep.version import VERSION
-from sandkeepd.access import Request
-from sandkeepd.api import room, server
-from sandkeepd.core import Core
+from sandkeepd.api import server
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
+from sandkeepd.serving import limits
 from sandkeepd.stream import server as stream_server
 
 
@@ -111,7 +112,7 @@ def _limits_of(uid: int) -> ClientLimits:
     return ClientLimits(
         message_bytes=MAX_LINE_BYTES,
         batch=jsonrpc.MAX_BATCH,
-        calls=room.MAX_CALLS,
+        calls=limits.MAX_CALLS,
         connections=server.MAX_CONNECTIONS if uid else None,
         websockets=stream_server.MAX_CONNECTIONS if uid else None,
         held_bytes=CLIENT_MEMORY(),

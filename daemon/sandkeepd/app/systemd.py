@@ -20,8 +20,8 @@ from typing import Final
 
 import trio
 
-from sandkeep_store.log import EventLog
-from sandkeepd.passed import MOST_DIGITS, Passed, take_passed
+from sandkeep_store.eventlog.log import EventLog
+from sandkeepd.app.socket_activation import MOST_DIGITS, Passed, take_passed
 
 logger: Final = logging.getLogger("sandkeepd")
 

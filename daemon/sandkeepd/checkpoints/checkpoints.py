@@ -19,7 +19,8 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import SandkeepError, SetupError, StateError, error_from
-from sandkeep.methods import (
+from sandkeep.model import Checkpoint, CheckpointList, CheckpointRestoreResult, Sandbox
+from sandkeep.protocol.methods import (
     CheckpointCreate,
     CheckpointDelete,
     CheckpointQuery,
@@ -27,22 +28,21 @@ from sandkeep.methods import (
     CheckpointRestore,
     SandboxRestore,
 )
-from sandkeep.model import Checkpoint, CheckpointList, CheckpointRestoreResult, Sandbox
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.checkpoint_files import CheckpointFiles, Had, remove_directory
-from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
-from sandkeepd.insisting import insist
-from sandkeepd.kills import KILLED
-from sandkeepd.layers import KeptLayers
-from sandkeepd.processes import Processes
-from sandkeepd.providers.base import Checkpointing, Ending, Exit, Instance, Pausing, Progress, Provider, Replacing
-from sandkeepd.query import page
-from sandkeepd.sandboxes import Maker, Pending, Runtime, Sandboxes, start_in
+from sandkeepd.checkpoints.files import CheckpointFiles, Had, remove_directory
+from sandkeepd.contract.provider import Checkpointing, Ending, Exit, Instance, Pausing, Progress, Provider, Replacing
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.paging import page
+from sandkeepd.core.retry import insist
+from sandkeepd.sandboxes.oom import KILLED
+from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.sandboxes import Maker, Pending, Runtime, Sandboxes, start_in
+from sandkeepd.snapshots.layers import KeptLayers
 
 INTERRUPTED: Final = "the daemon stopped while it was being made: make it again"
 MANIFEST: Final = "processes.json"
@@ -75,7 +75,7 @@ class Checkpoints:
     async def create(self, request: Request[CheckpointCreate]) -> Checkpoint:
         """Keep a sandbox with all that runs in it."""
         command, core = request.params, self._core
-        sandbox = decide.sandbox(core.state, command.sandbox_id)
+        sandbox = rules.sandbox(core.state, command.sandbox_id)
         await self._sandboxes.adopted(sandbox.sandbox_id)
         provider = checkpointing(core.provider(sandbox.requested.provider))
         why = provider.why_no_checkpoint(sandbox.requested.plan)
@@ -84,7 +84,7 @@ class Checkpoints:
         checkpoint_id = ids.new_id(ids.CHECKPOINT)
         place = self.files.place(checkpoint_id, bucket=command.archive == "bucket")
         facts = await trio.to_thread.run_sync(provider.facts)
-        event = decide.create_checkpoint(sandbox, command, place, facts)
+        event = rules.create_checkpoint(sandbox, command, place, facts)
         await self._sandboxes.held(sandbox)
         intent = await core.intend(NewEvent(checkpoint_id, event, sandbox.sandbox_id, 0), request.meta)
         failpoints.reach("checkpoint.planned")
@@ -106,7 +106,7 @@ class Checkpoints:
             await self._failed(checkpoint_id, sandbox, unforeseen, intent)
             return
         outcome = [NewEvent(checkpoint_id, stored, sandbox_id)]
-        if suspends and decide.may(sandbox, "sandbox.suspended"):
+        if suspends and rules.may(sandbox, "sandbox.suspended"):
             outcome.append(NewEvent(sandbox_id, events.SandboxSuspended(), sandbox_id))
         await core.record(outcome, intent)
 
@@ -140,9 +140,9 @@ class Checkpoints:
             await self._go_on(sandbox)
             runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
             stands = runtime is not None and isinstance(runtime.instance, Pausing) and runtime.instance.is_paused()
-            if stands and decide.may(sandbox, "sandbox.suspended"):
+            if stands and rules.may(sandbox, "sandbox.suspended"):
                 outcome.append(NewEvent(sandbox.sandbox_id, events.SandboxSuspended(), sandbox.sandbox_id))
-            elif decide.may(sandbox, "sandbox.suspend_failed"):
+            elif rules.may(sandbox, "sandbox.suspend_failed"):
                 kept = events.SandboxSuspendFailed(code=error.code, message=error.message)
                 outcome.append(NewEvent(sandbox.sandbox_id, kept, sandbox.sandbox_id))
         await self._core.record(outcome, intent)
@@ -188,9 +188,9 @@ class Checkpoints:
     async def delete(self, request: Request[CheckpointDelete]) -> Checkpoint:
         """Delete a checkpoint. One that is deleted is answered as it is."""
         core = self._core
-        checkpoint = decide.checkpoint(core.state, request.params.checkpoint_id)
+        checkpoint = rules.checkpoint(core.state, request.params.checkpoint_id)
         if checkpoint.status == "creating":
-            raise decide.checkpoint_not_ready(checkpoint)
+            raise rules.checkpoint_not_ready(checkpoint)
         tries = Tries()
         while checkpoint.status == "ready":
             order = NewEvent(
@@ -234,9 +234,9 @@ class Checkpoints:
     async def restore(self, request: Request[CheckpointRestore]) -> CheckpointRestoreResult:
         """Make sandboxes of a checkpoint, in which all goes on that ran."""
         command, core = request.params, self._core
-        checkpoint = decide.ready_checkpoint(core.state, command.checkpoint_id)
+        checkpoint = rules.ready_checkpoint(core.state, command.checkpoint_id)
         await self._require_here(checkpoint)
-        decide.like(checkpoint.requested.spec, command.labels)
+        rules.like(checkpoint.requested.spec, command.labels)
         restore_id = ids.new_id(ids.FORK)
 
         def order(sandbox_ids: list[str]) -> NewEvent:
@@ -293,7 +293,7 @@ class Checkpoints:
         """The intent to make one of them; from here on its plan is known to those that follow."""
         asked = checkpoint.requested
         provider = self._core.provider(asked.provider)
-        spec = decide.like(asked.spec, request.params.labels)
+        spec = rules.like(asked.spec, request.params.labels)
         planned = self._sandboxes.plan(provider, sandbox_id, asked.image_id, spec, request.caller, checkpoint.owner)
         plan = checkpointing(provider).plan_like(asked.plan, planned)
         name = self._sandboxes.give(sandbox_id, provider.name, plan)
@@ -330,7 +330,7 @@ class Checkpoints:
         if undone is None:
             return ANEW
         if undone:
-            checkpoint = decide.ready_checkpoint(self._core.state, ordered.checkpoint_id or "")
+            checkpoint = rules.ready_checkpoint(self._core.state, ordered.checkpoint_id or "")
             await self._make_again(request, checkpoint, undone)
         return await self.answer_restore(first.stream)
 
@@ -352,10 +352,10 @@ class Checkpoints:
         """Have a sandbox be what it was at a checkpoint of it."""
         command, core = request.params, self._core
         assert command.checkpoint_id is not None
-        sandbox = decide.sandbox(core.state, command.sandbox_id)
-        checkpoint = decide.ready_checkpoint(core.state, command.checkpoint_id)
+        sandbox = rules.sandbox(core.state, command.sandbox_id)
+        checkpoint = rules.ready_checkpoint(core.state, command.checkpoint_id)
         await self._sandboxes.adopted(sandbox.sandbox_id)
-        decide.return_to(sandbox, checkpoint)
+        rules.return_to(sandbox, checkpoint)
         provider = await self._require_here(checkpoint)
         event = events.SandboxRestoreRequested(
             checkpoint_id=checkpoint.checkpoint_id,
@@ -453,7 +453,7 @@ class Checkpoints:
 
     def get_now(self, request: Request[CheckpointRef]) -> Checkpoint:
         """Show a checkpoint."""
-        return decide.checkpoint(self._core.state, request.params.checkpoint_id).view()
+        return rules.checkpoint(self._core.state, request.params.checkpoint_id).view()
 
     def list_now(self, request: Request[CheckpointQuery]) -> CheckpointList:
         """List the caller's checkpoints; an administrator sees all."""

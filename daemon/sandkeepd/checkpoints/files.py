@@ -15,21 +15,22 @@ from typing import Final
 
 import trio
 
-from sandkeep import durable, failpoints, model
-from sandkeep.durable import sync_directory
+from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, SandkeepError, error_from
 from sandkeep.model import CheckpointFile
-from sandkeep_store.archives import copying
-from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import STORAGE
+from sandkeep.system import durable
+from sandkeep.system.durable import sync_directory
+from sandkeep_store.archives.stores import copy as copying
+from sandkeep_store.archives.stores.directory import DirectoryArchives
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.buckets.config import STORAGE
+from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
-from sandkeep_store.sdks import require_sdk
 from sandkeep_store.threads import Threads
-from sandkeepd import digests
-from sandkeepd.providers.base import Progress
-from sandkeepd.snapshot_archives import LOCAL, LOG_KEY, SnapshotArchives, place_of, root_of
-from sandkeepd.watched import Meter, watched
+from sandkeepd.contract.provider import Progress
+from sandkeepd.host import digests
+from sandkeepd.host.threads import Meter, watched
+from sandkeepd.snapshots.archives import LOCAL, LOG_KEY, SnapshotArchives, place_of, root_of
 
 FOLDER: Final = "sandbox_checkpoints"
 MAKING: Final = ".making"

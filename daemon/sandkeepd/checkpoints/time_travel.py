@@ -4,19 +4,19 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from sandkeep.clock import now_us, parse_rfc3339
 from sandkeep.errors import CallerError
-from sandkeep.methods import CheckpointRestore, SandboxRestoreAt, SnapshotRestore
 from sandkeep.model import RestoredAt, Sandbox
-from sandkeep_store.log import Recorded
+from sandkeep.protocol.clock import now_us, parse_rfc3339
+from sandkeep.protocol.methods import CheckpointRestore, SandboxRestoreAt, SnapshotRestore
+from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.views.moments import Moment, moments
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.checkpoints import Checkpoints
-from sandkeepd.core import ANEW, Core
-from sandkeepd.restoring import Restores
-from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.checkpoints.checkpoints import Checkpoints
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.snapshots.restore import Restores
 
 
 class Asked(NamedTuple):
@@ -40,9 +40,9 @@ class GoingBack:
 
     async def restore_at(self, request: Request[SandboxRestoreAt]) -> RestoredAt:
         """Make a sandbox from the newest of what was kept of one at or before a moment, and start it."""
-        source = decide.sandbox(self._core.state, request.params.sandbox_id)
+        source = rules.sandbox(self._core.state, request.params.sandbox_id)
         asked = await self._asked(request.params)
-        moment = decide.moment(source, self._moments(request, source), asked.upto, asked.until_us)
+        moment = rules.moment(source, self._moments(request, source), asked.upto, asked.until_us)
         made = await self._restore(request, source, moment)
         return await self._answer(source, asked, moment, made)
 
@@ -57,10 +57,10 @@ class GoingBack:
         if made is ANEW:
             return made
         asked = await self._asked(request.params)
-        source = decide.sandbox(self._core.state, request.params.sandbox_id)
+        source = rules.sandbox(self._core.state, request.params.sandbox_id)
         used_id = self._core.state.sandboxes[made.sandbox_id].requested.restored_from
         used = [replace(m, status="ready") for m in self._moments(request, source) if m.source_id == used_id]
-        return await self._answer(source, asked, decide.moment(source, used, asked.upto, asked.until_us), made)
+        return await self._answer(source, asked, rules.moment(source, used, asked.upto, asked.until_us), made)
 
     def _moments(self, request: Request[SandboxRestoreAt], source: SandboxState) -> list[Moment]:
         return [moment for moment in moments(self._core.state, source) if request.sees(moment.owner)]

@@ -11,9 +11,9 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from sandkeep.errors import CallerError, SetupError
-from sandkeep.methods import ImageCreate
 from sandkeep.model import ImageKind
-from sandkeepd import references
+from sandkeep.protocol.methods import ImageCreate
+from sandkeepd.contract import image_references
 
 COPIER: Final = "local"
 BUILDER: Final = "docker"
@@ -58,7 +58,7 @@ def referred(command: ImageCreate) -> Source:
         if getattr(command, field) is not None:
             raise CallerError("invalid", f"{field}: it goes with a directory, not with a reference", field=field)
     try:
-        references.parse(command.source, "source")
+        image_references.parse(command.source, "source")
     except CallerError as error:
         raise CallerError(
             "invalid", f"{error.message}; a directory is given by its absolute path", field="source"
@@ -83,7 +83,7 @@ def looked_for(command: ImageCreate) -> str:
 def seen(command: ImageCreate, what: Seen) -> Source:
     """The source when the path was looked at. Raises `invalid`."""
     if command.base is not None:
-        references.parse(command.base, "base")
+        image_references.parse(command.base, "base")
     if what == "file":
         return _of_file(command)
     if command.dockerfile is not None:

@@ -37,7 +37,7 @@ from sandkeep.model import (
     SandboxSpec,
     SkippedFile,
 )
-from sandkeep_store.archives.limits import Limits
+from sandkeep_store.archives.tar.limits import Limits
 
 Progress = Callable[[str], Awaitable[None]]
 InputNote = Callable[[int, int], None]

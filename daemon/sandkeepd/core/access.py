@@ -16,13 +16,13 @@ from msgspec.structs import replace
 
 from sandkeep.errors import CallerError
 from sandkeep.events import Meta
-from sandkeep.methods import Access, Kind, Method, Mutation, Params
-from sandkeep.settings import ADMIN_GROUP
-from sandkeep_store.commands import Past
+from sandkeep.protocol.methods import Access, Kind, Method, Mutation, Params
+from sandkeep.settings.daemon import ADMIN_GROUP
+from sandkeep_store.eventlog.commands import Past
 from sandkeep_store.views.state import State
-from sandkeepd.api.call import Call, Give
-from sandkeepd.api.peer import Peer
-from sandkeepd.providers.base import Caller, Progress
+from sandkeepd.contract.provider import Caller, Progress
+from sandkeepd.core.call import Call, Give
+from sandkeepd.core.peer import Peer
 
 P_co = TypeVar("P_co", bound=Params, covariant=True)
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from sandkeep.errors import SetupError
-from sandkeep.methods import Method, Params
-from sandkeepd.api.peer import Peer
+from sandkeep.protocol.methods import Method, Params
+from sandkeepd.core.peer import Peer
 
 Progress = Callable[[str], Awaitable[None]]
 Give = Callable[[Sequence[int]], Awaitable[None]]

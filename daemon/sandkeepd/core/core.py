@@ -13,14 +13,14 @@ from typing import Final
 
 import trio
 
-from sandkeep.backoff import pauses
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import Meta
-from sandkeep_store.log import EventLog, NewEvent, Recorded
+from sandkeep.system.backoff import pauses
+from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
-from sandkeepd.providers.base import Provider
-from sandkeepd.turns import my_turn
+from sandkeepd.contract.provider import Provider
+from sandkeepd.host.fairness import my_turn
 
 logger = logging.getLogger("sandkeepd")
 

@@ -7,10 +7,10 @@ from typing import Final, TypeVar
 
 import trio
 
-from sandkeep.backoff import pauses
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeepd.core import as_sandkeep_error
-from sandkeepd.providers.base import Provider, Recovering
+from sandkeep.system.backoff import pauses
+from sandkeepd.contract.provider import Provider, Recovering
+from sandkeepd.core.core import as_sandkeep_error
 
 T = TypeVar("T")
 

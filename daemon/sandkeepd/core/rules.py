@@ -12,10 +12,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from sandkeep import events, ids
-from sandkeep.clock import rfc3339
 from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
-from sandkeep.methods import (
+from sandkeep.model import Network, Place, SandboxSpec
+from sandkeep.protocol.clock import rfc3339
+from sandkeep.protocol.methods import (
     CheckpointCreate,
     ImageCreate,
     ProcessLaunch,
@@ -24,7 +25,6 @@ from sandkeep.methods import (
     SnapshotCreate,
     SnapshotImport,
 )
-from sandkeep.model import Network, Place, SandboxSpec
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.moments import Moment, newest
@@ -32,7 +32,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
-from sandkeepd.image_sources import Source
+from sandkeepd.contract.image_sources import Source
 
 STANDING: Final = ("running", "suspending", "suspended", "resuming")
 """The states of a sandbox that its provider has."""

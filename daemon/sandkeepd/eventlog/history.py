@@ -8,15 +8,15 @@ import trio
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from sandkeep.clock import rfc3339
 from sandkeep.errors import CallerError
-from sandkeep.methods import EventQuery, HistoryQuery, StateQuery
 from sandkeep.model import Moment, SandboxAt
-from sandkeep_store.log import Recorded
+from sandkeep.protocol.clock import rfc3339
+from sandkeep.protocol.methods import EventQuery, HistoryQuery, StateQuery
+from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.views.moments import moments
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.core import Core
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
 
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 NOW: Final = "now"
@@ -73,7 +73,7 @@ class History:
         of its moments were kept.
         """
         query, log = request.params, self._core.log
-        decide.sandbox(self._core.state, query.sandbox_id)
+        rules.sandbox(self._core.state, query.sandbox_id)
         after = 0 if query.after is None else log.parse_token(query.after, gaps=True)
         page = await self._page(request, after, query.limit, query.sandbox_id, None)
         return self._marked(request, page)
@@ -89,7 +89,7 @@ class History:
     async def state_at(self, request: Request[StateQuery]) -> SandboxAt:
         """A sandbox as it was on record after an event."""
         query, log = request.params, self._core.log
-        present = decide.sandbox(self._core.state, query.sandbox_id)
+        present = rules.sandbox(self._core.state, query.sandbox_id)
         position = log.position_of(query.position, "position")
         state = await log.state_at(query.sandbox_id, position)
         sandbox = state.sandboxes.get(query.sandbox_id)

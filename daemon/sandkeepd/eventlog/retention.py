@@ -6,19 +6,19 @@ from typing import Final
 
 import trio
 
-from sandkeep.clock import now_us
 from sandkeep.errors import DaemonError, SandkeepError
 from sandkeep.events import Meta
-from sandkeep.methods import StoreCompact, StoreRedact
 from sandkeep.model import CompactReport, RedactReport
-from sandkeep.settings import RETAIN
-from sandkeep_store import folded
-from sandkeep_store.compaction import Compaction
-from sandkeep_store.redaction import Redaction, Target
-from sandkeepd import caching
-from sandkeepd.access import Request
-from sandkeepd.core import Core
-from sandkeepd.sandboxes import Sandboxes
+from sandkeep.protocol.clock import now_us
+from sandkeep.protocol.methods import StoreCompact, StoreRedact
+from sandkeep.settings.daemon import RETAIN
+from sandkeep_store.upkeep import state_cache
+from sandkeep_store.upkeep.compaction import Compaction
+from sandkeep_store.upkeep.redaction import Redaction, Target
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
+from sandkeepd.eventlog import state_cache as caching
+from sandkeepd.sandboxes.sandboxes import Sandboxes
 
 logger = logging.getLogger("sandkeepd")
 
@@ -85,7 +85,7 @@ class Retention:
         """Remove what was made of an event."""
         core = self._core
         async with core.caching:
-            await trio.to_thread.run_sync(folded.discard, core.log.directory)
+            await trio.to_thread.run_sync(state_cache.discard, core.log.directory)
         if target.sandbox_id is not None:
             await core.files.discard_unfinished(target.sandbox_id)
             await self._sandboxes.adopted(target.sandbox_id)

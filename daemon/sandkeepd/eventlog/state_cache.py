@@ -10,11 +10,11 @@ from typing import Final
 import trio
 
 from sandkeep.errors import DaemonError
-from sandkeep_store import folded
-from sandkeep_store.codec import UnknownEvent
-from sandkeep_store.log import EventLog
+from sandkeep_store.eventlog.codec import UnknownEvent
+from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.upkeep import state_cache
 from sandkeep_store.views.state import State
-from sandkeepd.core import Core
+from sandkeepd.core.core import Core
 
 logger = logging.getLogger("sandkeepd")
 
@@ -37,7 +37,7 @@ def fold_rest(state: State, log: EventLog, state_dir: str) -> None:
     """
     start = state.position
     if start:
-        folded.catch_up(state, log)
+        state_cache.catch_up(state, log)
     else:
         log.fold(state)
     if state.position - start >= WORTH_EVENTS:
@@ -60,7 +60,7 @@ def save_last(state: State, log: EventLog, state_dir: str) -> None:
 def _save(state: State, log: EventLog, state_dir: str) -> None:
     """Nothing depends on it, so a full disk is only logged."""
     try:
-        folded.save(state_dir, state, log)
+        state_cache.save(state_dir, state, log)
     except (OSError, DaemonError) as error:
         logger.warning("the cached fold is not written", extra={"why": str(error)})
 
@@ -124,7 +124,7 @@ async def refresh(core: Core) -> None:
 
 def _refresh(log: EventLog, state_dir: str) -> None:
     try:
-        state = folded.load(state_dir, log) or State()
+        state = state_cache.load(state_dir, log) or State()
         fold_rest(state, log, state_dir)
     except (DaemonError, UnknownEvent) as error:
         logger.warning("the cached fold is not written", extra={"why": str(error)})

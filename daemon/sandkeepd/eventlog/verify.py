@@ -4,13 +4,14 @@ from typing import Final
 
 import trio
 
-from sandkeep import methods
 from sandkeep.errors import DaemonError
 from sandkeep.model import RebuildReport, VerifyReport
-from sandkeep_store import folded, metadata_files, offline, segments
+from sandkeep.protocol import methods
+from sandkeep_store import metadata_files
 from sandkeep_store.metadata_files import MetadataFiles
-from sandkeepd.access import Request
-from sandkeepd.core import Core
+from sandkeep_store.upkeep import offline, segments, state_cache
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
 
 TRY_AGAIN_S: Final = 1.0
 """How often a log that could not be written is tried again when nobody appends."""
@@ -44,7 +45,7 @@ class Upkeep:
 
     def _compare(self) -> list[str]:
         log = self._core.log
-        return folded.difference(self._state_dir, log, offline.fold(log))
+        return state_cache.difference(self._state_dir, log, offline.fold(log))
 
     async def rebuild(self, request: Request[methods.NoParams]) -> RebuildReport:
         """Write every metadata.json anew, from the log alone; none while it is damaged, as they may have seen more."""

@@ -24,10 +24,10 @@ from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError
 from sandkeep.model import SkippedFile
-from sandkeepd import mounts, seccomp
-from sandkeepd.hostprocess import TOOL_ENV, in_fresh_thread, ordinary_priority
-from sandkeepd.image_sources import Seen
-from sandkeepd.providers.base import Caller, ImportedImage, Progress
+from sandkeepd.contract.image_sources import Seen
+from sandkeepd.contract.provider import Caller, ImportedImage, Progress
+from sandkeepd.host import mounts, seccomp
+from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 
 MAX_SKIPPED: Final = 100
 """How many of the skipped files are named."""

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from sandkeep.openat2 import open_beneath
-from sandkeepd import mounts
+from sandkeep.system.openat2 import open_beneath
+from sandkeepd.host import mounts
 
 _WRITABLE: Final = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 _READ_ONLY: Final = _WRITABLE | mounts.MS_RDONLY

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from sandkeep.errors import SetupError
-from sandkeepd.hostprocess import reap, spawn
+from sandkeepd.host.processes import reap, spawn
 
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2

@@ -20,9 +20,9 @@ from typing import Final, TypeVar
 import trio
 from msgspec import Struct
 
-from sandkeep import fresh_thread
 from sandkeep.errors import ProviderError
-from sandkeepd import spawning
+from sandkeep.system import fresh_thread
+from sandkeepd.host import spawn as spawning
 
 T = TypeVar("T")
 

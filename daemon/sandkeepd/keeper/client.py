@@ -14,17 +14,17 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import FileContent, Isolation
-from sandkeepd.hostile_files import HostileTree
-from sandkeepd.keeper import feeding, fifo, files, journal, pipes, requests
-from sandkeepd.keeper.following import Journals
+from sandkeepd.contract.provider import Chunk, Directory, Ending, Exit, InputNote, Launch, unnoted
+from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.keeper import fifo, files, input_files, journal, pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
-from sandkeepd.keeper.launching import Launcher
+from sandkeepd.keeper.journals import Journals
+from sandkeepd.keeper.launch import Launcher
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import LOST_END, Known
 from sandkeepd.keeper.talk import Talk
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Chunk, Directory, Ending, Exit, InputNote, Launch, unnoted
 
 KILL_DEADLINE_S: Final = 20.0
 """How long the keeper has for telling the end of a process that was killed."""
@@ -177,7 +177,7 @@ class KeeperInstance:
         process = self._talk.known(process_id)
         async with process.input_lock:
             if self._place.fed:
-                taken = await feeding.feed(self._talk, self._place, process_id, data, done, note)
+                taken = await input_files.feed(self._talk, self._place, process_id, data, done, note)
             else:
                 self._open_input(process_id, process)
                 taken = await fifo.write_all(lambda: process.input_fd, data, done, note)
@@ -195,7 +195,7 @@ class KeeperInstance:
         if process.exit is None and process.input_fd is None:
             process.input_fd = self._place.open_fifo(f"{process_id}.stdin")
         if process.input_fd is None:
-            raise feeding.no_input(process_id)
+            raise input_files.no_input(process_id)
 
     def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Instance.read`."""

@@ -13,10 +13,10 @@ from msgspec import Struct
 
 from sandkeep.errors import SetupError
 from sandkeep.ids import new_id
+from sandkeepd.contract.provider import CommandFailedError, Instance, PipedCommand
 from sandkeepd.keeper.failure import failure
 from sandkeepd.keeper.files import start_of
 from sandkeepd.keeper.pipes import HELPER
-from sandkeepd.providers.base import CommandFailedError, Instance, PipedCommand
 
 
 def _script() -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from sandkeepd.providers.base import InputNote, unnoted
+from sandkeepd.contract.provider import InputNote, unnoted
 
 _PIECE_BYTES: Final = 65536
 

@@ -11,13 +11,13 @@ from typing import Final
 
 import trio
 
-from sandkeep.clock import rfc3339
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry, FileType
+from sandkeep.protocol.clock import rfc3339
+from sandkeepd.contract.provider import Directory, Instance
 from sandkeepd.keeper.failure import failure, shown
 from sandkeepd.keeper.pipes import HELPER
-from sandkeepd.providers.base import Directory, Instance
 
 MAX_NAMES_BYTES: Final = 64 * 1024 * 1024
 """The most that the names in a directory may be together."""

@@ -9,14 +9,14 @@ import trio
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
-from sandkeepd.keeper import feeding, pipes, requests
+from sandkeepd.contract.provider import Instance, Launch
+from sandkeepd.keeper import input_files, pipes, requests
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S
-from sandkeepd.keeper.launching import Launcher
+from sandkeepd.keeper.launch import Launcher
 from sandkeepd.keeper.place import Place, no_room
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import Talk
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Instance, Launch
 
 HELPER_OUTPUT_BYTES: Final = 64 * 1024
 """How much of what a helper command says is read, if no more is expected: the code inside can add any amount."""
@@ -87,13 +87,13 @@ class Helpers:
         self, process_id: str, command: Sequence[str], *, incoming: bool, working_dir: str | None
     ) -> AsyncIterator[pipes.Piped]:
         """The same where there can be no FIFOs."""
-        piped: feeding.FedPiped | None = None
+        piped: input_files.FedPiped | None = None
         try:
             for end in (pipes.DATA, pipes.CONTROL) if incoming else (pipes.CONTROL,):
                 await self._place.write(process_id + end, b"")
             launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
             await self._launcher.launch(launch, "fed-in" if incoming else "fed-out")
-            async with feeding.piped(
+            async with input_files.piped(
                 self._instance, self._talk, self._place, self._watcher, process_id, incoming=incoming
             ) as piped:
                 await self._hear_ready(piped)

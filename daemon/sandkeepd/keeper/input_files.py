@@ -13,14 +13,14 @@ from typing import Final
 import trio
 
 from sandkeep.errors import SandkeepError, StateError
-from sandkeepd.hostile_files import NotAFileError
+from sandkeepd.contract.provider import InputNote, Instance, unnoted
+from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.pipes import Piped
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import Talk
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import InputNote, Instance, unnoted
 
 AHEAD_BYTES: Final = 65536
 """How much more than a process was fed its file may hold, as much as a FIFO."""

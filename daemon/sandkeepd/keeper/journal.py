@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from sandkeep.errors import SetupError, StateError
-from sandkeepd.hostile_files import HostileTree, NotAFileError
-from sandkeepd.providers.base import Chunk
+from sandkeepd.contract.provider import Chunk
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 MAX_LINE_BYTES: Final = 128
 """The keeper's own lines are shorter by half. What is longer is not from the keeper."""

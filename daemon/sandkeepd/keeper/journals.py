@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 import trio
 
-from sandkeepd.hostile_files import HostileTree, NotAFileError
+from sandkeepd.contract.provider import Chunk
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.watcher import Watcher, grown
-from sandkeepd.providers.base import Chunk
 
 
 class Journals:

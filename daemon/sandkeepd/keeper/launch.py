@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
+from sandkeepd.contract.provider import Launch, Terminal
+from sandkeepd.host.fairness import my_turn
 from sandkeepd.keeper import pipes, program, requests, terminal
-from sandkeepd.keeper.following import Journals
+from sandkeepd.keeper.journals import Journals
 from sandkeepd.keeper.place import Place, no_room
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import Talk
-from sandkeepd.providers.base import Launch, Terminal
-from sandkeepd.turns import my_turn
 
 
 class _Request(NamedTuple):

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError
-from sandkeepd.hostile_files import HostileTree, NotAFileError
-from sandkeepd.providers.base import CommandFailedError, Instance
+from sandkeepd.contract.provider import CommandFailedError, Instance
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 HELPER: Final = "hlp"
 """The prefix of the ids of helper commands, by which a later daemon knows what was left behind."""

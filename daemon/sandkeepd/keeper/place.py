@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import DaemonError, SandkeepError
-from sandkeepd.hostile_files import HostileTree, NotAFileError
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import pipes
 
 CONTROL: Final = ".control"

@@ -6,9 +6,9 @@ from typing import Final
 
 import trio
 
-from sandkeepd.hostile_files import HostileTree, NotAFileError
+from sandkeepd.contract.provider import Exit
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper.journal import MAX_ROUNDS, Answer, ExitsReader
-from sandkeepd.providers.base import Exit
 
 MAX_REMEMBERED: Final = 65_536
 MAX_WORDS: Final = 4

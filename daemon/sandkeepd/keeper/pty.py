@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from sandkeep.errors import ProviderError
-from sandkeepd import mounts
+from sandkeepd.host import mounts
 
 MOST: Final = 128
 """How many terminals a sandbox may have at a time. The kernel has 4,096 for all on the machine (`kernel.pty.max`), of

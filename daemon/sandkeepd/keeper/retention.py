@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from sandkeep import failpoints
 from sandkeep.ids import PROCESS
-from sandkeepd.hostile_files import HostileTree, NotAFileError
+from sandkeepd.contract.provider import Dropped
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
-from sandkeepd.providers.base import Dropped
 
 STREAMS: Final = ("stdout", "stderr")
 PARTS: Final = (*STREAMS, "pid")

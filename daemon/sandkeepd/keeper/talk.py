@@ -11,14 +11,14 @@ from typing import Final
 import trio
 
 from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeepd.contract.provider import Exit
 from sandkeepd.keeper import journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
-from sandkeepd.keeper.pausing import Pause
+from sandkeepd.keeper.pause import Pause
 from sandkeepd.keeper.place import CONTROL, Place
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Exit
 
 LOOK_S: Final = 0.5
 """How soon it is asked after the processes when the code inside has spoilt what was told."""

@@ -11,8 +11,8 @@ from typing import Final
 import trio
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
+from sandkeepd.contract.provider import Terminal
 from sandkeepd.keeper import requests
-from sandkeepd.providers.base import Terminal
 
 VIEWER: Final = "vwr"
 """The prefix of the ids of viewers, which are helpers and not on record: what they leave is removed when they end."""

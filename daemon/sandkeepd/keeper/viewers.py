@@ -10,12 +10,12 @@ import trio
 
 from sandkeep.errors import StateError
 from sandkeep.ids import new_id
-from sandkeepd.hostprocess import Identity, identify
+from sandkeepd.contract.provider import Instance, Launch
+from sandkeepd.host.processes import Identity, identify
 from sandkeepd.keeper import journal, terminal
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.pty import open_pty
 from sandkeepd.keeper.talk import Talk
-from sandkeepd.providers.base import Instance, Launch
 
 
 class Viewers:

@@ -15,18 +15,18 @@ from msgspec import Struct
 
 from sandkeep import events, failpoints
 from sandkeep.errors import DataError, SandkeepError, StateError
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.locks import rules
-from sandkeep_store.locks.base import DocumentStore
 from sandkeep_store.locks.clock import SYSTEM, Clock
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.locks.lease import Attempt, Lease, Locks, lost
-from sandkeep_store.locks.opening import open_part, open_store
+from sandkeep_store.locks.open import open_part, open_store
 from sandkeep_store.locks.places import is_anothers, part_of
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.locks.store import DocumentStore
 from sandkeep_store.threads import Threads
 from sandkeep_store.views.locks import LockState
-from sandkeepd.core import Core, as_sandkeep_error
-from sandkeepd.insisting import insist
+from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.core.retry import insist
 
 T = TypeVar("T")
 

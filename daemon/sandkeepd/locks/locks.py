@@ -14,19 +14,19 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, SandkeepError, StateError, error_from
-from sandkeep.methods import LockAcquire, LockQuery, LockRef, LockRelease
 from sandkeep.model import Lock, LockList
-from sandkeep_store.config import STORAGE, Storage
+from sandkeep.protocol.methods import LockAcquire, LockQuery, LockRef, LockRelease
+from sandkeep_store.buckets.config import STORAGE, Storage
+from sandkeep_store.buckets.sdks import require_sdk
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.locks.lease import Lease
-from sandkeep_store.locks.opening import where
+from sandkeep_store.locks.open import where
 from sandkeep_store.locks.places import part_of
-from sandkeep_store.log import NewEvent, Recorded
-from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.locks import LockState
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
-from sandkeepd.leases import GIVEN_UP, Leases
-from sandkeepd.query import page
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.paging import page
+from sandkeepd.locks.leases import GIVEN_UP, Leases
 
 
 class Locking:

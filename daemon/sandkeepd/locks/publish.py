@@ -16,15 +16,15 @@ import trio
 
 from sandkeep import events
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import STORAGE, Root, Storage
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.buckets.config import STORAGE, Root, Storage
+from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.locks.fence import Fence, write_fenced
 from sandkeep_store.locks.places import part_of
-from sandkeep_store.log import Recorded
 from sandkeep_store.views.metadata import FILE_NAME, document
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.core import Core, as_sandkeep_error
-from sandkeepd.leases import Leases
+from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.locks.leases import Leases
 
 logger = logging.getLogger("sandkeepd")
 

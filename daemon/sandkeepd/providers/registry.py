@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from sandkeep.settings import DISK_LIMIT, UID_BASE
-from sandkeepd.providers.base import Provider
-from sandkeepd.providers.docker import open_docker
-from sandkeepd.providers.gvisor import open_gvisor
-from sandkeepd.providers.local import open_local
+from sandkeep.settings.daemon import DISK_LIMIT, UID_BASE
+from sandkeepd.contract.provider import Provider
+from sandkeepd.providers.docker.provider import open_docker
+from sandkeepd.providers.gvisor.provider import open_gvisor
+from sandkeepd.providers.local.provider import open_local
 
 
 @asynccontextmanager

@@ -20,16 +20,16 @@ import trio
 from sandkeep import events, failpoints
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
 from sandkeep.events import Meta
-from sandkeep.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
 from sandkeep.model import Copied, DirectoryList, FileContent, FileWritten
-from sandkeep_store.codec import CODEC
-from sandkeep_store.log import NewEvent, Recorded
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.core import Core
+from sandkeep.protocol.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
+from sandkeep_store.eventlog.codec import CODEC
+from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.copies import Copy, Extent, Form
-from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
+from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes, start_in
 
 T = TypeVar("T")
 
@@ -269,7 +269,7 @@ class Files:
     # -- what they share ----------------------------------------------------------------------------------------------
 
     async def _reach(self, sandbox_id: str) -> Runtime:
-        return await self._sandboxes.runtime(decide.sandbox(self._core.state, sandbox_id))
+        return await self._sandboxes.runtime(rules.sandbox(self._core.state, sandbox_id))
 
     def _require_record(self) -> None:
         """Refuse, before anything happens, what could not be put on record."""

@@ -6,16 +6,18 @@ from typing import Any
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, error_from
-from sandkeep.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
 from sandkeep.model import Image, ImageList
-from sandkeep_store.log import NewEvent, Recorded
-from sandkeepd import decide, hostpath, image_sources
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
-from sandkeepd.image_sources import Source
-from sandkeepd.insisting import insist
-from sandkeepd.providers.base import Building, Caller, ImageRequest, Progress
-from sandkeepd.query import page
+from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
+from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeepd.contract import image_sources
+from sandkeepd.contract.image_sources import Source
+from sandkeepd.contract.provider import Building, Caller, ImageRequest, Progress
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core.paging import page
+from sandkeepd.core.retry import insist
+from sandkeepd.host import caller_paths
 
 REMOVE_DEADLINE_S = 300.0
 """How long a provider may take for removing an image before it is asked again, if it can be interrupted."""
@@ -34,7 +36,7 @@ class Images:
         source = await self._source(request.params, request.caller)
         provider = self._core.provider(request.params.provider or source.provider)
         default_base = provider.default_base() if isinstance(provider, Building) else None
-        event = decide.create_image(request.params, request.owner, provider.name, source, default_base)
+        event = rules.create_image(request.params, request.owner, provider.name, source, default_base)
         image_id = ids.new_id(ids.IMAGE)
         intent = await self._core.intend(NewEvent(image_id, event, expected_revision=0), request.meta)
         work = partial(self._import, image_id, request.caller, request.progress, intent)
@@ -48,7 +50,7 @@ class Images:
         if not image_sources.is_path(command.source):
             return image_sources.referred(command)
         looked_for = image_sources.looked_for(command)
-        return image_sources.seen(command, await hostpath.look(command.source, caller, looked_for))
+        return image_sources.seen(command, await caller_paths.look(command.source, caller, looked_for))
 
     async def answer_create(self, image_id: str) -> Image:
         """Wait until the image is made or failed, and answer it."""
@@ -56,7 +58,7 @@ class Images:
         await self._core.settled(image_id, lambda: image.status != "creating")
         if image.status == "failed" and image.error is not None:
             raise error_from(*image.error, {"image_id": image_id})
-        return decide.image(self._core.state, image_id).view()
+        return rules.image(self._core.state, image_id).view()
 
     async def created_before(self, request: Request[ImageCreate], first: Recorded) -> Any:  # noqa: ARG002
         """The answer to a command that was given before."""
@@ -76,7 +78,7 @@ class Images:
             await core.record([NewEvent(image_id, failed)], intent)
             return
         failpoints.reach("image.copied")
-        same = None if requested.clean else decide.same_content(core.state, image_id, made.digest)
+        same = None if requested.clean else rules.same_content(core.state, image_id, made.digest)
         if same is None:
             outcome: events.Event = events.ImageCreated(
                 digest=made.digest,
@@ -98,9 +100,9 @@ class Images:
     async def remove(self, request: Request[ImageRemove]) -> Image:
         """Remove an image that no sandbox needs."""
         core = self._core
-        image_id = decide.image(core.state, request.params.image_id).image_id
+        image_id = rules.image(core.state, request.params.image_id).image_id
         pending = ["one that is being made"] * self.holds[image_id]
-        event = decide.remove_image(core.state, image_id, pending)
+        event = rules.remove_image(core.state, image_id, pending)
         image = core.state.images[image_id]
         if event is not None and image.status != "removing":
             self._leaving.add(image_id)  # nobody may start to use it while the intent is on its way to the disk
@@ -141,7 +143,7 @@ class Images:
 
     def get_now(self, request: Request[ImageRef]) -> Image:
         """Show an image."""
-        return decide.image(self._core.state, request.params.image_id).view()
+        return rules.image(self._core.state, request.params.image_id).view()
 
     def list_now(self, request: Request[ImageQuery]) -> ImageList:
         """List the caller's images; an administrator sees all."""

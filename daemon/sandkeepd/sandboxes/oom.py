@@ -13,8 +13,8 @@ an earlier daemon started, only what the kernel did after its adoption counts.
 from typing import Final, NamedTuple
 
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.providers.base import Instance, Measuring
-from sandkeepd.usage import oom_kills
+from sandkeepd.contract.provider import Instance, Measuring
+from sandkeepd.host.cgroups.usage import oom_kills
 
 KILLED: Final = 128 + 9
 """The exit code of what SIGKILL ended."""

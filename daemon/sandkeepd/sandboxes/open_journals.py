@@ -3,12 +3,12 @@
 import os
 from contextlib import ExitStack
 
-from sandkeep.methods import ProcessRef
 from sandkeep.model import OpenOutput
-from sandkeepd.access import Request
-from sandkeepd.core import Core
-from sandkeepd.outputs import require_kept
-from sandkeepd.processes import Processes
+from sandkeep.protocol.methods import ProcessRef
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.output_reader import require_kept
+from sandkeepd.sandboxes.processes import Processes
 
 
 class Journals:

@@ -4,13 +4,13 @@ import msgspec
 import trio
 
 from sandkeep.errors import DataError
-from sandkeep.methods import ProcessRead
 from sandkeep.model import ProcessOutput
-from sandkeep.settings import RETAIN_OUTPUT
+from sandkeep.protocol.methods import ProcessRead
+from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.core import Core
-from sandkeepd.providers.base import Chunk
-from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.contract.provider import Chunk
+from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.sandboxes import Sandboxes
 
 
 class Outputs:

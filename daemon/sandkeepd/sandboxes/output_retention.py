@@ -10,9 +10,9 @@ from typing import Final
 
 import trio
 
-from sandkeep.settings import RETAIN_OUTPUT
+from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.core import Core
+from sandkeepd.core.core import Core
 
 logger = logging.getLogger("sandkeepd")
 

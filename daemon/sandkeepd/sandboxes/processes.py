@@ -13,7 +13,8 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, SetupError, StateError
-from sandkeep.methods import (
+from sandkeep.model import ExecResult, Process, ProcessList, ProcessOutput
+from sandkeep.protocol.methods import (
     ProcessLaunch,
     ProcessQuery,
     ProcessRead,
@@ -24,21 +25,20 @@ from sandkeep.methods import (
     SandboxExec,
     Written,
 )
-from sandkeep.model import ExecResult, Process, ProcessList, ProcessOutput
-from sandkeep_store.codec import CODEC
-from sandkeep_store.commands import Past
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep_store.eventlog.codec import CODEC
+from sandkeep_store.eventlog.commands import Past
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.carriers import Carriers
-from sandkeepd.core import ANEW, Core
-from sandkeepd.outputs import Outputs
-from sandkeepd.providers.base import Instance, Launch, Terminal
-from sandkeepd.query import page
-from sandkeepd.sandboxes import Runtime, Sandboxes, start_in
+from sandkeepd.contract.provider import Instance, Launch, Terminal
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.paging import page
+from sandkeepd.sandboxes.output_reader import Outputs
+from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes, start_in
+from sandkeepd.sandboxes.supervisor import Carriers
 
 
 class Processes:
@@ -77,9 +77,9 @@ class Processes:
     ) -> ProcessState:
         """Put the intent on record and start the process's carrier."""
         core = self._core
-        sandbox = decide.sandbox(core.state, command.sandbox_id)
+        sandbox = rules.sandbox(core.state, command.sandbox_id)
         runtime = await self._sandboxes.runtime(sandbox)
-        event = decide.launch(sandbox, command, name, self._naming)
+        event = rules.launch(sandbox, command, name, self._naming)
         if event.tty:
             require_terminals(runtime.instance)
         process_id = ids.new_id(ids.PROCESS)
@@ -92,7 +92,7 @@ class Processes:
         process = core.state.processes[process_id]
         launch = Launch(
             process_id=process_id,
-            command=decide.words(command.command),
+            command=rules.words(command.command),
             env=command.env,
             secrets=command.secrets,
             working_dir=command.working_dir,
@@ -129,14 +129,14 @@ class Processes:
         """Wait until the process runs, and answer it."""
         await self._core.settled(process.process_id, lambda: process.status != "starting")
         if process.status == "failed":
-            raise decide.failure_of(process)
+            raise rules.failure_of(process)
         return process.view()
 
     async def answer_exec(self, process: ProcessState, inline_bytes: int) -> ExecResult:
         """Wait until the process has ended, and answer how, with the beginning of what it wrote."""
         await self._core.settled(process.process_id, lambda: process.ended)
         if process.status == "failed":
-            raise decide.failure_of(process)
+            raise rules.failure_of(process)
         out, err = (self.outputs.beginning(process, stream, inline_bytes) for stream in ("stdout", "stderr"))
         return ExecResult(
             process_id=process.process_id,
@@ -243,7 +243,7 @@ class Processes:
         """The runtime of a process that runs, once it was started; None when it has ended."""
         runtime = None
         if not process.ended:
-            runtime = await self._sandboxes.runtime(decide.sandbox(self._core.state, process.sandbox_id))
+            runtime = await self._sandboxes.runtime(rules.sandbox(self._core.state, process.sandbox_id))
             await self._core.settled(process.process_id, lambda: process.status != "starting")
         return None if process.ended else runtime
 
@@ -290,7 +290,7 @@ class Processes:
         """A process by its name or id; one too old for the view is read from its stream in the log. Raises
         `not_found`.
         """
-        sandbox = decide.sandbox(self._core.state, sandbox_id)
+        sandbox = rules.sandbox(self._core.state, sandbox_id)
         found = sandbox.named.get(name) or self._core.state.processes.get(name)
         if found is None or found.sandbox_id != sandbox_id:  # another sandbox's is looked for as long as none at all
             found = await self._from_log(sandbox, name)

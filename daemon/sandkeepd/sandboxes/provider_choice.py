@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 
 from sandkeep.events import DAEMON_STREAM, ProviderFellBack
-from sandkeep.methods import ProviderChoose
 from sandkeep.model import ProviderChoice
-from sandkeep_store.log import NewEvent, Recorded
-from sandkeepd.access import Request
-from sandkeepd.core import Core
+from sandkeep.protocol.methods import ProviderChoose
+from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
 
 WANTED: Final = "docker"
 FALLBACK: Final = "local"

@@ -8,11 +8,11 @@ from functools import partial
 
 import trio
 
-from sandkeep.clock import now_us
+from sandkeep.protocol.clock import now_us
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import decide
-from sandkeepd.core import Core
-from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.core import rules
+from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.sandboxes import Sandboxes
 
 logger = logging.getLogger("sandkeepd")
 
@@ -23,7 +23,7 @@ def reason_to_end(sandbox: SandboxState, moment_us: int) -> str | None:
     """``max_lifetime`` or ``idle_timeout`` when one of them has passed for a sandbox that runs or stands still, else
     None.
     """
-    if sandbox.status not in decide.STANDING:
+    if sandbox.status not in rules.STANDING:
         return None
     spec = sandbox.spec
     if spec.max_lifetime_s is not None and moment_us >= sandbox.requested_us + spec.max_lifetime_s * 1e6:

@@ -16,21 +16,21 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, DaemonError, ProviderError, StateError, error_from
-from sandkeep.methods import SandboxCreate, SandboxQuery, SandboxRef, SandboxTerminate
 from sandkeep.model import Sandbox, SandboxList, SandboxSpec
-from sandkeep.settings import DISK_LIMIT
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep.protocol.methods import SandboxCreate, SandboxQuery, SandboxRef, SandboxTerminate
+from sandkeep.settings.daemon import DISK_LIMIT
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
-from sandkeepd.images import Images
-from sandkeepd.insisting import insist
-from sandkeepd.kills import KILLED, Kills
-from sandkeepd.providers.base import Caller, Claiming, Ending, Exit, Instance, Pausing, Provider
-from sandkeepd.query import page
+from sandkeepd.contract.provider import Caller, Claiming, Ending, Exit, Instance, Pausing, Provider
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.paging import page
+from sandkeepd.core.retry import insist
+from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.oom import KILLED, Kills
 
 logger = logging.getLogger("sandkeepd")
 
@@ -135,8 +135,8 @@ class Sandboxes:
     async def create(self, request: Request[SandboxCreate]) -> Sandbox:
         """Make a sandbox and start it."""
         core, command = self._core, request.params
-        provider = core.provider(decide.image(core.state, command.image_id).requested.provider)
-        image, spec = decide.create_sandbox(core.state, command, DISK_LIMIT(), network=provider.default_network())
+        provider = core.provider(rules.image(core.state, command.image_id).requested.provider)
+        image, spec = rules.create_sandbox(core.state, command, DISK_LIMIT(), network=provider.default_network())
         _check_volumes(request)
         with self.about_to_be(request.owner, command.name) as sandbox_id:
             plan = self.plan(provider, sandbox_id, image.image_id, spec, request.caller, request.owner)
@@ -253,7 +253,7 @@ class Sandboxes:
             return None
         for sandbox_id in order.sandbox_ids if order.done else ():
             await self.settled(sandbox_id)
-        undone = [one for one in order.sandbox_ids if decide.interrupted_sandbox(core.state, one, order.owner)]
+        undone = [one for one in order.sandbox_ids if rules.interrupted_sandbox(core.state, one, order.owner)]
         return None if order.done and undone == order.sandbox_ids else undone
 
     async def intend_again(self, sandbox_id: str) -> Recorded:
@@ -333,9 +333,9 @@ class Sandboxes:
             maker.done()
             del self.making[sandbox_id]
             pending.finished.set()
-        if instance is not None and decide.may(sandbox, "sandbox.created"):
+        if instance is not None and rules.may(sandbox, "sandbox.created"):
             outcome = events.SandboxCreated(isolation=instance.isolation, handle=instance.handle)
-        if outcome is None or not decide.may(sandbox, outcome.type):
+        if outcome is None or not rules.may(sandbox, outcome.type):
             return  # it is being terminated: that carrier has the provider end what was made, and let go of it
         more = maker.found() if instance is not None else []
         try:
@@ -380,7 +380,7 @@ class Sandboxes:
     async def _ended_by_itself(self, runtime: Runtime, why: Ending) -> None:
         core, sandbox_id = self._core, runtime.instance.sandbox_id
         sandbox, tries = core.state.sandboxes[sandbox_id], Tries()
-        while decide.may(sandbox, "sandbox.failed"):
+        while rules.may(sandbox, "sandbox.failed"):
             if why.kind == "disk_limit":
                 await self.end(sandbox_id, "disk_limit")
                 return
@@ -436,9 +436,9 @@ class Sandboxes:
 
         Raises `not_ready` at once for one that does not run.
         """
-        decide.require_running(sandbox)
+        rules.require_running(sandbox)
         found = await self.held(sandbox)
-        decide.require_running(sandbox)
+        rules.require_running(sandbox)
         return found
 
     async def held(self, sandbox: SandboxState) -> Runtime:
@@ -453,8 +453,8 @@ class Sandboxes:
                 found = self.runtimes.get(sandbox.sandbox_id)
                 if found is not None and found.open:
                     return found
-                if sandbox.status not in decide.STANDING:
-                    raise decide.not_ready(sandbox)
+                if sandbox.status not in rules.STANDING:
+                    raise rules.not_ready(sandbox)
                 await trio.sleep(0.002)
         raise ProviderError(
             "provider_unavailable",
@@ -493,7 +493,7 @@ class Sandboxes:
             with pending.scope:
                 yield
             if pending.scope.cancelled_caught:
-                raise decide.not_ready(self._core.state.sandboxes[sandbox_id], "ended while its files were read")
+                raise rules.not_ready(self._core.state.sandboxes[sandbox_id], "ended while its files were read")
         finally:
             pending.finished.set()
             self._reading[sandbox_id].discard(pending)
@@ -534,14 +534,14 @@ class Sandboxes:
         if change is not None and change.error is not None:
             raise error_from(*change.error, {"sandbox_id": sandbox.sandbox_id})
         if change is not None and not change.done:
-            raise decide.not_ready(sandbox)
+            raise rules.not_ready(sandbox)
         return sandbox.view()
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     async def terminate(self, request: Request[SandboxTerminate]) -> Sandbox:
         """End a sandbox and all that runs in it. One that has ended is answered as it is."""
-        sandbox_id = decide.sandbox(self._core.state, request.params.sandbox_id).sandbox_id
+        sandbox_id = rules.sandbox(self._core.state, request.params.sandbox_id).sandbox_id
         await self.end(sandbox_id, "requested", request.meta)
         return await self.answer_terminate(sandbox_id)
 
@@ -555,7 +555,7 @@ class Sandboxes:
         """Order the end of a sandbox, if that is not ordered already. It is on record when this returns."""
         core, meta = self._core, meta or events.Meta()
         sandbox, tries = core.state.sandboxes[sandbox_id], Tries()
-        while decide.may(sandbox, "sandbox.terminate_requested"):
+        while rules.may(sandbox, "sandbox.terminate_requested"):
             event = events.SandboxTerminateRequested(reason=reason)
             order = NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)
             try:
@@ -713,13 +713,13 @@ class Sandboxes:
 
     def get_now(self, request: Request[SandboxRef]) -> Sandbox:
         """Show a sandbox."""
-        return self._view(decide.sandbox(self._core.state, request.params.sandbox_id))
+        return self._view(rules.sandbox(self._core.state, request.params.sandbox_id))
 
     def _view(self, sandbox: SandboxState) -> Sandbox:
         """The sandbox as the log tells, and what of that nobody has seen yet since the start. One that was found to be
         lost has been seen, also while whoever found that out is not through.
         """
-        settled = sandbox.status in decide.SETTLED
+        settled = sandbox.status in rules.SETTLED
         note = self._core.stalled(sandbox.sandbox_id) if settled else self.note_of(sandbox.sandbox_id)
         return msgspec.structs.replace(sandbox.view(), note=note) if note else sandbox.view()
 

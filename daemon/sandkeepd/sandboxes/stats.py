@@ -5,17 +5,18 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import trio
 
-from sandkeep.clock import now_us, rfc3339
-from sandkeep.methods import StatsQuery
 from sandkeep.model import SandboxStats, SandboxStatsList
+from sandkeep.protocol.clock import now_us, rfc3339
+from sandkeep.protocol.methods import StatsQuery
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import decide, usage
-from sandkeepd.access import Request
-from sandkeepd.core import Core
-from sandkeepd.providers.base import Measuring
-from sandkeepd.query import page
-from sandkeepd.sandboxes import Runtime, Sandboxes
-from sandkeepd.usage import Usage
+from sandkeepd.contract.provider import Measuring
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
+from sandkeepd.core.paging import page
+from sandkeepd.host.cgroups import usage
+from sandkeepd.host.cgroups.usage import Usage
+from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes
 
 AT_ONCE = 32
 """So many sandboxes are measured by one thread before it is somebody else's turn."""
@@ -46,8 +47,8 @@ class Stats:
     def _asked(self, request: Request[StatsQuery]) -> tuple[list[SandboxState], str | None]:
         query, state = request.params, self._core.state
         if query.sandbox_id is not None:
-            sandbox = decide.sandbox(state, query.sandbox_id)
-            decide.require_running(sandbox)
+            sandbox = rules.sandbox(state, query.sandbox_id)
+            rules.require_running(sandbox)
             return [sandbox], None
         shown = (s for s in state.sandboxes.values() if s.status == "running" and request.sees(s.owner))
         return page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)

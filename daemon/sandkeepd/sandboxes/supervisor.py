@@ -11,15 +11,15 @@ from signal import Signals
 import trio
 
 from sandkeep import events, failpoints
-from sandkeep.clock import now_us
 from sandkeep.errors import SandkeepError, StateError
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep.protocol.clock import now_us
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.core import Core
-from sandkeepd.insisting import insist
-from sandkeepd.providers.base import Exit, Instance, Launch
-from sandkeepd.sandboxes import Runtime, Sandboxes
-from sandkeepd.turns import my_turn
+from sandkeepd.contract.provider import Exit, Instance, Launch
+from sandkeepd.core.core import Core
+from sandkeepd.core.retry import insist
+from sandkeepd.host.fairness import my_turn
+from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes
 
 logger = logging.getLogger("sandkeepd")
 

@@ -12,15 +12,15 @@ import trio
 
 from sandkeep import events
 from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError, error_from
-from sandkeep.methods import SandboxResume, SandboxSuspend
 from sandkeep.model import Sandbox
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep.protocol.methods import SandboxResume, SandboxSuspend
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
-from sandkeepd.providers.base import Instance, Pausing, Reviving
-from sandkeepd.sandboxes import Pending, Sandboxes
+from sandkeepd.contract.provider import Instance, Pausing, Reviving
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes
 
 ANSWER_DEADLINE_S: Final = 30.0
 """How long a provider may take for having a sandbox stand still or go on."""
@@ -40,7 +40,7 @@ class Suspensions:
 
     async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
         """Have everything in a sandbox stand still. One that is suspended is answered as it is."""
-        sandbox, tries = decide.sandbox(self._core.state, request.params.sandbox_id), Tries()
+        sandbox, tries = rules.sandbox(self._core.state, request.params.sandbox_id), Tries()
         while sandbox.status != "suspended":
             if sandbox.status == "resuming":
                 await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "resuming")
@@ -49,7 +49,7 @@ class Suspensions:
         return sandbox.view()
 
     async def _begin_to_suspend(self, sandbox: SandboxState, meta: events.Meta, tries: Tries) -> bool:
-        decide.require_running(sandbox)
+        rules.require_running(sandbox)
         runtime = await self._sandboxes.held(sandbox)
         work = partial(self._suspended, pausing(runtime.instance, sandbox.requested.provider))
         return await self._order(sandbox, events.SandboxSuspendRequested(), work, meta, tries)
@@ -64,7 +64,7 @@ class Suspensions:
         """Have a suspended sandbox go on, or start one that was lost or failed anew. One that runs is answered as it
         is.
         """
-        sandbox, tries = decide.sandbox(self._core.state, request.params.sandbox_id), Tries()
+        sandbox, tries = rules.sandbox(self._core.state, request.params.sandbox_id), Tries()
         while sandbox.status != "running":
             if sandbox.status == "suspending":
                 await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "suspending")
@@ -87,7 +87,7 @@ class Suspensions:
 
     def _reviving(self, sandbox: SandboxState, secrets: dict[str, str]) -> Callable[[], Awaitable[Outcome]]:
         provider = self._core.provider(sandbox.requested.provider)
-        decide.revive(sandbox, secrets, can_revive=isinstance(provider, Reviving))
+        rules.revive(sandbox, secrets, can_revive=isinstance(provider, Reviving))
         assert isinstance(provider, Reviving)
         return partial(self._revived, sandbox, provider, secrets)
 
@@ -115,7 +115,7 @@ class Suspensions:
         meanwhile.
         """
         core, sandbox_id = self._core, sandbox.sandbox_id
-        if not decide.may(sandbox, event.type):
+        if not rules.may(sandbox, event.type):
             return False
         try:
             intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, sandbox.revision), meta)
@@ -136,7 +136,7 @@ class Suspensions:
                     outcome, instance = await work()
         except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
             outcome = failure_of(sandbox, as_sandkeep_error(unforeseen))
-        if outcome is None or not decide.may(sandbox, outcome.type):
+        if outcome is None or not rules.may(sandbox, outcome.type):
             return  # it is being terminated, and that carrier ends what was made, or it ended by itself
         try:
             await core.record([NewEvent(sandbox_id, outcome, sandbox_id, intent.revision)], intent)
@@ -165,7 +165,7 @@ class Suspensions:
         if change.error is not None:
             raise error_from(*change.error, {"sandbox_id": sandbox.sandbox_id})
         if not change.done:
-            raise decide.not_ready(sandbox)
+            raise rules.not_ready(sandbox)
         return sandbox.view()
 
 

@@ -2,10 +2,10 @@
 
 import os
 
-from sandkeep.methods import ProcessAttach, ProcessResize
 from sandkeep.model import Attachment, Process
-from sandkeepd.access import Request
-from sandkeepd.processes import Processes
+from sandkeep.protocol.methods import ProcessAttach, ProcessResize
+from sandkeepd.core.access import Request
+from sandkeepd.sandboxes.processes import Processes
 
 
 class Terminals:

@@ -6,7 +6,7 @@ import traceback
 from typing import Final
 
 from sandkeep.errors import DaemonError
-from sandkeep.methods import Params
+from sandkeep.protocol.methods import Params
 
 log: Final = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
-from sandkeep.settings import CLIENT_MEMORY
+from sandkeep.settings.daemon import CLIENT_MEMORY
 
 CALL_BYTES: Final = 8 * 1024
 """What a call under way weighs besides its own bytes: its task, and what belongs to that."""

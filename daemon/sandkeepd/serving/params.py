@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from sandkeep.errors import CallerError
-from sandkeep.methods import Params
+from sandkeep.protocol.methods import Params
 
 _PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(\w*)[^`]*`$")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from sandkeep_store.archives.limits import Limits
+from sandkeep_store.archives.tar.limits import Limits
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
-from sandkeepd.providers.base import KeptArchive
+from sandkeepd.contract.provider import KeptArchive
 
 IMPLIED: Final = 10_000
 """How many directories may be in an archive that it does not name."""

@@ -17,20 +17,20 @@ import trio
 
 from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
-from sandkeep_store.archives import copying
-from sandkeep_store.archives.base import ArchiveStore, Stored
-from sandkeep_store.archives.choosing import in_order, most_telling
-from sandkeep_store.archives.directory import DirectoryArchives, DirectoryUpload
-from sandkeep_store.archives.inspect import inspect
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import STORAGE, Place, Root
+from sandkeep_store.archives.stores import copy
+from sandkeep_store.archives.stores.choice import in_order, most_telling
+from sandkeep_store.archives.stores.directory import DirectoryArchives, DirectoryUpload
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.archives.stores.store import ArchiveStore, Stored
+from sandkeep_store.archives.tar.inspect import inspect
+from sandkeep_store.buckets.config import STORAGE, Place, Root
+from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
-from sandkeep_store.sdks import require_sdk
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.providers.base import Progress
-from sandkeepd.unnamed_file import open_unnamed
-from sandkeepd.unpacking import limits_of
-from sandkeepd.watched import Meter, watched
+from sandkeepd.contract.provider import Progress
+from sandkeepd.host.threads import Meter, watched
+from sandkeepd.host.unnamed_file import open_unnamed
+from sandkeepd.snapshots.archive_limits import limits_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -155,7 +155,7 @@ class SnapshotArchives:
         def work(moved: Meter) -> Stored:
             local, target = DirectoryArchives(root_of(here)), open_store(root_of(place))
             metadata = {LOG_KEY: self._log_id}
-            return copying.send(
+            return copy.send(
                 local, here.path, target, place.path, sha256=sha256, metadata=metadata, fence=fence, progress=moved
             )
 
@@ -168,7 +168,7 @@ class SnapshotArchives:
         """
 
         def work() -> None:
-            copying.release(DirectoryArchives(root_of(here)), here.path, open_store(root_of(place)), sent)
+            copy.release(DirectoryArchives(root_of(here)), here.path, open_store(root_of(place)), sent)
 
         try:
             await trio.to_thread.run_sync(work, limiter=self.limiter)

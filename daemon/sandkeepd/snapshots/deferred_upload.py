@@ -10,13 +10,13 @@ from functools import partial
 
 from sandkeep import events, failpoints
 from sandkeep.errors import DataError, ProviderError
-from sandkeep_store.archives.base import Stored
-from sandkeep_store.log import NewEvent
+from sandkeep_store.archives.stores.store import Stored
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.core import Core
-from sandkeepd.insisting import insist
-from sandkeepd.sandboxes import Pending
-from sandkeepd.snapshot_archives import SnapshotArchives
+from sandkeepd.core.core import Core
+from sandkeepd.core.retry import insist
+from sandkeepd.sandboxes.sandboxes import Pending
+from sandkeepd.snapshots.archives import SnapshotArchives
 
 logger = logging.getLogger("sandkeepd")
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import SetupError, error_from
-from sandkeep.methods import SandboxFork
 from sandkeep.model import ForkResult
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep.protocol.methods import SandboxFork
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
-from sandkeepd.layers import KeptLayers
-from sandkeepd.providers.base import Frozen, Layering, Provider, Source
-from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.contract.provider import Frozen, Layering, Provider, Source
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.snapshots.layers import KeptLayers
 
 
 class Forks:
@@ -34,14 +34,14 @@ class Forks:
     async def fork(self, request: Request[SandboxFork]) -> ForkResult:
         """Make sandboxes that begin with the files of one."""
         command, core = request.params, self._core
-        source = decide.sandbox(core.state, command.sandbox_id)
+        source = rules.sandbox(core.state, command.sandbox_id)
         await self._sandboxes.adopted(source.sandbox_id)
-        decide.require_files(source)
-        decide.require_secrets(source, command.secrets)
+        rules.require_files(source)
+        rules.require_secrets(source, command.secrets)
         able = layering(core.provider(source.requested.provider))
         if able.no_forks is not None:
             raise SetupError("not_supported", able.no_forks)
-        decide.like(source.spec, command.labels)
+        rules.like(source.spec, command.labels)
         fork_id = ids.new_id(ids.FORK)
 
         def order(sandbox_ids: list[str]) -> NewEvent:
@@ -91,7 +91,7 @@ class Forks:
     ) -> NewEvent:
         """The intent to make one of them; from here on its plan is known to those that follow."""
         asked, provider = source.requested, self._core.provider(source.requested.provider)
-        spec = decide.like(source.spec, request.params.labels)
+        spec = rules.like(source.spec, request.params.labels)
         plan = self._sandboxes.plan(provider, sandbox_id, asked.image_id, spec, request.caller, source.owner)
         layered = layering(provider).layered(plan, frozen.files)
         name = self._sandboxes.give(sandbox_id, provider.name, layered)

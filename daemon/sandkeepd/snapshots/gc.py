@@ -19,22 +19,22 @@ from typing import Final
 import trio
 
 from sandkeep import events, model
-from sandkeep.clock import now_us
 from sandkeep.errors import SandkeepError
 from sandkeep.events import DAEMON_STREAM, Meta
 from sandkeep.ids import SNAPSHOT, is_name
-from sandkeep.methods import SnapshotGc
 from sandkeep.model import SnapshotGcReport
-from sandkeep.settings import SNAPSHOT_RETAIN, SnapshotRule
-from sandkeep_store.archives.base import ArchiveStore, Stored
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import STORAGE
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep.protocol.clock import now_us
+from sandkeep.protocol.methods import SnapshotGc
+from sandkeep.settings.daemon import SNAPSHOT_RETAIN, SnapshotRule
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.archives.stores.store import ArchiveStore, Stored
+from sandkeep_store.buckets.config import STORAGE
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.access import Request
-from sandkeepd.core import Core, as_sandkeep_error
-from sandkeepd.snapshot_archives import LOG_KEY, SnapshotArchives, place_of
-from sandkeepd.snapshots import Snapshots
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.snapshots.archives import LOG_KEY, SnapshotArchives, place_of
+from sandkeepd.snapshots.snapshots import Snapshots
 
 logger = logging.getLogger("sandkeepd")
 

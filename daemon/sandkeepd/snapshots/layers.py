@@ -16,8 +16,8 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.core import Core
-from sandkeepd.providers.base import Layering, Recovering
+from sandkeepd.contract.provider import Layering, Recovering
+from sandkeepd.core.core import Core
 
 logger = logging.getLogger("sandkeepd")
 

@@ -13,9 +13,9 @@ from typing import Final
 import trio
 
 from sandkeep.errors import DaemonError, DataError
-from sandkeepd.providers.base import Progress
-from sandkeepd.snapshot_archives import write_all
-from sandkeepd.watched import TOLD_EVERY_S
+from sandkeepd.contract.provider import Progress
+from sandkeepd.host.threads import TOLD_EVERY_S
+from sandkeepd.snapshots.archives import write_all
 
 _CHUNK_BYTES: Final = 1 << 20
 _AT_ONCE_BYTES: Final = 64 << 20

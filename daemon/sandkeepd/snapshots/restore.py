@@ -10,21 +10,21 @@ from typing import Any
 
 from sandkeep import events, failpoints
 from sandkeep.errors import CallerError, SetupError
-from sandkeep.methods import SandboxRestore, SnapshotRestore
 from sandkeep.model import Sandbox, SandboxSpec
-from sandkeep.settings import DISK_LIMIT
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep.protocol.methods import SandboxRestore, SnapshotRestore
+from sandkeep.settings.daemon import DISK_LIMIT
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState, chain
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
-from sandkeepd.forks import layering
-from sandkeepd.layers import KeptLayers
-from sandkeepd.providers.base import Instance, Layering, Progress, Replacing
-from sandkeepd.sandboxes import Pending, Sandboxes
-from sandkeepd.snapshot_archives import SnapshotArchives
-from sandkeepd.unpacking import archive_of
+from sandkeepd.contract.provider import Instance, Layering, Progress, Replacing
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes
+from sandkeepd.snapshots.archive_limits import archive_of
+from sandkeepd.snapshots.archives import SnapshotArchives
+from sandkeepd.snapshots.forks import layering
+from sandkeepd.snapshots.layers import KeptLayers
 
 
 class Restores:
@@ -40,15 +40,15 @@ class Restores:
 
     async def restore(self, request: Request[SnapshotRestore]) -> Sandbox:
         """Make a sandbox with the files of a snapshot and start it."""
-        snapshot = decide.ready_snapshot(self._core.state, request.params.snapshot_id)
+        snapshot = rules.ready_snapshot(self._core.state, request.params.snapshot_id)
         return await self.restore_like(request, self._core.state.sandboxes.get(snapshot.sandbox_id or ""))
 
     async def restore_like(self, request: Request[SnapshotRestore], source: SandboxState | None) -> Sandbox:
         """The same, for a sandbox that is to be as `source` was asked to be."""
         command, core = request.params, self._core
-        snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
+        snapshot = rules.ready_snapshot(core.state, command.snapshot_id)
         if source is not None:
-            decide.require_secrets(source, command.secrets)
+            rules.require_secrets(source, command.secrets)
         spec = self._spec(source, snapshot, command)
         with self._sandboxes.about_to_be(request.owner, command.name) as sandbox_id:
             event = await self._planned(request, snapshot, sandbox_id, spec)
@@ -62,10 +62,10 @@ class Restores:
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
         """What the new sandbox is asked to be: as the one that the files were of."""
         if source is not None:
-            return decide.like(source.spec, command.labels, command.env)
+            return rules.like(source.spec, command.labels, command.env)
         provider = self._core.provider(snapshot.requested.provider or "local")
         plain = SandboxSpec(disk_bytes=DISK_LIMIT(), network=provider.default_network())
-        return decide.like(plain, command.labels, command.env)
+        return rules.like(plain, command.labels, command.env)
 
     async def _planned(
         self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec
@@ -94,12 +94,12 @@ class Restores:
     async def restore_own(self, request: Request[SandboxRestore]) -> Sandbox:
         """Replace the files of a sandbox by those of a snapshot."""
         command, core = request.params, self._core
-        sandbox = decide.sandbox(core.state, command.sandbox_id)
-        snapshot = decide.ready_snapshot(core.state, command.snapshot_id or "")
+        sandbox = rules.sandbox(core.state, command.sandbox_id)
+        snapshot = rules.ready_snapshot(core.state, command.snapshot_id or "")
         await self._sandboxes.adopted(sandbox.sandbox_id)
         provider = core.provider(sandbox.requested.provider)
         replacement = replacing(provider)
-        decide.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
+        rules.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
         beneath = image_beneath(core, snapshot)
         if beneath not in (None, sandbox.requested.image_id):
             words = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"

@@ -19,21 +19,21 @@ import trio
 
 from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import SetupError, StateError, error_from
-from sandkeep.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep.model import Snapshot, SnapshotList
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep.protocol.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState, chain, children
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, Tries, as_sandkeep_error
-from sandkeepd.forks import source_of
-from sandkeepd.insisting import insist
-from sandkeepd.providers.base import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
-from sandkeepd.query import page
-from sandkeepd.sandboxes import Sandboxes
-from sandkeepd.sending import Sending, not_sent
-from sandkeepd.snapshot_archives import Making, SnapshotArchives
+from sandkeepd.contract.provider import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.paging import page
+from sandkeepd.core.retry import insist
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.snapshots.archives import Making, SnapshotArchives
+from sandkeepd.snapshots.deferred_upload import Sending, not_sent
+from sandkeepd.snapshots.forks import source_of
 
 MOST_BENEATH: Final = 64
 """On so many an incremental snapshot may build: each is a layer of whatever is restored, and overlays take not many."""
@@ -57,15 +57,15 @@ class Snapshots:
     async def create(self, request: Request[SnapshotCreate]) -> Snapshot:
         """Keep the files of a sandbox as an archive."""
         command, core = request.params, self._core
-        sandbox = decide.sandbox(core.state, command.sandbox_id)
+        sandbox = rules.sandbox(core.state, command.sandbox_id)
         await self._sandboxes.adopted(sandbox.sandbox_id)
-        decide.require_files(sandbox)
+        rules.require_files(sandbox)
         provider = snapshotting(core.provider(sandbox.requested.provider))
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, sandbox.sandbox_id, command.format, bucket=bucket)
         parent = self._parent(sandbox, command, provider)
-        event = decide.create_snapshot(
+        event = rules.create_snapshot(
             sandbox, command, places, parent_id=parent, root=provider.files_root(sandbox.requested.plan)
         )
         with self._holding(parent):
@@ -109,7 +109,7 @@ class Snapshots:
         if not command.incremental and command.parent_id is None:
             return None
         if command.parent_id is not None:
-            parent = decide.snapshot(self._core.state, command.parent_id)
+            parent = rules.snapshot(self._core.state, command.parent_id)
             why = self._why_no_parent(parent, sandbox, command)
             if why is not None:
                 words = f"snapshot {parent.snapshot_id} {why}: leave out parent_id, or make a full one"
@@ -175,7 +175,7 @@ class Snapshots:
     ) -> events.SnapshotStored:
         core, archives = self._core, self._archives
         assert asked.sandbox_id is not None
-        sandbox = decide.sandbox(core.state, asked.sandbox_id)
+        sandbox = rules.sandbox(core.state, asked.sandbox_id)
         provider = snapshotting(core.provider(sandbox.requested.provider))
         parent = core.state.snapshots.get(asked.parent_id or "")
         is_own = (
@@ -242,9 +242,9 @@ class Snapshots:
 
     async def delete(self, request: Request[SnapshotDelete]) -> Snapshot:
         """Delete a snapshot. One that is deleted is answered as it is."""
-        snapshot = decide.snapshot(self._core.state, request.params.snapshot_id)
+        snapshot = rules.snapshot(self._core.state, request.params.snapshot_id)
         if snapshot.status == "creating":
-            raise decide.snapshot_not_ready(snapshot)
+            raise rules.snapshot_not_ready(snapshot)
         await self.order_delete(snapshot, "requested", request.meta)
         return await self.answer_delete(snapshot.snapshot_id)
 
@@ -312,7 +312,7 @@ class Snapshots:
 
     def get_now(self, request: Request[SnapshotRef]) -> Snapshot:
         """Show a snapshot."""
-        return decide.snapshot(self._core.state, request.params.snapshot_id).view()
+        return rules.snapshot(self._core.state, request.params.snapshot_id).view()
 
     def list_now(self, request: Request[SnapshotQuery]) -> SnapshotList:
         """List the caller's snapshots; an administrator sees all."""

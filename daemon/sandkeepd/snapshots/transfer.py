@@ -14,32 +14,32 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import DataError, StateError
-from sandkeep.methods import SnapshotImport, SnapshotPromote, SnapshotRef
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
-from sandkeep_store.archives.compression import Codec
-from sandkeep_store.archives.inspect import Inspection, inspect
-from sandkeep_store.archives.layers import flatten
-from sandkeep_store.archives.limits import Limits
-from sandkeep_store.archives.pack import NO_LIMITS, Packed
-from sandkeep_store.config import STORAGE
-from sandkeep_store.log import NewEvent, Recorded
+from sandkeep.protocol.methods import SnapshotImport, SnapshotPromote, SnapshotRef
+from sandkeep_store.archives.tar.compression import Codec
+from sandkeep_store.archives.tar.inspect import Inspection, inspect
+from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.trees.layers import flatten
+from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed
+from sandkeep_store.buckets.config import STORAGE
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState, chain
-from sandkeepd import decide
-from sandkeepd.access import Request
-from sandkeepd.core import ANEW, Core, as_sandkeep_error
-from sandkeepd.forks import layering
-from sandkeepd.hostile_files import read_only
-from sandkeepd.images import Images
-from sandkeepd.intake import Intake, enlarge
-from sandkeepd.layers import KeptLayers
-from sandkeepd.providers.base import Progress
-from sandkeepd.restoring import Restores, image_beneath, names_of
-from sandkeepd.snapshot_archives import SnapshotArchives, check
-from sandkeepd.snapshots import Snapshots, snapshotting
-from sandkeepd.unnamed_file import open_unnamed
-from sandkeepd.unpacking import limits_of_import
-from sandkeepd.watched import Meter, watched
+from sandkeepd.contract.provider import Progress
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.host.hostile_files import read_only
+from sandkeepd.host.threads import Meter, watched
+from sandkeepd.host.unnamed_file import open_unnamed
+from sandkeepd.sandboxes.images import Images
+from sandkeepd.snapshots.archive_limits import limits_of_import
+from sandkeepd.snapshots.archives import SnapshotArchives, check
+from sandkeepd.snapshots.forks import layering
+from sandkeepd.snapshots.layers import KeptLayers
+from sandkeepd.snapshots.pipe_intake import Intake, enlarge
+from sandkeepd.snapshots.restore import Restores, image_beneath, names_of
+from sandkeepd.snapshots.snapshots import Snapshots, snapshotting
 
 IMPORTED: Final = "imported"
 """Where archives lie that are of no sandbox."""
@@ -70,7 +70,7 @@ class Moves:
 
     async def export(self, request: Request[SnapshotRef]) -> SnapshotExport:
         """Give the caller one whole archive, as an open file."""
-        snapshot = decide.ready_snapshot(self._core.state, request.params.snapshot_id)
+        snapshot = rules.ready_snapshot(self._core.state, request.params.snapshot_id)
         if snapshot.requested.kind == "full":
             return await self._export_as_it_is(request, snapshot)
         return await self._export_whole(request, snapshot)
@@ -126,7 +126,7 @@ class Moves:
         places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
         image = self._image(request)
         provider = snapshotting(self._core.provider(image.requested.provider if image is not None else "local"))
-        event = decide.import_snapshot(command, request.owner, places, image, provider.files_root({}))
+        event = rules.import_snapshot(command, request.owner, places, image, provider.files_root({}))
         intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
         taking = trio.CancelScope()
         work = partial(self._carry_in, snapshot_id, request, event, taking, intent)
@@ -158,7 +158,7 @@ class Moves:
         image_id = request.params.image_id
         if image_id is None:
             return None
-        return decide.image(self._core.state, image_id)
+        return rules.image(self._core.state, image_id)
 
     async def brought_in_before(self, request: Request[SnapshotImport], first: Recorded) -> Any:
         """The answer to a command that was given before. Who asks gets a pipe that nobody reads."""
@@ -216,10 +216,10 @@ class Moves:
     async def promote(self, request: Request[SnapshotPromote]) -> Image:
         """Make an image of a snapshot."""
         core, command = self._core, request.params
-        snapshot = decide.ready_snapshot(core.state, command.snapshot_id)
+        snapshot = rules.ready_snapshot(core.state, command.snapshot_id)
         provider = core.provider(snapshot.requested.provider or "local")
         layering(provider)
-        event = decide.promote(snapshot, request.owner, provider.name, command.labels)
+        event = rules.promote(snapshot, request.owner, provider.name, command.labels)
         image_id = ids.new_id(ids.IMAGE)
         intent = await core.intend(NewEvent(image_id, event, expected_revision=0), request.meta)
         core.carry(partial(self._promote, image_id, snapshot, request.progress, intent), f"promotion to {image_id}")

@@ -1,8 +1,8 @@
 """``stream.access``: where the stream server listens, its pin, and the caller's token for it."""
 
-from sandkeep.methods import StreamQuery
 from sandkeep.model import StreamAccess
-from sandkeepd.access import Request
+from sandkeep.protocol.methods import StreamQuery
+from sandkeepd.core.access import Request
 from sandkeepd.stream.tokens import Tokens
 
 

@@ -9,14 +9,14 @@ from typing import Final
 
 import trio
 
-from sandkeep import frames
-from sandkeep.control_sequences import Filter
 from sandkeep.errors import CallerError, StateError
-from sandkeep.frames import AttachQuery, Detached, Eof, FromClient, Resize, SendSignal
-from sandkeep.methods import ProcessAttach, ProcessSignal, ProcessWriteStdin
+from sandkeep.protocol import frames
+from sandkeep.protocol.control_sequences import Filter
+from sandkeep.protocol.frames import AttachQuery, Detached, Eof, FromClient, Resize, SendSignal
+from sandkeep.protocol.methods import ProcessAttach, ProcessSignal, ProcessWriteStdin
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.core import Core
-from sandkeepd.processes import Processes
+from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.stream.logs import JournalReader, exit_of
 from sandkeepd.stream.session import Session, Talk, Visitor, checked
 

@@ -11,8 +11,8 @@ from typing import Final
 from trio_websocket import WebSocketRequest
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep.frames import PROTOCOL, TOKEN_PROTOCOL
-from sandkeepd.api.peer import Peer
+from sandkeep.protocol.frames import PROTOCOL, TOKEN_PROTOCOL
+from sandkeepd.core.peer import Peer
 from sandkeepd.stream.tokens import Tokens
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "[::1]", "localhost"})

@@ -1,10 +1,10 @@
 """Which endpoint serves which path: the table of `frames.PATHS`, from the daemon's side."""
 
-from sandkeepd.core import Core
-from sandkeepd.files import Files
-from sandkeepd.history import History
-from sandkeepd.processes import Processes
-from sandkeepd.sandboxes import Sandboxes
+from sandkeepd.core.core import Core
+from sandkeepd.eventlog.history import History
+from sandkeepd.sandboxes.files import Files
+from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.stream.attach import Attach
 from sandkeepd.stream.events import Events
 from sandkeepd.stream.files import FileStreams

@@ -5,11 +5,11 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from sandkeep.frames import CaughtUp, EventsQuery
-from sandkeep.methods import EventQuery
-from sandkeepd.access import Request
-from sandkeepd.core import Core
-from sandkeepd.history import History, RawEvent
+from sandkeep.protocol.frames import CaughtUp, EventsQuery
+from sandkeep.protocol.methods import EventQuery
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
+from sandkeepd.eventlog.history import History, RawEvent
 from sandkeepd.stream.session import Session, Talk, Visitor, checked
 
 PAGE_EVENTS: Final = 256

@@ -14,12 +14,12 @@ from typing import Final
 import trio
 
 from sandkeep.errors import CallerError
-from sandkeep.frames import Done, End, FilesQuery
-from sandkeep.methods import CopyIn, CopyOut
-from sandkeepd.access import Request
-from sandkeepd.core import Core
-from sandkeepd.files import Files, Incoming, path_of
+from sandkeep.protocol.frames import Done, End, FilesQuery
+from sandkeep.protocol.methods import CopyIn, CopyOut
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
 from sandkeepd.keeper.copies import Form
+from sandkeepd.sandboxes.files import Files, Incoming, path_of
 from sandkeepd.stream.session import Session, Talk, Visitor, checked
 
 PIECE_BYTES: Final = 128 * 1024

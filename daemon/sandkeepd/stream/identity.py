@@ -10,9 +10,9 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError, SetupError
-from sandkeep.settings import STREAM
-from sandkeep.tls import pin_of
-from sandkeep_store import private_file
+from sandkeep.protocol.tls import pin_of
+from sandkeep.settings.daemon import STREAM
+from sandkeep_store.files import private_file
 
 logger: Final = logging.getLogger("sandkeepd")
 

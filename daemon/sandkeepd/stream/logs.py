@@ -6,13 +6,13 @@ off comes back with the offsets that it has reached.
 
 from typing import Final
 
-from sandkeep import frames
-from sandkeep.frames import CaughtUp, Exit, LogsQuery, Note
-from sandkeep.methods import ProcessRead
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import CaughtUp, Exit, LogsQuery, Note
+from sandkeep.protocol.methods import ProcessRead
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.core import Core
-from sandkeepd.outputs import is_gone
-from sandkeepd.processes import Processes
+from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.output_reader import is_gone
+from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.stream.session import Session, Talk, Visitor, checked
 
 PIECE_BYTES: Final = 128 * 1024

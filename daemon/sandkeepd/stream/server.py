@@ -22,15 +22,15 @@ from trio import TaskStatus
 from trio_websocket import ConnectionClosed, WebSocketRequest
 from wsproto import ConnectionType
 
-from sandkeep import frames
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, StateError
-from sandkeep.frames import Failed, Refusal
-from sandkeep.tls import SecureStream
-from sandkeep.wire import Connection, Wire
-from sandkeepd.accepting import accept_clients
-from sandkeepd.api import defects
-from sandkeepd.api.holdings import Holdings
-from sandkeepd.api.peer import Peer, peer_of
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import Failed, Refusal
+from sandkeep.protocol.tls import SecureStream
+from sandkeep.protocol.wire import Connection, Wire
+from sandkeepd.core.peer import Peer, peer_of
+from sandkeepd.serving import defects
+from sandkeepd.serving.accept import accept_clients
+from sandkeepd.serving.holdings import Holdings
 from sandkeepd.stream import door
 from sandkeepd.stream.door import RefusedError
 from sandkeepd.stream.session import Endpoint, Session, Talk, Visitor

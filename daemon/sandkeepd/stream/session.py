@@ -7,16 +7,16 @@ import msgspec
 import trio
 from msgspec import Struct
 
-from sandkeep import frames
 from sandkeep.errors import CallerError
-from sandkeep.frames import FromClient, Message
-from sandkeep.methods import METHODS, Params
-from sandkeep.wire import Connection
-from sandkeepd.access import Request, admit
-from sandkeepd.api import params
-from sandkeepd.api.call import Call
-from sandkeepd.api.peer import Peer
-from sandkeepd.core import Core
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import FromClient, Message
+from sandkeep.protocol.methods import METHODS, Params
+from sandkeep.protocol.wire import Connection
+from sandkeepd.core.access import Request, admit
+from sandkeepd.core.call import Call
+from sandkeepd.core.core import Core
+from sandkeepd.core.peer import Peer
+from sandkeepd.serving import params
 
 P = TypeVar("P", bound=Params)
 

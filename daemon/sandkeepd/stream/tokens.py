@@ -19,7 +19,7 @@ import trio
 from msgspec import Struct, field
 
 from sandkeep.errors import DaemonError
-from sandkeep_store import private_file
+from sandkeep_store.files import private_file
 
 logger = logging.getLogger("sandkeepd")
 

@@ -14,8 +14,8 @@ from sandkeep.cli.options import Frontend
 from sandkeep.cli.output import note, plain
 from sandkeep.cli.relay import Signals, feed
 from sandkeep.errors import SetupError, StateError
-from sandkeep.follow import OutputCursor
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
+from sandkeep.protocol.follow import OutputCursor
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from sandkeep.cli.options import (
 )
 from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
 from sandkeep.cli.progress import progress
-from sandkeep.methods import MAX_FORKS
 from sandkeep.model import Checkpoint
+from sandkeep.protocol.methods import MAX_FORKS
 
 bucket_option = click.option(
     "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
@@ -57,7 +57,7 @@ def create(front: Frontend, sandbox: str, name: str | None, leave_running: bool,
 @common()
 def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
     """List checkpoints, of SANDBOX or of all."""
-    from sandkeep.cli.pages import every
+    from sandkeep.clients.pages import every
 
     asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
     with front.client() as client:

@@ -250,7 +250,7 @@ def _event_types(_: click.Context, incomplete: str) -> list[Item]:
 
 
 def _methods(_: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.methods import METHODS
+    from sandkeep.protocol.methods import METHODS
 
     return _beginning(incomplete, [CompletionItem(row.name, help=row.summary) for row in METHODS.values()])
 

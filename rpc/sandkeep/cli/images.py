@@ -86,7 +86,7 @@ def _source(word: str) -> str:
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List images."""
-    from sandkeep.cli.pages import every
+    from sandkeep.clients.pages import every
 
     with front.client() as client:
         images: list[Image] = every(client.image.list, "images", all=everything)

@@ -10,8 +10,8 @@ from typing import Final
 
 from sandkeep.cli.attach import Collector, Reader
 from sandkeep.cli.journals import write_all
-from sandkeep.control_sequences import Filter
 from sandkeep.errors import StateError
+from sandkeep.protocol.control_sequences import Filter
 
 MOST_BYTES: Final = 64 * 1024
 """How much of the last lines stays; one can be endless."""

@@ -83,7 +83,7 @@ def get(front: Frontend, name: str) -> None:
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List the locks that this daemon holds."""
-    from sandkeep.cli.pages import every
+    from sandkeep.clients.pages import every
 
     with front.client() as client:
         found: list[Lock] = every(client.lock.list, "locks", all=everything)

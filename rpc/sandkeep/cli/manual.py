@@ -7,11 +7,11 @@ from typing import Final
 
 import click
 
-from sandkeep.all_settings import ALL_SETTINGS
 from sandkeep.cli import EXIT_CODES
 from sandkeep.cli.options import command
 from sandkeep.cli.tree import Entry, common_options, entries, root_options
 from sandkeep.cli.words import Word
+from sandkeep.settings.all import ALL_SETTINGS
 from sandkeep.version import VERSION
 
 

@@ -30,10 +30,10 @@ from sandkeep.cli.words import (
     SOURCE,
     VARIABLE,
 )
-from sandkeep.dialing import Daemon
+from sandkeep.clients.dial import Daemon
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Volume
-from sandkeep.settings import parse_size
+from sandkeep.settings.daemon import parse_size
 
 __all__ = [
     "CHECKPOINT", "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "LOCK", "METHOD", "PLACE", "PROCESS",
@@ -204,7 +204,7 @@ class At(click.ParamType[dict[str, Any]]):
             return {"position": value}
         if not self._times:
             self.fail(f"{value!r} is no position: give a number, as `sandkeep history` shows it", param, ctx)
-        from sandkeep.clock import parse_rfc3339
+        from sandkeep.protocol.clock import parse_rfc3339
 
         try:
             parse_rfc3339(value)

@@ -19,7 +19,7 @@ from sandkeep.model import Process, ProcessOutput
 @common()
 def ps(front: Frontend, sandbox: str | None, everything: bool) -> None:
     """List the processes of one sandbox, or of all."""
-    from sandkeep.cli.pages import every
+    from sandkeep.clients.pages import every
 
     with front.client() as client:
         found: list[Process] = every(client.process.list, "processes", sandbox_id=sandbox, all=everything)

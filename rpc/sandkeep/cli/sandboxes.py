@@ -77,7 +77,7 @@ def create(front: Frontend, image: str, env: Any, secret: Any, label: Any, volum
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List sandboxes."""
-    from sandkeep.cli.pages import every
+    from sandkeep.clients.pages import every
 
     with front.client() as client:
         found: list[Sandbox] = every(client.sandbox.list, "sandboxes", all=everything)

@@ -21,8 +21,8 @@ from sandkeep.cli.options import (
 )
 from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
 from sandkeep.cli.progress import progress
-from sandkeep.methods import MAX_FORKS
 from sandkeep.model import Snapshot
+from sandkeep.protocol.methods import MAX_FORKS
 
 _STREAM = "-"
 
@@ -90,7 +90,7 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
 @common()
 def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
     """List snapshots, of SANDBOX or of all."""
-    from sandkeep.cli.pages import every
+    from sandkeep.clients.pages import every
 
     asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
     with front.client() as client:
@@ -177,7 +177,7 @@ def gc(front: Frontend, dry_run: bool) -> None:
 @common()
 def export(front: Frontend, snapshot: str, file: str) -> None:
     """Write SNAPSHOT to FILE as one whole archive, which any tar reads. A single - is stdout."""
-    from sandkeep import archiving
+    from sandkeep import archives
 
     with progress("exporting") as told, front.client() as client:
 
@@ -185,9 +185,9 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
             told(f"exporting: {size(count)}")
 
         if file == _STREAM:
-            archiving.export_into(client, snapshot, sys.stdout.fileno(), moved=moved)
+            archives.export_into(client, snapshot, sys.stdout.fileno(), moved=moved)
             return
-        exported = archiving.export_to(client, snapshot, file, moved=moved)
+        exported = archives.export_to(client, snapshot, file, moved=moved)
     if front.as_json:
         json_line(exported)
 
@@ -208,11 +208,11 @@ def import_(
 
     It is looked through first. What is damaged, or leads out of these files, is refused.
     """
-    from sandkeep import archiving
+    from sandkeep import archives
 
     asked = given(name=name, image_id=image, labels=dict(label), archive="bucket" if bucket else None)
     with progress("bringing it in") as told, front.client() as client:
-        snapshot = archiving.import_from(
+        snapshot = archives.import_from(
             client, file, digest=digest, moved=lambda count: told(f"bringing it in: {size(count)}"), **asked
         )
     return _made(front, snapshot)

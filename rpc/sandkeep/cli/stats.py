@@ -93,7 +93,7 @@ def _is_screen() -> bool:
 
 def _ask(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
     if not sandboxes:
-        from sandkeep.cli.pages import every
+        from sandkeep.clients.pages import every
 
         return every(client.sandbox.stats, "sandboxes")
     return [one for sandbox in dict.fromkeys(sandboxes) for one in client.sandbox.stats(sandbox_id=sandbox).sandboxes]

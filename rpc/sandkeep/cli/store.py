@@ -6,7 +6,7 @@ from sandkeep.cli.daemon import execute
 from sandkeep.cli.options import DIRECTORY, Frontend, command, common, given
 from sandkeep.cli.output import json_line, note, plain
 from sandkeep.cli.progress import progress
-from sandkeep.settings import RETAIN, STATE_DIR
+from sandkeep.settings.daemon import RETAIN, STATE_DIR
 
 state_dir_option = click.option(
     "--state-dir",

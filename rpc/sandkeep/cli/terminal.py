@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
-from sandkeep import control_sequences
 from sandkeep.cli.journals import write_all
+from sandkeep.protocol import control_sequences
 
 DEFAULT_TERM: Final = "xterm-256color"
 DEFAULT_SIZE: Final = (24, 80)

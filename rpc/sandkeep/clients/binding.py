@@ -9,8 +9,8 @@ import msgspec
 
 from sandkeep.errors import CallerError, DaemonError
 from sandkeep.ids import new_id
-from sandkeep.jsonrpc import Answer
-from sandkeep.methods import METHODS, Method, Mutation
+from sandkeep.protocol.jsonrpc import Answer
+from sandkeep.protocol.methods import METHODS, Method, Mutation
 
 T = TypeVar("T")
 

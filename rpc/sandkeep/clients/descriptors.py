@@ -14,14 +14,14 @@ from typing import Any, Final, Self
 
 from msgspec import DecodeError
 
-from sandkeep import jsonrpc
-from sandkeep.binding import bind, outcome
 from sandkeep.blocking import dial
-from sandkeep.dialing import GREETING_ID, Daemon, Trial
+from sandkeep.clients.binding import bind, outcome
+from sandkeep.clients.dial import GREETING_ID, Daemon, Trial
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
-from sandkeep.jsonrpc import Answer
-from sandkeep.lines import LineBuffer
-from sandkeep.methods import METHODS, Method
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.jsonrpc import Answer
+from sandkeep.protocol.lines import LineBuffer
+from sandkeep.protocol.methods import METHODS, Method
 
 CHUNK_BYTES: Final = 64 * 1024
 ANCILLARY_BYTES: Final = CMSG_SPACE(253 * 4)

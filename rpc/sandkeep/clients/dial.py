@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
-from sandkeep import jsonrpc
-from sandkeep.backoff import Backoff
 from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError
-from sandkeep.jsonrpc import Answer
-from sandkeep.methods import METHODS
-from sandkeep.settings import PATIENCE, SOCKET
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.jsonrpc import Answer
+from sandkeep.protocol.methods import METHODS
+from sandkeep.settings.daemon import PATIENCE, SOCKET
+from sandkeep.system.backoff import Backoff
 
 GREETING_ID: Final = 0
 """The id of a connection's first request, the greeting; others count from 1."""

@@ -14,11 +14,12 @@ from typing import Any, Final
 import trio
 from msgspec import DecodeError
 
-from sandkeep import dialing, jsonrpc
-from sandkeep.dialing import GREETING_ID, Daemon
+from sandkeep.clients import dial as dialing
+from sandkeep.clients.dial import GREETING_ID, Daemon
 from sandkeep.errors import SandkeepError
-from sandkeep.jsonrpc import Answer
-from sandkeep.lines import LineBuffer
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.jsonrpc import Answer
+from sandkeep.protocol.lines import LineBuffer
 
 Progress = Callable[[str], None]
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from sandkeep.binding import Nouns, bind, check_plain, identified, outcome
-from sandkeep.descriptors import ANCILLARY_BYTES, CHUNK_BYTES, RECEIVE_FLAGS, Handover
-from sandkeep.dialing import Daemon, Trial
+from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
+from sandkeep.clients.descriptors import ANCILLARY_BYTES, CHUNK_BYTES, RECEIVE_FLAGS, Handover
+from sandkeep.clients.dial import Daemon, Trial
+from sandkeep.clients.link import Link, Progress, dial
 from sandkeep.errors import SandkeepError
-from sandkeep.follow import EventCursor, OutputCursor
-from sandkeep.jsonrpc import Answer
-from sandkeep.link import Link, Progress, dial
-from sandkeep.methods import Method
 from sandkeep.model import Event, ProcessOutput
+from sandkeep.protocol.follow import EventCursor, OutputCursor
+from sandkeep.protocol.jsonrpc import Answer
+from sandkeep.protocol.methods import Method
 
 if TYPE_CHECKING:
     from sandkeep.typed import TrioMethods
@@ -180,7 +180,7 @@ class Client(TrioMethods):
 
 
 class Handed:
-    """A call under way at the daemon, which hands over descriptors; see `sandkeep.descriptors`. One task uses it."""
+    """A call under way at the daemon, which hands over descriptors; see `descriptors`. One task uses it."""
 
     def __init__(self, handover: Handover) -> None:
         self._handover = handover

@@ -30,10 +30,10 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from sandkeep.blocking import Client, connect
-from sandkeep.cli.pages import every
+from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, SandkeepError, StateError
-from sandkeep.methods import MAX_WRITE_BYTES
 from sandkeep.model import Image, Process, Sandbox
+from sandkeep.protocol.methods import MAX_WRITE_BYTES
 from sandkeep.transfer import copy_in
 
 __all__ = [

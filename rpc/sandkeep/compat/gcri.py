@@ -32,7 +32,7 @@ from msgspec import Struct
 from sandkeep.blocking import Client, connect
 from sandkeep.errors import CallerError, SandkeepError, SetupError
 from sandkeep.model import ExecResult, Network, ProviderChoice
-from sandkeep.settings import parse_size
+from sandkeep.settings.daemon import parse_size
 from sandkeep.transfer import copy_in
 
 __all__ = [

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from sandkeep.errors import CallerError, SandkeepError, error_from
-from sandkeep.methods import EventType, Params, PathBytes, Signal, TerminalName, TerminalSide, Token
 from sandkeep.model import Event, Name, Offset, ProcessStatus
+from sandkeep.protocol.methods import EventType, Params, PathBytes, Signal, TerminalName, TerminalSide, Token
 
 P = TypeVar("P", bound=Params)
 

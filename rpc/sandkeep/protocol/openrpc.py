@@ -8,8 +8,8 @@ import msgspec
 
 import sandkeep
 from sandkeep.errors import CODES, MEANINGS
-from sandkeep.jsonrpc import number_of
-from sandkeep.methods import METHODS, Access, Method
+from sandkeep.protocol.jsonrpc import number_of
+from sandkeep.protocol.methods import METHODS, Access, Method
 
 VERSION: Final = "1.3.2"
 _SCHEMA_REF: Final = "#/components/schemas/{name}"

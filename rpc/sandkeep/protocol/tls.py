@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from sandkeep.wire import Wire, turn
+from sandkeep.protocol.wire import Wire, turn
 
 _PIN: Final = re.compile(r"[0-9a-f]{64}")
 

@@ -2,12 +2,12 @@
 
 from typing import Any, Final
 
-from sandkeep import docker_settings, gvisor_settings, settings, storage_settings
-from sandkeep.settings import Setting
+from sandkeep.settings import daemon, docker, gvisor, storage
+from sandkeep.settings.daemon import Setting
 
 ALL_SETTINGS: Final[dict[str, Setting[Any]]] = {
     setting.name: setting
-    for module in (settings, docker_settings, gvisor_settings, storage_settings)
+    for module in (daemon, docker, gvisor, storage)
     for setting in vars(module).values()
     if isinstance(setting, Setting)
 }

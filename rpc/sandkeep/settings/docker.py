@@ -7,7 +7,7 @@ import os
 import re
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from sandkeep.settings import Setting, parse_switch
+from sandkeep.settings.daemon import Setting, parse_switch
 
 VolumeMode: TypeAlias = Literal["session", "user", "static", "none"]
 

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Final
 
-from sandkeep.settings import Setting, parse_switch
+from sandkeep.settings.daemon import Setting, parse_switch
 
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]{0,30}")
 

@@ -1,7 +1,7 @@
 """Where archives, metadata and locks lie that outlive this machine: mounts and buckets. See `settings` for the manner.
 
-The names and meanings are those of the projects that Sandkeep serves. `sandkeep_store.config` decides by them; nothing
-else reads them.
+The names and meanings are those of the projects that Sandkeep serves. `sandkeep_store.buckets.config` decides by
+them; nothing else reads them.
 """
 
 import os
@@ -9,7 +9,7 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from sandkeep.settings import Setting, parse_switch
+from sandkeep.settings.daemon import Setting, parse_switch
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _REGION: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

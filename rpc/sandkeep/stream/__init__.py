@@ -18,12 +18,12 @@ from typing import BinaryIO, Final, TypeVar
 
 import trio
 
-from sandkeep import frames
-from sandkeep.frames import Done
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import Done
+from sandkeep.protocol.wire import Connection
 from sandkeep.stream import files
 from sandkeep.stream.dial import Dialer, alone, close
 from sandkeep.stream.live import Attached, EventStream, LogStream, Stream
-from sandkeep.wire import Connection
 
 __all__ = ["Attached", "EventStream", "LogStream", "StreamClient"]
 

@@ -12,11 +12,13 @@ import trio
 from trio_websocket import ConnectionClosed
 from wsproto import ConnectionType
 
-from sandkeep import dialing, frames, settings, tls
-from sandkeep.backoff import Backoff
+from sandkeep.clients import dial
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError, StateError
-from sandkeep.frames import Failed, FromServer, Output
-from sandkeep.wire import Connection, Wire
+from sandkeep.protocol import frames, tls
+from sandkeep.protocol.frames import Failed, FromServer, Output
+from sandkeep.protocol.wire import Connection, Wire
+from sandkeep.settings import daemon
+from sandkeep.system.backoff import Backoff
 
 CONNECT_S: Final = 10.0
 CLOSE_S: Final = 5.0
@@ -87,7 +89,7 @@ async def close(connection: Connection) -> None:
 
 
 def _default_address() -> str:
-    addresses = settings.STREAM()
+    addresses = daemon.STREAM()
     if not addresses:
         raise SetupError("not_configured", "SANDKEEP_STREAM is none: set it to where the stream server listens")
     return addresses[0]
@@ -100,7 +102,7 @@ async def _connect(address: str) -> socket.socket:
         if kind == "unix":
             family, place = socket.AF_UNIX, path
         else:
-            host, port = settings.tcp_place(address)
+            host, port = daemon.tcp_place(address)
             family, place = (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)  # type: ignore[assignment]
     except ValueError as error:
         raise CallerError("invalid", f"{address!r} is no address of a stream server: {error}") from None
@@ -111,7 +113,7 @@ async def _connect(address: str) -> socket.socket:
     except (OSError, trio.TooSlowError) as error:
         sock.close()
         failure = error if isinstance(error, OSError) else TimeoutError(errno.ETIMEDOUT, "it does not answer")
-        raise dialing.cannot_connect(path if kind == "unix" else address, failure) from None
+        raise dial.cannot_connect(path if kind == "unix" else address, failure) from None
     except BaseException:
         sock.close()
         raise
@@ -123,7 +125,7 @@ async def _connect(address: str) -> socket.socket:
 
 def _checked_pin(address: str, pin: str | None) -> str | None:
     """The pin if the address needs one. Raises `invalid`, and `not_configured` for an address without TLS."""
-    settings.refuse_plaintext(address)
+    daemon.refuse_plaintext(address)
     if not address.startswith("tls://"):
         return None
     try:

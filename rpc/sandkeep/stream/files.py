@@ -16,13 +16,14 @@ from typing import IO, BinaryIO, Final, TypeVar
 import trio
 from trio_websocket import ConnectionClosed
 
-from sandkeep import confined, frames
-from sandkeep.durable import Replacement
 from sandkeep.errors import CallerError, DaemonError, SandkeepError, SetupError
-from sandkeep.frames import Done, End
-from sandkeep.staging import Stage
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import Done, End
+from sandkeep.protocol.wire import Connection
 from sandkeep.stream.dial import next_message
-from sandkeep.wire import Connection
+from sandkeep.system import confined
+from sandkeep.system.durable import Replacement
+from sandkeep.system.staging import Stage
 
 SEND_BYTES: Final = 256 * 1024
 WRITE_BYTES: Final = 1024 * 1024

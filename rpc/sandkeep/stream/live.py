@@ -8,12 +8,12 @@ from typing import Final
 import trio
 from trio_websocket import ConnectionClosed
 
-from sandkeep import frames
 from sandkeep.errors import DaemonError, StateError
-from sandkeep.frames import CaughtUp, Detached, EventBatch, Exit, FromServer, Note, Output
 from sandkeep.model import Event
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import CaughtUp, Detached, EventBatch, Exit, FromServer, Note, Output
+from sandkeep.protocol.wire import Connection
 from sandkeep.stream.dial import Dialer, close, decoded, lost, next_message, output_of
-from sandkeep.wire import Connection
 
 _NORMAL: Final = 1000
 _SEND_BYTES: Final = 256 * 1024

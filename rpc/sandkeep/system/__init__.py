@@ -1,1 +1,1 @@
-"""System: durable files, confined programs, fresh threads, backoff; what clients, store and daemon need of the machine."""
+"""System: durable files, confined programs, fresh threads, backoff; shared by clients, store and daemon."""

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sandkeep.fresh_thread import in_fresh_thread
+from sandkeep.system.fresh_thread import in_fresh_thread
 
 _CREATE_RULESET: Final = 444  # the same numbers on every architecture
 _ADD_RULE: Final = 445

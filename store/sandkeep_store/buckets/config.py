@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from sandkeep import settings
-from sandkeep import storage_settings as rows
 from sandkeep.errors import CallerError, SetupError
+from sandkeep.settings import daemon
+from sandkeep.settings import storage as rows
 
 Artifact: TypeAlias = Literal["snapshot", "checkpoint", "metadata"]
 Where: TypeAlias = Literal["mount", "gcs", "s3", "directory", "state"]
@@ -85,12 +85,12 @@ class SharedSettings:
     metadata: Root
 
 
-_MOUNTS: Final[dict[Artifact, settings.Setting[str | None]]] = {
+_MOUNTS: Final[dict[Artifact, daemon.Setting[str | None]]] = {
     "snapshot": rows.SNAPSHOT_MOUNT_PATH,
     "checkpoint": rows.CHECKPOINT_MOUNT_PATH,
     "metadata": rows.METADATA_MOUNT_PATH,
 }
-_BUCKETS: Final[dict[Artifact, settings.Setting[str | None]]] = {
+_BUCKETS: Final[dict[Artifact, daemon.Setting[str | None]]] = {
     "snapshot": rows.SNAPSHOT_BUCKET,
     "checkpoint": rows.CHECKPOINT_BUCKET,
     "metadata": rows.METADATA_BUCKET,
@@ -130,7 +130,7 @@ class Storage:
 
     def state_root(self) -> Root:
         """The place in the state directory, where archives may be left from before another was set."""
-        return Root("state", os.path.join(settings.STATE_DIR(self._environ), "archives"))
+        return Root("state", os.path.join(daemon.STATE_DIR(self._environ), "archives"))
 
     def roots(self, artifact: Artifact) -> tuple[Root, ...]:
         """Every place that such an artifact may lie in by these settings, the preferred one first."""
@@ -256,7 +256,7 @@ def _fault_of(path: str) -> str | None:
     return None
 
 
-def _unset(purpose: str, *any_of: settings.Setting[str | None]) -> SetupError:
+def _unset(purpose: str, *any_of: daemon.Setting[str | None]) -> SetupError:
     """What to say when a request needs one of these variables and none is set; the first is the one to think of."""
     names = [setting.name for setting in any_of]
     *most, last = names

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
-from sandkeep_store.config import STORAGE, Storage
+from sandkeep_store.buckets.config import STORAGE, Storage
 
 TIMEOUT_S: Final = (10.0, 60.0)
 """How long to wait for a connection, and for the next byte of an answer."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
-from sandkeep_store.config import STORAGE, S3Settings, Storage
+from sandkeep_store.buckets.config import STORAGE, S3Settings, Storage
 
 CONNECT_S: Final = 10
 READ_S: Final = 60

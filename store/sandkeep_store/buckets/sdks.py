@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from sandkeep.errors import SetupError
-from sandkeep_store.config import Root
+from sandkeep_store.buckets.config import Root
 
 _NEEDED: Final = {
     "gcs": ("google.cloud.storage", "requests"),

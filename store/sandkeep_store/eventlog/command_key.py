@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Final
 
 from sandkeep.errors import DaemonError
-from sandkeep_store import private_file
+from sandkeep_store.files import private_file
 
 FILE_NAME: Final = "commands.key"
 _KEY_BYTES: Final = 32

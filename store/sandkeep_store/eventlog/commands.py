@@ -10,8 +10,8 @@ import os
 import sqlite3
 from typing import Final
 
-from sandkeep.clock import now_us
 from sandkeep.errors import DaemonError
+from sandkeep.protocol.clock import now_us
 
 REMEMBERED_US: Final = 24 * 3600 * 1_000_000
 """How long a command given again gets its first answer."""

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import quote
 
-from sandkeep import durable
-from sandkeep.durable import sync
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
-from sandkeep_store import witness
+from sandkeep.system import durable
+from sandkeep.system.durable import sync
+from sandkeep_store.eventlog import witness
 
 SCHEMA_VERSION: Final = 2
 

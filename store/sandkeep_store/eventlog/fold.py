@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from sandkeep.errors import DaemonError
 from sandkeep.events import ProcessLaunchRequested, ProcessRestored, SandboxCreateRequested
-from sandkeep_store.codec import Codec, UnknownEvent
-from sandkeep_store.record import (
+from sandkeep_store.eventlog.codec import Codec, UnknownEvent
+from sandkeep_store.eventlog.record import (
     COLUMNS,
     NOT_A_ROW,
     Place,
@@ -29,10 +29,10 @@ from sandkeep_store.record import (
     pack_numbers,
     verified,
 )
+from sandkeep_store.fairness import yielding
 from sandkeep_store.views.processes import ENDS, RECENT_NAMED, RECENT_UNNAMED, ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
-from sandkeep_store.yielding import yielding
 
 _ROW: Final = ", ".join(COLUMNS)
 _ALL: Final = f"SELECT {_ROW} FROM events WHERE position > ? AND position <= ? ORDER BY position"  # noqa: S608

@@ -19,23 +19,23 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import trio
 
-from sandkeep.clock import now_us
 from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import Event, Meta
-from sandkeep_store.blanks import change_fingerprint, redact_data
-from sandkeep_store.codec import CODEC, Codec, UnknownEvent
-from sandkeep_store.command_key import CommandKey, open_key, without_digest
-from sandkeep_store.commands import FILE_NAME as COMMANDS_NAME
-from sandkeep_store.commands import REMEMBERED_US, Commands
-from sandkeep_store.database import Database
-from sandkeep_store.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
-from sandkeep_store.record import Recorded, Row, compacted
-from sandkeep_store.recorder import Draft, LogRecorder
-from sandkeep_store.reserve import Reserve
-from sandkeep_store.ring import Ring
+from sandkeep.protocol.clock import now_us
+from sandkeep_store.eventlog.ballast import Reserve
+from sandkeep_store.eventlog.codec import CODEC, Codec, UnknownEvent
+from sandkeep_store.eventlog.command_key import CommandKey, open_key, without_digest
+from sandkeep_store.eventlog.commands import FILE_NAME as COMMANDS_NAME
+from sandkeep_store.eventlog.commands import REMEMBERED_US, Commands
+from sandkeep_store.eventlog.database import Database
+from sandkeep_store.eventlog.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
+from sandkeep_store.eventlog.record import Recorded, Row, compacted
+from sandkeep_store.eventlog.recorder import Draft, LogRecorder
+from sandkeep_store.eventlog.ring import Ring
+from sandkeep_store.eventlog.writer import Append, Writer
 from sandkeep_store.threads import Threads
+from sandkeep_store.views.blanks import change_fingerprint, redact_data
 from sandkeep_store.views.state import State
-from sandkeep_store.writer import Append, Writer
 
 __all__ = ["EventLog", "NewEvent", "Page", "Recorded", "UnknownEvent"]
 

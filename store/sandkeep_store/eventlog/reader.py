@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from sandkeep.errors import DaemonError
 from sandkeep.events import OWN_STREAMS, Event, ProcessLaunchRequested, SandboxFileWritten
-from sandkeep_store.codec import Codec, UnknownEvent
-from sandkeep_store.database import Database, damaged_file, first_position
-from sandkeep_store.fold import Fold, Named, Names
-from sandkeep_store.record import (
+from sandkeep_store.eventlog.codec import Codec, UnknownEvent
+from sandkeep_store.eventlog.database import Database, damaged_file, first_position
+from sandkeep_store.eventlog.fold import Fold, Named, Names
+from sandkeep_store.eventlog.record import (
     COLUMNS,
     NOT_A_ROW,
     Recorded,
@@ -30,8 +30,8 @@ from sandkeep_store.record import (
     pack_numbers,
     verified,
 )
+from sandkeep_store.fairness import yielding
 from sandkeep_store.views.state import State
-from sandkeep_store.yielding import yielding
 
 _COLUMNS: Final = ", ".join(f"e.{column}" for column in COLUMNS)
 _PAGE: Final = (

@@ -33,9 +33,9 @@ from msgspec import Struct
 
 from sandkeep.errors import DaemonError
 from sandkeep.events import LOG_STREAM, OLD_LOG_STREAM, Event, LogCompacted, LogCompactRequested, LogRedactRequested
-from sandkeep_store import witness as witness_of
-from sandkeep_store.database import Database
-from sandkeep_store.record import (
+from sandkeep_store.eventlog import witness as witness_of
+from sandkeep_store.eventlog.database import Database
+from sandkeep_store.eventlog.record import (
     COLUMNS,
     Row,
     checksum,

@@ -25,9 +25,9 @@ from msgspec import Struct
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SandkeepError, StateError
-from sandkeep_store.record import Recorded, Row
-from sandkeep_store.recorder import Draft, IntegrityError, LogRecorder, PersistenceError
-from sandkeep_store.reserve import Reserve
+from sandkeep_store.eventlog.ballast import Reserve
+from sandkeep_store.eventlog.record import Recorded, Row
+from sandkeep_store.eventlog.recorder import Draft, IntegrityError, LogRecorder, PersistenceError
 
 MAX_WAITING: Final = 4096
 """How many appends may wait before their callers wait to be let in."""

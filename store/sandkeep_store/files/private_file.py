@@ -7,8 +7,8 @@ import os
 import stat
 from typing import Final
 
-from sandkeep import durable
 from sandkeep.errors import DaemonError
+from sandkeep.system import durable
 
 logger: Final = logging.getLogger("sandkeepd")
 

@@ -1,4 +1,4 @@
-"""Force a whole filesystem to its disk, for trees of many files: see `sandkeep.durable` for one."""
+"""Force a whole filesystem to its disk, for trees of many files: see `sandkeep.system.durable` for one."""
 
 import ctypes
 import os

@@ -28,10 +28,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from sandkeep.durable import make_directory
 from sandkeep.errors import ProviderError, SetupError
-from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, Stored, Written
+from sandkeep.system.durable import make_directory
 from sandkeep_store.locks.document import damaged
+from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 STALE_S: Final = 60.0
 """How old a link must be that somebody else made before it is taken for what a dead process has left."""

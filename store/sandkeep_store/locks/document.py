@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from sandkeep.errors import DataError
-from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES
+from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES
 
 LONGEST_LEASE_S: Final = 3600.0
 """What lies further in the future than this was not written by anybody whose clock is right."""

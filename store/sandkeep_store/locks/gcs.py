@@ -13,8 +13,8 @@ from urllib.parse import quote
 from msgspec import json
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.gcs_client import connect, retrying, speaking_about
-from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, Stored, Written
+from sandkeep_store.buckets.gcs_client import connect, retrying, speaking_about
+from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 ANSWER_S: Final = 5.0
 """How long one request may take."""

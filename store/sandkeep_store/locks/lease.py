@@ -16,10 +16,10 @@ from typing import Final, Literal, TypeAlias
 
 from sandkeep.errors import DataError, ProviderError, SetupError, StateError
 from sandkeep_store.locks import rules
-from sandkeep_store.locks.base import DocumentStore, Written, path_of
 from sandkeep_store.locks.clock import SYSTEM, Clock, Instant
 from sandkeep_store.locks.document import LockDocument, decode, encode
 from sandkeep_store.locks.fence import Fence
+from sandkeep_store.locks.store import DocumentStore, Written, path_of
 
 WRITES_AT_ONCE: Final = 5
 """How often a write is tried at once when another version was there each time, before that is told."""

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Final
 
-from sandkeep_store.config import Root
-from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, DocumentStore, Stored, Written
+from sandkeep_store.buckets.config import Root
+from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.directory import DirectoryStore
 from sandkeep_store.locks.gcs import GcsStore
 from sandkeep_store.locks.places import split
 from sandkeep_store.locks.s3 import S3Store
-from sandkeep_store.sdks import require_sdk
+from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, DocumentStore, Stored, Written
 
 _SCHEMES: Final = {"gcs": "gs://", "s3": "s3://"}
 

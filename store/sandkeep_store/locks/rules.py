@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from sandkeep.clock import rfc3339
 from sandkeep.errors import StateError
+from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.locks.document import LONGEST_LEASE_S, MAX_FENCE, LockDocument, damaged
 
 LEASE_S: Final = 60.0

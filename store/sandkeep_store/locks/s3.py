@@ -10,9 +10,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from sandkeep.errors import SandkeepError, SetupError
-from sandkeep_store.config import STORAGE, Storage
-from sandkeep_store.locks.base import MAX_DOCUMENT_BYTES, Stored, Written
-from sandkeep_store.s3_client import connect, speaking_about
+from sandkeep_store.buckets.config import STORAGE, Storage
+from sandkeep_store.buckets.s3_client import connect, speaking_about
+from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 ANSWER_S: Final = 5.0
 PATIENCE_S: Final = 8.0

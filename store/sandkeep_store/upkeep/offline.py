@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 import trio
 
-from sandkeep.clock import now_us
 from sandkeep.errors import DaemonError, SandkeepError, SetupError
 from sandkeep.events import Meta
 from sandkeep.model import CompactReport, RebuildReport, VerifyReport
-from sandkeep_store import folded, metadata_files, segments, witness
-from sandkeep_store.compaction import Compaction
-from sandkeep_store.log import EventLog, Recorded
+from sandkeep.protocol.clock import now_us
+from sandkeep_store import metadata_files
+from sandkeep_store.eventlog import witness
+from sandkeep_store.eventlog.log import EventLog, Recorded
+from sandkeep_store.upkeep import segments, state_cache
+from sandkeep_store.upkeep.compaction import Compaction
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
 
@@ -55,7 +57,7 @@ def verify(state_dir: str) -> VerifyReport:
             problems = metadata_files.ahead_of(root, log.log_id, log.head)
             state = fold(log)
             problems += metadata_files.check(root, state, log.log_id)
-            problems += folded.difference(state_dir, log, state)
+            problems += state_cache.difference(state_dir, log, state)
         return report(log, problems)
     finally:
         log.close()

@@ -19,7 +19,6 @@ import trio
 from msgspec import Raw
 
 from sandkeep import failpoints
-from sandkeep.durable import sync_directory
 from sandkeep.errors import CallerError, DaemonError, StateError
 from sandkeep.events import (
     LOG_STREAM,
@@ -32,9 +31,10 @@ from sandkeep.events import (
     SandboxCreateRequested,
 )
 from sandkeep.model import RedactReport
-from sandkeep_store import repair, segments
-from sandkeep_store.blanks import redact_data
-from sandkeep_store.log import EventLog, NewEvent
+from sandkeep.system.durable import sync_directory
+from sandkeep_store.eventlog.log import EventLog, NewEvent
+from sandkeep_store.upkeep import repair, segments
+from sandkeep_store.views.blanks import redact_data
 from sandkeep_store.views.state import State
 
 

@@ -18,13 +18,15 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from sandkeep import durable, failpoints
-from sandkeep.durable import sync
+from sandkeep import failpoints
 from sandkeep.errors import DaemonError
 from sandkeep.model import RepairReport
-from sandkeep_store import folded, offline, segments, witness
-from sandkeep_store.database import exclusively, repairing
-from sandkeep_store.salvage import Salvage, is_file
+from sandkeep.system import durable
+from sandkeep.system.durable import sync
+from sandkeep_store.eventlog import witness
+from sandkeep_store.eventlog.database import exclusively, repairing
+from sandkeep_store.upkeep import offline, segments, state_cache
+from sandkeep_store.upkeep.salvage import Salvage, is_file
 
 QUARANTINE: Final = "quarantine"
 REPORT: Final = "report"
@@ -125,7 +127,7 @@ def _replace(path: str, new: str, problems: Sequence[str]) -> str:
         failpoints.reach("repair.quarantined")
         durable.replace(mark, quarantine.encode())
     failpoints.reach("repair.marked")
-    for name in (f"{path}-wal", witness.path_of(path), f"{state_dir}/{folded.FILE_NAME}"):
+    for name in (f"{path}-wal", witness.path_of(path), f"{state_dir}/{state_cache.FILE_NAME}"):
         if os.path.lexists(name):
             os.unlink(name) if is_file(name) else os.rename(name, f"{quarantine}/{os.path.basename(name)}")
     failpoints.reach("repair.cleared")

@@ -16,12 +16,14 @@ from msgspec import Struct
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
 from sandkeep.events import LOG_STREAM, OWN_STREAMS, LogEventLost, SandboxFileWritten
-from sandkeep_store import metadata_files, offline, segments, witness
-from sandkeep_store.codec import CODEC
-from sandkeep_store.database import Database
-from sandkeep_store.log import EventLog
-from sandkeep_store.record import COLUMNS, Row, checksum, is_sound, name_checksum, number_checksum
-from sandkeep_store.recorder import is_compacting, was_compacted_to, was_redacted
+from sandkeep_store import metadata_files
+from sandkeep_store.eventlog import witness
+from sandkeep_store.eventlog.codec import CODEC
+from sandkeep_store.eventlog.database import Database
+from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.eventlog.record import COLUMNS, Row, checksum, is_sound, name_checksum, number_checksum
+from sandkeep_store.eventlog.recorder import is_compacting, was_compacted_to, was_redacted
+from sandkeep_store.upkeep import offline, segments
 
 CHUNK: Final = 256
 MOST_BEYOND: Final = 100_000

@@ -17,12 +17,12 @@ import zstandard
 from msgspec import Raw, Struct
 
 from sandkeep import failpoints
-from sandkeep.durable import Replacement, sync_directory
 from sandkeep.errors import DaemonError
-from sandkeep_store.blanks import change_fingerprint
-from sandkeep_store.command_key import without_digest
-from sandkeep_store.record import Recorded
-from sandkeep_store.yielding import yielding
+from sandkeep.system.durable import Replacement, sync_directory
+from sandkeep_store.eventlog.command_key import without_digest
+from sandkeep_store.eventlog.record import Recorded
+from sandkeep_store.fairness import yielding
+from sandkeep_store.views.blanks import change_fingerprint
 
 FOLDER: Final = "archive"
 SUFFIX: Final = ".zst"

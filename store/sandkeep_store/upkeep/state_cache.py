@@ -23,10 +23,12 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep import events, model
-from sandkeep.durable import Replacement, sync_directory
+from sandkeep.system.durable import Replacement, sync_directory
 from sandkeep.version import VERSION
-from sandkeep_store import blanks, codec, fold, views
-from sandkeep_store.log import EventLog
+from sandkeep_store import views
+from sandkeep_store.eventlog import codec, fold
+from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.views import blanks
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState

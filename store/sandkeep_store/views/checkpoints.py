@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sandkeep import events, model
-from sandkeep.clock import rfc3339
-from sandkeep_store.views.base import Fact, folds
+from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.views.sandboxes import KeptCheckpoint, note_in_history
 from sandkeep_store.views.snapshots import ForkState, end_fork
+from sandkeep_store.views.view import Fact, folds
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sandkeep import events
-from sandkeep_store.views.base import Fact, folds
+from sandkeep_store.views.view import Fact, folds
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from sandkeep import events, model
-from sandkeep.clock import rfc3339
-from sandkeep_store.views.base import Fact, folds
+from sandkeep.protocol.clock import rfc3339
+from sandkeep_store.views.view import Fact, folds
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State

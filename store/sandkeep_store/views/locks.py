@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from sandkeep import events, model
-from sandkeep.clock import optional_rfc3339, rfc3339
-from sandkeep_store.views.base import Fact, folds
+from sandkeep.protocol.clock import optional_rfc3339, rfc3339
+from sandkeep_store.views.view import Fact, folds
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct, field
 
 from sandkeep import events
-from sandkeep.clock import rfc3339
 from sandkeep.events import Event
-from sandkeep_store.blanks import REDACTED, redact_event
-from sandkeep_store.views.base import Fact, folds
+from sandkeep.protocol.clock import rfc3339
+from sandkeep_store.views.blanks import REDACTED, redact_event
 from sandkeep_store.views.locks import forget_before
+from sandkeep_store.views.view import Fact, folds
 
 if TYPE_CHECKING:
     from sandkeep_store.views.checkpoints import CheckpointState

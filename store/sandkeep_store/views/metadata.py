@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sandkeep.clock import rfc3339
+from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import KeptCheckpoint, KeptSnapshot, SandboxState
 

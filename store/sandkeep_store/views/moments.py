@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sandkeep import model
-from sandkeep.clock import rfc3339
+from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState

@@ -7,9 +7,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sandkeep import events, ids, model
-from sandkeep.clock import optional_rfc3339, rfc3339
-from sandkeep_store.views.base import Fact, folds
+from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.view import Fact, folds
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State

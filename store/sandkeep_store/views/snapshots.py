@@ -7,9 +7,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sandkeep import events, model
-from sandkeep.clock import rfc3339
-from sandkeep_store.views.base import Fact, folds
+from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.views.sandboxes import KeptSnapshot, note_in_history
+from sandkeep_store.views.view import Fact, folds
 
 if TYPE_CHECKING:
     from sandkeep_store.views.state import State

@@ -19,19 +19,20 @@ from typing import Any
 
 import pytest
 import trio
-from tests.users import as_user
+from tests.support.users import as_user
 
 import sandkeep
-from sandkeep import blocking, methods, model
-from sandkeep.descriptors import ANCILLARY_BYTES, Handover
-from sandkeep.dialing import Daemon
+from sandkeep import blocking, model
+from sandkeep.clients.descriptors import ANCILLARY_BYTES, Handover
+from sandkeep.clients.dial import Daemon
 from sandkeep.errors import CallerError, DaemonError, DataError, SandkeepError, SetupError, StateError
-from sandkeepd.api.call import Call
-from sandkeepd.api.holdings import Holdings
+from sandkeep.protocol import methods
 from sandkeepd.api.listener import listening
-from sandkeepd.api.room import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER
 from sandkeepd.api.server import Server
 from sandkeepd.api.writer import Writer
+from sandkeepd.core.call import Call
+from sandkeepd.serving.holdings import Holdings
+from sandkeepd.serving.limits import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER
 
 PROCESS = model.Process(
     process_id="prc_1", sandbox_id="sbx_1", name="p", named=True, command=["x"], status="exited", requested_at=""

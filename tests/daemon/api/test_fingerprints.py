@@ -11,16 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.inside import Inside, inside
+from tests.support.inside import Inside, inside
 
-from sandkeep.clock import now_us
 from sandkeep.errors import StateError
 from sandkeep.events import Meta, SandboxAdopted
-from sandkeep.methods import METHODS
-from sandkeep_store import command_key
-from sandkeep_store.command_key import CommandKey
-from sandkeep_store.commands import REMEMBERED_US
-from sandkeep_store.log import NewEvent
+from sandkeep.protocol.clock import now_us
+from sandkeep.protocol.methods import METHODS
+from sandkeep_store.eventlog import command_key
+from sandkeep_store.eventlog.command_key import CommandKey
+from sandkeep_store.eventlog.commands import REMEMBERED_US
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeepd.api.fingerprint import fingerprint
 
 SIZES = (16, 32, 40, 64, 128)
@@ -230,7 +230,7 @@ async def test_a_redaction_leaves_no_digest_that_anybody_can_compute(
         assert await _told(daemon, "sandbox.exec", EXEC) == "done"
         assert await _told(daemon, "sandbox.exec", {**EXEC, "stdin": b""}) == "another"
         tomorrow = now_us() + REMEMBERED_US
-        monkeypatch.setattr("sandkeep_store.log.now_us", lambda: tomorrow)
+        monkeypatch.setattr("sandkeep_store.eventlog.log.now_us", lambda: tomorrow)
         await daemon.call("store.redact", position=position)
         event = daemon.core.log.at(position)
         assert event is not None

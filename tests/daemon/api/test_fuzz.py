@@ -16,14 +16,14 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.daemon.fuzzing import Complaints, Grammar, Levels, Reply, replies, settled, shown, tasks_living, wanted
-from tests.daemon.inside import Inside, inside
-from tests.daemon.test_api_server import Handler
-from tests.soak import times
+from tests.daemon.api.test_server import Handler
+from tests.support.fuzzing import Complaints, Grammar, Levels, Reply, replies, settled, shown, tasks_living, wanted
+from tests.support.inside import Inside, inside
+from tests.support.soak import times
 
-from sandkeep.lines import LineBuffer
-from sandkeepd.api.peer import Peer
+from sandkeep.protocol.lines import LineBuffer
 from sandkeepd.api.server import Server
+from sandkeepd.core.peer import Peer
 
 MESSAGES, MESSAGES_SOAK = 100_000, times(2_000_000)
 AT_ONCE = 500

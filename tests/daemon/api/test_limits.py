@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 import trio
 from tests.conftest import RunningDaemon
-from tests.daemon.streams import message, websocket
-from tests.daemon.test_api_server import PROCESS, SANDBOX, House, house, request
-from tests.daemon.test_stream_slow import served
-from tests.users import NOBODY, as_user
+from tests.daemon.api.test_server import PROCESS, SANDBOX, House, house, request
+from tests.daemon.stream.test_slow_readers import served
+from tests.support.streams import message, websocket
+from tests.support.users import NOBODY, as_user
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sandkeep.errors import SetupError
-from sandkeep.settings import CLIENT_MEMORY
-from sandkeepd.api.holdings import CALL_BYTES, Holdings
-from sandkeepd.api.room import MAX_CALLS
+from sandkeep.settings.daemon import CLIENT_MEMORY
 from sandkeepd.api.server import MAX_CONNECTIONS
+from sandkeepd.serving.holdings import CALL_BYTES, Holdings
+from sandkeepd.serving.limits import MAX_CALLS
 
 __all__ = ["house"]
 
@@ -175,7 +175,7 @@ async def test_changes_under_way_are_counted_after_their_client_has_gone(house: 
 
 
 async def test_a_message_that_was_begun_has_to_be_ended(tmp_path: Path, autojump_clock: MockClock) -> None:
-    from tests.daemon.test_stream_door import frame, opening
+    from tests.daemon.stream.test_door import frame, opening
 
     async with served(tmp_path) as made:
         sock = trio.socket.from_stdlib_socket(nonblocking(made.plain()))
@@ -308,7 +308,7 @@ def padded_calls(path: str, number: int) -> socket.socket:
 
 def half_messages(path: str, number: int) -> socket.socket:
     """Websockets on which a message begins."""
-    from tests.daemon.test_stream_door import frame, opening
+    from tests.daemon.stream.test_door import frame, opening
 
     sock = dialled(os.path.dirname(path) + "/stream.sock")
     pushed(sock, opening("/v1/events?after=now"))
@@ -379,7 +379,7 @@ def test_a_user_has_only_so_many_connections(daemon: RunningDaemon) -> None:
 
 
 def websockets_beyond(path: str) -> tuple[int, int]:
-    from tests.daemon.test_stream_door import opening
+    from tests.daemon.stream.test_door import opening
 
     held, answers = [], []
     for _ in range(MAX_CONNECTIONS + 20):

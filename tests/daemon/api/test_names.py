@@ -10,17 +10,18 @@ import msgspec
 import pytest
 import trio
 from msgspec import Raw
-from tests.daemon.inside import Inside, inside
+from tests.support.inside import Inside, inside
 
-from sandkeep import events, ids, jsonrpc, model
+from sandkeep import events, ids, model
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.events import LOG_STREAM, Meta
-from sandkeep.methods import METHODS, REFERENCES, Method
-from sandkeep_store.log import NewEvent
-from sandkeepd import core as core_module
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.methods import METHODS, REFERENCES, Method
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeepd.core import core as core_module
 
 ALICE, BOB = 1001, 1002
-OLD_LOG = Path(__file__).parents[1] / "contracts/named-log.db.gz"
+OLD_LOG = Path(__file__).parents[2] / "contracts/named-log.db.gz"
 """A log as daemons wrote it that had callers choose the ids of sandboxes. One is called ``log``, and as the log's own
 stream was called so, too, a redaction went into the sandbox's stream. ALICE has that, ``box`` and ``sbx_mine``, which
 ran, and ``old``, which had ended; of BOB's ``bobs`` has ended.

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.boxes import until
 from tests.conftest import RunningDaemon
-from tests.overload import Crowd, seed
-from tests.soak import times
+from tests.support.boxes import until
+from tests.support.overload import Crowd, seed
+from tests.support.soak import times
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 

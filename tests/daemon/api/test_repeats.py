@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import trio
-from tests.daemon.inside import Inside, inside
+from tests.support.inside import Inside, inside
 
 from sandkeep.errors import SandkeepError, StateError
-from sandkeep.methods import METHODS
+from sandkeep.protocol.methods import METHODS
 
 HELD = "echo ready; while [ ! -e go ]; do sleep 0.01; done; exec cat"
 COUNTS = "trap 'echo got >>signals' USR1; echo ready; while :; do sleep 0.01; done"
@@ -177,20 +177,20 @@ CASES = {
 """How each method that changes something is repeated. One that is new needs a line here."""
 
 ELSEWHERE = {
-    "sandbox.suspend": "tests/daemon/test_suspending.py",
-    "sandbox.resume": "tests/daemon/test_suspending.py",
-    "provider.choose": "tests/rpc/test_gcri.py",
-    "lock.acquire": "tests/daemon/test_locking.py",
-    "lock.release": "tests/daemon/test_locking.py",
+    "sandbox.suspend": "tests/daemon/sandboxes/test_suspend.py",
+    "sandbox.resume": "tests/daemon/sandboxes/test_suspend.py",
+    "provider.choose": "tests/rpc/compat/test_gcri.py",
+    "lock.acquire": "tests/daemon/locks/test_locks.py",
+    "lock.release": "tests/daemon/locks/test_locks.py",
     "snapshot.import": "tests/crash/keeping.py",
     **dict.fromkeys(
         ("checkpoint.create", "checkpoint.restore", "checkpoint.delete"),
-        "tests/daemon/test_checkpoints.py",
+        "tests/daemon/checkpoints/test_checkpoints.py",
     ),
     **dict.fromkeys(
         ("sandbox.fork", "sandbox.restore", "sandbox.restore_at", "snapshot.create", "snapshot.delete", "snapshot.gc",
          "snapshot.promote", "snapshot.restore"),
-        "tests/daemon/test_repeats_kept.py",
+        "tests/daemon/api/test_repeats_of_snapshots.py",
     ),
 }  # fmt: skip
 """Those that need another world than this one, and where they are repeated."""
@@ -479,7 +479,7 @@ async def test_commands_are_forgotten_after_a_day(state_dir: str, source: str, m
         first = (await daemon.call("sandbox.exec", **exec_)).process_id
         await daemon.call("process.write_stdin", **write)
         for hours, same in ((23.9, True), (24.1, False)):
-            for module in ("sandkeepd.api.dispatch", "sandkeep_store.commands"):
+            for module in ("sandkeepd.api.dispatch", "sandkeep_store.eventlog.commands"):
                 monkeypatch.setattr(f"{module}.now_us", lambda at=hours: _now() + int(at * 3600e6))
             assert ((await daemon.call("sandbox.exec", **exec_)).process_id == first) is same
             assert (daemon.core.log.commands.find("uid:0", "d") is not None) is same
@@ -487,7 +487,7 @@ async def test_commands_are_forgotten_after_a_day(state_dir: str, source: str, m
 
 
 def _now() -> int:
-    from sandkeep.clock import now_us
+    from sandkeep.protocol.clock import now_us
 
     return now_us()
 

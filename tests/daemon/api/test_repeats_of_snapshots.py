@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import pytest
-from tests.daemon.test_repeats import ELSEWHERE, Case, made_once
+from tests.daemon.api.test_repeats import ELSEWHERE, Case, made_once
 
 from sandkeep.ids import SNAPSHOT, new_id
 

@@ -21,15 +21,15 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sandkeep import model
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
-from sandkeep.lines import MAX_LINE_BYTES
-from sandkeep.methods import METHODS
-from sandkeepd.api import params
-from sandkeepd.api.call import Call
+from sandkeep.protocol.lines import MAX_LINE_BYTES
+from sandkeep.protocol.methods import METHODS
 from sandkeepd.api.connection import Connection
 from sandkeepd.api.listener import listening
-from sandkeepd.api.peer import Peer, peer_of
-from sandkeepd.api.room import MAX_CALLS
 from sandkeepd.api.server import Server, serve
+from sandkeepd.core.call import Call
+from sandkeepd.core.peer import Peer, peer_of
+from sandkeepd.serving import params
+from sandkeepd.serving.limits import MAX_CALLS
 
 SANDBOX = {"sandbox_id": "sbx_1"}
 PROCESS = {"sandbox_id": "sbx_1", "name": "p"}

@@ -16,16 +16,17 @@ import msgspec
 import pytest
 import trio
 from tests.conftest import RunningDaemon
-from tests.daemon.streams import house_in
-from tests.daemon.two_providers import SILENT
+from tests.support.streams import house_in
+from tests.support.two_providers import SILENT
 
 import sandkeep
-from sandkeep import events, frames
+from sandkeep import events
 from sandkeep.errors import SandkeepError
 from sandkeep.events import Meta
 from sandkeep.ids import new_id
-from sandkeep_store.log import EventLog, NewEvent
-from sandkeepd.hostprocess import boot_id, pids_where, start_time
+from sandkeep.protocol import frames
+from sandkeep_store.eventlog.log import EventLog, NewEvent
+from sandkeepd.host.processes import boot_id, pids_where, start_time
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -88,7 +89,7 @@ def forge(state_dir: str, *new: NewEvent) -> None:
 def two(new_daemon: Callable[[], RunningDaemon]) -> Iterator[RunningDaemon]:
     """A daemon that runs, with a sandbox of each provider."""
     daemon = new_daemon()
-    daemon.program = [sys.executable, "-m", "tests.daemon.two_providers"]
+    daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
     daemon.start()
     yield daemon
     Path(daemon.state_dir, SILENT).unlink(missing_ok=True)

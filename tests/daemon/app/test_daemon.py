@@ -15,7 +15,7 @@ import pytest
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
-from sandkeep.methods import METHODS, Access
+from sandkeep.protocol.methods import METHODS, Access
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -425,7 +425,7 @@ def test_an_unknown_event_stops_the_views_and_passes_through(running_daemon: Any
 
 
 def _append_unknown(path: str) -> None:
-    from sandkeep_store.record import COLUMNS, checksum
+    from sandkeep_store.eventlog.record import COLUMNS, checksum
 
     with sqlite3.connect(path) as db:
         row = dict(

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from tests.boxes import until
 from tests.conftest import RunningDaemon
-from tests.hostile import traces_of
-from tests.users import as_user
+from tests.support.boxes import until
+from tests.support.hostile import traces_of
+from tests.support.users import as_user
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError
-from sandkeep.methods import METHODS, Access
+from sandkeep.protocol.methods import METHODS, Access
 
 pytestmark = pytest.mark.needs("root", "bwrap", "tmux")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.crash.story import environments, events_of
-from tests.daemon import disks
+from tests.support import disks
 
 from sandkeep.errors import SandkeepError
 

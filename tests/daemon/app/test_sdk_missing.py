@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.daemon.keeping import refused, sh
+from tests.support.snapshots import refused, sh
 
 pytestmark = pytest.mark.needs("bwrap")
 

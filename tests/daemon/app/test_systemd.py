@@ -13,17 +13,18 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.service import PATIENCE_S, Notices, Service
-from tests.users import NOBODY, command_as
+from tests.support.service import PATIENCE_S, Notices, Service
+from tests.support.users import NOBODY, command_as
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.events import Meta, SandboxAdopted
-from sandkeep_store.log import EventLog, NewEvent
-from sandkeepd import access, app, passed, systemd
-from sandkeepd.api.peer import Peer
-from sandkeepd.passed import take_passed
-from sandkeepd.systemd import Manager, take_environment
+from sandkeep_store.eventlog.log import EventLog, NewEvent
+from sandkeepd.app import daemon, socket_activation, systemd
+from sandkeepd.app.socket_activation import take_passed
+from sandkeepd.app.systemd import Manager, take_environment
+from sandkeepd.core import access
+from sandkeepd.core.peer import Peer
 
 
 @pytest.fixture
@@ -184,7 +185,7 @@ async def test_pings_stop_while_the_writer_hangs_and_come_again(
         return insert(appends, time_us=time_us)  # type: ignore[arg-type]
 
     manager = Manager(notices.address, watchdog_s=0.002)
-    async with app.running_log(log), trio.open_nursery() as nursery:
+    async with daemon.running_log(log), trio.open_nursery() as nursery:
         nursery.start_soon(manager.watchdog, log.answers)
         await trio.to_thread.run_sync(notices.next, "WATCHDOG=1")
         monkeypatch.setattr(recorder, "insert", hang)
@@ -210,7 +211,7 @@ async def test_pings_go_on_while_the_disk_is_full(
 
     monkeypatch.setattr(log._writer._reserve, "hold", full)
     manager = Manager(notices.address, watchdog_s=0.002)
-    async with app.running_log(log), trio.open_nursery() as nursery:
+    async with daemon.running_log(log), trio.open_nursery() as nursery:
         nursery.start_soon(manager.watchdog, log.answers)
         with pytest.raises(SandkeepError, match="the disk is full"):
             await log.append([NewEvent("sbx_1", SandboxAdopted(), "sbx_1")], Meta())
@@ -257,14 +258,14 @@ def test_pings_stop_while_the_loop_hangs(notices: Notices) -> None:
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., passed.Passed]]:
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., socket_activation.Passed]]:
     """Passes copies of sockets, at descriptors that are free in this process."""
     first = 500  # what is refused is closed by the daemon
-    monkeypatch.setattr(passed, "FIRST", first)
+    monkeypatch.setattr(socket_activation, "FIRST", first)
     monkeypatch.setenv("SANDKEEP_SOCKET", str(tmp_path / "sandkeep.sock"))
     taken: list[socket.socket] = []
 
-    def take(*files: socket.socket | int, names: str = "") -> passed.Passed:
+    def take(*files: socket.socket | int, names: str = "") -> socket_activation.Passed:
         count = len(files)
         for place, file in enumerate(files, first):
             os.dup2(file if isinstance(file, int) else file.fileno(), place, inheritable=True)
@@ -285,7 +286,7 @@ def unix(path: Path, kind: int = socket.SOCK_STREAM, listen: bool = True) -> soc
     return sock
 
 
-def test_sockets_are_known_by_name(given: Callable[..., passed.Passed], tmp_path: Path) -> None:
+def test_sockets_are_known_by_name(given: Callable[..., socket_activation.Passed], tmp_path: Path) -> None:
     with unix(tmp_path / "a") as a, unix(tmp_path / "b") as b, socket.create_server(("127.0.0.1", 0)) as tcp:
         found = given(a, b, tcp, names="stream:rpc:stream")
         assert found.rpc is not None
@@ -294,7 +295,7 @@ def test_sockets_are_known_by_name(given: Callable[..., passed.Passed], tmp_path
     assert not os.get_blocking(501)
 
 
-def test_sockets_are_known_by_address(given: Callable[..., passed.Passed], tmp_path: Path) -> None:
+def test_sockets_are_known_by_address(given: Callable[..., socket_activation.Passed], tmp_path: Path) -> None:
     with unix(tmp_path / "sandkeep.sock") as rpc, unix(tmp_path / "stream.sock") as stream:
         found = given(stream, rpc, names="sandkeepd.socket:sandkeepd.socket")
         assert found.rpc is not None
@@ -303,7 +304,7 @@ def test_sockets_are_known_by_address(given: Callable[..., passed.Passed], tmp_p
 
 def test_sockets_for_another_process_are_not_touched() -> None:
     environ = {"LISTEN_FDS": "2", "LISTEN_PID": "1", "LISTEN_FDNAMES": "rpc:stream"}
-    assert take_passed(environ) == passed.Passed()
+    assert take_passed(environ) == socket_activation.Passed()
     assert environ == {}
 
 
@@ -320,7 +321,7 @@ def test_sockets_for_another_process_are_not_touched() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_told(
-    given: Callable[..., passed.Passed],
+    given: Callable[..., socket_activation.Passed],
     tmp_path: Path,
     make: Callable[[Path], socket.socket | int],
     names: str,
@@ -336,12 +337,12 @@ def test_what_cannot_be_served_is_told(
         os.close(file) if isinstance(file, int) else file.close()
 
 
-def test_one_api_only(given: Callable[..., passed.Passed], tmp_path: Path) -> None:
+def test_one_api_only(given: Callable[..., socket_activation.Passed], tmp_path: Path) -> None:
     with unix(tmp_path / "a") as a, unix(tmp_path / "b") as b, pytest.raises(SetupError, match="a second socket"):
         given(a, b, names="rpc:rpc")
 
 
-def test_what_is_passed_twice_is_told(given: Callable[..., passed.Passed], tmp_path: Path) -> None:
+def test_what_is_passed_twice_is_told(given: Callable[..., socket_activation.Passed], tmp_path: Path) -> None:
     """Half of the clients would be talked to in the other's language."""
     with unix(tmp_path / "a") as a, pytest.raises(SetupError, match="descriptor 501 is the same socket"):
         given(a, a, names="rpc:stream")
@@ -351,7 +352,7 @@ def test_what_is_passed_twice_is_told(given: Callable[..., passed.Passed], tmp_p
 def test_more_sockets_than_there_can_be(count: str) -> None:
     with pytest.raises(SetupError, match="more than a process can have"):
         take_passed({"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())})
-    assert take_passed({"LISTEN_FDS": "\u0661", "LISTEN_PID": str(os.getpid())}) == passed.Passed()
+    assert take_passed({"LISTEN_FDS": "\u0661", "LISTEN_PID": str(os.getpid())}) == socket_activation.Passed()
 
 
 def test_a_daemon_says_what_is_wrong_with_its_sockets(new_service: Callable[[], Service]) -> None:

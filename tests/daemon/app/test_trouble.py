@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.daemon import disks
-from tests.users import as_user, command_as
+from tests.support import disks
+from tests.support.users import as_user, command_as
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boxes import refused, until
 from tests.conftest import RunningDaemon
+from tests.support.boxes import refused, until
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
@@ -394,7 +394,7 @@ def test_what_another_machine_made_is_refused_in_a_sentence(own_house: Callable[
     fake = tmp_path / "bin"
     fake.mkdir()
     house.daemon.stop()
-    program = "import sys; import sandkeepd.providers.gvisor_runsc as r; r.version = lambda: '20991231.0'"
+    program = "import sys; import sandkeepd.providers.gvisor.runsc as r; r.version = lambda: '20991231.0'"
     house.daemon.program = [house.daemon.program[0], "-c", f"{program}; from sandkeepd.main import main; main()"]
     house.daemon.start()
     error = refused("not_supported", house.client.checkpoint.restore, checkpoint.checkpoint_id)

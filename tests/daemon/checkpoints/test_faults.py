@@ -9,21 +9,22 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.boxes import refused, until
 from tests.conftest import RunningDaemon
-from tests.daemon.disks import mount, umount
-from tests.daemon.inside import inside
-from tests.daemon.providers.test_gvisor import end_kernel, processes_of
-from tests.daemon.test_checkpoints import LATE, House, own_house, source_tree  # noqa: F401  # fixtures
+from tests.daemon.checkpoints.test_checkpoints import LATE, House, own_house, source_tree  # noqa: F401  # fixtures
+from tests.daemon.providers.gvisor.test_provider import end_kernel, processes_of
+from tests.support.boxes import refused, until
+from tests.support.disks import mount, umount
+from tests.support.inside import inside
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.log import NewEvent
-from sandkeepd import checkpoints
-from sandkeepd.digests import BLAKE3, Digest
-from sandkeepd.providers import gvisor_digest, gvisor_room, gvisor_runsc, gvisor_start
-from sandkeepd.providers.gvisor import GvisorProvider, open_gvisor
-from sandkeepd.providers.gvisor_digest import Follower
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeepd.checkpoints import checkpoints
+from sandkeepd.host.digests import BLAKE3, Digest
+from sandkeepd.providers.gvisor import digest as gvisor_digest
+from sandkeepd.providers.gvisor import disk_space, runsc, start
+from sandkeepd.providers.gvisor.digest import Follower
+from sandkeepd.providers.gvisor.provider import GvisorProvider, open_gvisor
 
 pytestmark = [pytest.mark.needs("runsc"), pytest.mark.needs("root")]
 
@@ -68,9 +69,9 @@ class Faulty(House):
         os.mkdir(self.faults)
         bin_ = f"{daemon.root}/bin"
         os.mkdir(bin_)
-        Path(bin_, "runsc").write_text(WRAPPER.format(runsc=gvisor_runsc.program(), faults=self.faults))
+        Path(bin_, "runsc").write_text(WRAPPER.format(runsc=runsc.program(), faults=self.faults))
         os.chmod(f"{bin_}/runsc", 0o755)
-        words = f"import sandkeepd.providers.gvisor_runsc as r; r.PROGRAM_PATH = '{bin_}:' + r.PROGRAM_PATH"
+        words = f"import sandkeepd.providers.gvisor.runsc as r; r.PROGRAM_PATH = '{bin_}:' + r.PROGRAM_PATH"
         words += "" if directly else "; r.KNOWN_KERNELS = ()"
         daemon.program = [daemon.program[0], "-c", f"{words}; from sandkeepd.main import main; main()"]
         daemon.start()
@@ -259,13 +260,13 @@ async def test_one_that_does_not_answer_makes_way_for_what_was_there(
             await daemon.call("sandbox.restore", **back)
         assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "running"
         assert (await daemon.call("sandbox.exec", sandbox_id="box", command="cat new")).stdout == b"new\n"
-        monkeypatch.setattr(gvisor_start, "_replace_exits", cannot)
+        monkeypatch.setattr(start, "_replace_exits", cannot)
         with pytest.raises(ProviderError):
             await daemon.call("sandbox.restore", **back)
         assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "failed"
-        assert os.path.exists(f"{state_dir}/gvisor/runsc_bundle_{box}/aside/{gvisor_start.IMAGE}")
+        assert os.path.exists(f"{state_dir}/gvisor/runsc_bundle_{box}/aside/{start.IMAGE}")
         assert (await daemon.types(box))[-1] == "sandbox.restore_failed"
-        assert gvisor_runsc.processes(f"{state_dir}/gvisor/runsc_root_{box}") == []
+        assert runsc.processes(f"{state_dir}/gvisor/runsc_root_{box}") == []
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
 
@@ -369,7 +370,7 @@ def test_what_runsc_ends_without_saving_it_has_failed(house: Faulty, box: str) -
 
 def test_a_kernel_that_is_known_is_not_asked_by_runsc(places: str, source_tree: Path) -> None:  # noqa: F811
     """Neither to be suspended, nor for a checkpoint."""
-    if gvisor_runsc.version() not in gvisor_runsc.KNOWN_KERNELS:
+    if runsc.version() not in runsc.KNOWN_KERNELS:
         pytest.skip("this runsc is another")
     daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
     os.chmod(daemon.root, 0o711)
@@ -411,7 +412,7 @@ def test_what_fits_just_so_is_saved(own_house: Callable[..., House], small: str)
     house.counting(box)
     house.client.process.launch(box, ["python3", "-c", FILL], name="full")
     until(lambda: bytes(house.client.process.read(box, "full").stdout), LATE)
-    most = gvisor_runsc.most_saved(f"{small}/runsc_bundle_{box}")
+    most = runsc.most_saved(f"{small}/runsc_bundle_{box}")
     mount("-o", f"remount,size={most - (1 << 20)}", small)
     assert "room" in refused("storage_unavailable", house.checkpoint, box).message
     house.goes_on(box)
@@ -419,7 +420,7 @@ def test_what_fits_just_so_is_saved(own_house: Callable[..., House], small: str)
     checkpoint = house.checkpoint(box)
     house.goes_on(box)
     size = {file.name: file.size_bytes for file in checkpoint.files}["checkpoint.img"]
-    assert size > gvisor_room.AHEAD_BYTES + (8 << 20)
+    assert size > disk_space.AHEAD_BYTES + (8 << 20)
     house.client.checkpoint.delete(checkpoint.checkpoint_id)
     house.end(box)
 

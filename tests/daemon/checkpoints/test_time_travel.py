@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from msgspec.json import encode
 from tests.conftest import RunningDaemon
-from tests.daemon.inside import inside
-from tests.daemon.keeping import refused, sh
+from tests.support.inside import inside
+from tests.support.snapshots import refused, sh
 
-from sandkeep.clock import now_us
 from sandkeep.errors import DataError
 from sandkeep.events import Meta
+from sandkeep.protocol.clock import now_us
 from sandkeep_store.views.moments import Moment
 from sandkeep_store.views.processes import RECENT_UNNAMED
-from sandkeepd.going_back import Asked
+from sandkeepd.checkpoints.time_travel import Asked
 
 pytestmark = pytest.mark.needs("bwrap")
 

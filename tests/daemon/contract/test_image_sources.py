@@ -5,9 +5,10 @@ from typing import Any, cast
 import pytest
 
 from sandkeep.errors import SandkeepError
-from sandkeep.methods import ImageCreate
-from sandkeepd import decide, image_sources, references
-from sandkeepd.image_sources import Seen, Source
+from sandkeep.protocol.methods import ImageCreate
+from sandkeepd.contract import image_references, image_sources
+from sandkeepd.contract.image_sources import Seen, Source
+from sandkeepd.core import rules
 
 
 def looked_at(seen: str, **fields: Any) -> Source:
@@ -78,7 +79,7 @@ def test_a_plain_directory_gets_the_default_base_of_its_provider() -> None:
     def base(seen: str, default: str | None, **fields: Any) -> str | None:
         command = ImageCreate(source="/src", **fields)
         source = looked_at(seen, **fields)
-        return decide.create_image(command, "uid:7", "docker", source, default).base
+        return rules.create_image(command, "uid:7", "docker", source, default).base
 
     assert base("directory", "python:3") == "python:3"
     assert base("directory", "python:3", base="alpine") == "alpine"
@@ -102,9 +103,9 @@ def test_a_plain_directory_gets_the_default_base_of_its_provider() -> None:
     ],
 )
 def test_a_reference_in_full(text: str, full: str) -> None:
-    found = references.parse(text, "source")
+    found = image_references.parse(text, "source")
     assert found.in_full == full
-    assert references.parse(found.in_full, "source").in_full == full
+    assert image_references.parse(found.in_full, "source").in_full == full
 
 
 @pytest.mark.parametrize(
@@ -117,10 +118,10 @@ def test_a_reference_in_full(text: str, full: str) -> None:
 )  # fmt: skip
 def test_what_is_no_reference_or_not_for_callers(text: str) -> None:
     with pytest.raises(SandkeepError, match="invalid"):
-        references.parse(text, "source")
+        image_references.parse(text, "source")
 
 
 def test_the_beginning_of_an_id_is_told_from_a_name() -> None:
-    assert references.could_be_an_id("ada")
-    assert not references.could_be_an_id("ada:latest")
-    assert not references.could_be_an_id("python")
+    assert image_references.could_be_an_id("ada")
+    assert not image_references.could_be_an_id("ada:latest")
+    assert not image_references.could_be_an_id("python")

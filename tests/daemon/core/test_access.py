@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.users import NOBODY, as_user
+from tests.support.users import NOBODY, as_user
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.daemon.inside import Inside, inside
+from tests.support.inside import Inside, inside
 
 from sandkeep.errors import ProviderError, SandkeepError
 
@@ -31,7 +31,7 @@ async def until_stopped(daemon: Inside, sandbox_id: str) -> None:
 @pytest.fixture(autouse=True)
 def _only_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is tried again before the engine says that it is there."""
-    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 1000.0)
+    monkeypatch.setattr("sandkeepd.core.retry.RETRY_S", 1000.0)
 
 
 async def test_an_end_is_ordered_and_told_and_carried_out_when_the_engine_answers(state_dir: str, source: str) -> None:
@@ -120,7 +120,7 @@ async def test_the_removal_of_an_image_is_ordered_and_told(state_dir: str, sourc
 async def test_what_fails_for_another_reason_is_tried_again_before_anybody_is_told(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.01)
+    monkeypatch.setattr("sandkeepd.core.retry.RETRY_S", 0.01)
     async with inside(state_dir) as daemon:
         await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
         terminate, tries = daemon.fake.terminate, list[int]()

@@ -4,18 +4,18 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from tests.store.test_views import Log, running_sandbox
+from tests.store.views.test_views import Log, running_sandbox
 
 from sandkeep import events
 from sandkeep.errors import SandkeepError
 from sandkeep.events import EVENTS, MAX_EVENT_BYTES
 from sandkeep.ids import PREFIXES, check_own_name
-from sandkeep.methods import METHODS, ProcessLaunch, SandboxCreate, SandboxExec
 from sandkeep.model import SandboxStatus
-from sandkeep_store.codec import CODEC
+from sandkeep.protocol.methods import METHODS, ProcessLaunch, SandboxCreate, SandboxExec
+from sandkeep_store.eventlog.codec import CODEC
 from sandkeep_store.views.state import State
-from sandkeepd import decide
-from sandkeepd.processes import parse_signal
+from sandkeepd.core import rules
+from sandkeepd.sandboxes.processes import parse_signal
 
 
 def world(*, sandboxes: int = 1) -> State:
@@ -36,8 +36,8 @@ def refused(code: str, call: Any, *arguments: Any, **more: Any) -> SandkeepError
 
 def test_every_status_has_a_word_for_not_being_ready() -> None:
     statuses = {*get_args(SandboxStatus)} - {"running"}
-    assert set(decide.WHY_NOT_READY) == statuses
-    assert {status for may in decide.SANDBOX_MAY.values() for status in may} <= statuses | {"running"}
+    assert set(rules.WHY_NOT_READY) == statuses
+    assert {status for may in rules.SANDBOX_MAY.values() for status in may} <= statuses | {"running"}
 
 
 MAY = {
@@ -67,24 +67,24 @@ def test_what_may_follow_in_each_state_of_a_sandbox() -> None:
     """The table read the other way round: nothing is allowed that is not meant to be."""
     assert set(MAY) == {*get_args(SandboxStatus)}
     for status, words in MAY.items():
-        allowed = {kind for kind, states in decide.SANDBOX_MAY.items() if status in states}
+        allowed = {kind for kind, states in rules.SANDBOX_MAY.items() if status in states}
         assert allowed - {"process.launch_requested"} == {f"sandbox.{word}" for word in words.split()}, status
     told = {kind for kind in EVENTS if kind.startswith("sandbox.")} - {*AT_ANY_TIME}
-    assert told == {kind for kind in decide.SANDBOX_MAY if kind.startswith("sandbox.")}
+    assert told == {kind for kind in rules.SANDBOX_MAY if kind.startswith("sandbox.")}
 
 
 def test_what_is_started_anew() -> None:
     sandbox = world().sandboxes["sbx_0"]
     sandbox.status = "lost"
-    decide.revive(sandbox, {}, can_revive=True)
-    assert "'fake'" not in refused("not_ready", decide.revive, sandbox, {}, can_revive=False).message
+    rules.revive(sandbox, {}, can_revive=True)
+    assert "'fake'" not in refused("not_ready", rules.revive, sandbox, {}, can_revive=False).message
     sandbox.requested = msgspec.structs.replace(sandbox.requested, secrets=["A", "B", "C"])
-    error = refused("secret_missing", decide.revive, sandbox, {"B": "x"}, can_revive=True)
+    error = refused("secret_missing", rules.revive, sandbox, {"B": "x"}, can_revive=True)
     assert error.data["secrets"] == ["A", "C"]
     sandbox.made = False
-    refused("not_ready", decide.revive, sandbox, {}, can_revive=True)
+    refused("not_ready", rules.revive, sandbox, {}, can_revive=True)
     sandbox.status = "stopped"
-    assert "has ended" in refused("not_ready", decide.revive, sandbox, {}, can_revive=True).message
+    assert "has ended" in refused("not_ready", rules.revive, sandbox, {}, can_revive=True).message
 
 
 WITHOUT_EVENT = {
@@ -114,10 +114,10 @@ def test_every_intent_has_its_outcomes() -> None:
 
 
 def test_an_image_in_use_is_not_removed() -> None:
-    error = refused("in_use", decide.remove_image, world(), "img_1", [])
+    error = refused("in_use", rules.remove_image, world(), "img_1", [])
     assert "sbx_0" in error.message
-    assert refused("in_use", decide.remove_image, world(sandboxes=0), "img_1", ["pending"])
-    assert decide.remove_image(world(sandboxes=0), "img_1", []) == events.ImageRemoveRequested()
+    assert refused("in_use", rules.remove_image, world(sandboxes=0), "img_1", ["pending"])
+    assert rules.remove_image(world(sandboxes=0), "img_1", []) == events.ImageRemoveRequested()
 
 
 NO_NAMES = [*(f"{prefix}_1" for prefix in sorted(PREFIXES)), "log_1", "../x", "a/b", "", "x" * 65, "ü", "a\n"]
@@ -134,37 +134,35 @@ def test_other_names_are_free(given: str) -> None:
 
 
 def test_the_spec_of_a_sandbox_is_complete() -> None:
-    image, spec = decide.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0), 4096)
+    image, spec = rules.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0), 4096)
     assert (image.image_id, spec.cpus, spec.disk_bytes) == ("img_1", 2.0, 4096)
 
 
 def test_another_provider_than_the_images_is_refused() -> None:
     command = SandboxCreate(image_id="img_1", provider="docker")
-    assert (
-        "made for the provider 'fake'" in refused("not_supported", decide.create_sandbox, world(), command, 1).message
-    )
+    assert "made for the provider 'fake'" in refused("not_supported", rules.create_sandbox, world(), command, 1).message
 
 
 def test_an_environment_too_large_for_the_record_is_refused() -> None:
-    command = SandboxCreate(image_id="img_1", env={"A": "x" * decide.MAX_SPEC_BYTES})
-    assert refused("invalid", decide.create_sandbox, world(), command, 1).data["field"] == "env"
+    command = SandboxCreate(image_id="img_1", env={"A": "x" * rules.MAX_SPEC_BYTES})
+    assert refused("invalid", rules.create_sandbox, world(), command, 1).data["field"] == "env"
 
 
 def test_names_of_processes_are_unique_in_a_sandbox() -> None:
     state = world()
     sandbox = state.sandboxes["sbx_0"]
     command = ProcessLaunch(sandbox_id="sbx_0", command=["true"], name="web")
-    event = decide.launch(sandbox, command, "web", {})
+    event = rules.launch(sandbox, command, "web", {})
     assert event.command == ["true"]
-    refused("conflict", decide.launch, sandbox, command, "web", {("sbx_0", "web"): None})
-    refused("invalid", decide.launch, sandbox, command, "prc_web", {})
+    refused("conflict", rules.launch, sandbox, command, "web", {("sbx_0", "web"): None})
+    refused("invalid", rules.launch, sandbox, command, "prc_web", {})
 
 
-@pytest.mark.parametrize("status", sorted(decide.WHY_NOT_READY))
+@pytest.mark.parametrize("status", sorted(rules.WHY_NOT_READY))
 def test_nothing_starts_in_a_sandbox_that_does_not_run(status: Any) -> None:
     sandbox = world().sandboxes["sbx_0"]
     sandbox.status = status
-    error = refused("not_ready", decide.launch, sandbox, SandboxExec(sandbox_id="sbx_0", command="true"), None, {})
+    error = refused("not_ready", rules.launch, sandbox, SandboxExec(sandbox_id="sbx_0", command="true"), None, {})
     assert error.data["status"] == status
 
 
@@ -174,19 +172,19 @@ def test_nothing_starts_in_a_sandbox_that_does_not_run(status: Any) -> None:
 )
 def test_a_huge_command_fits_into_its_event_cut(command: list[str]) -> None:
     asked = SandboxExec(sandbox_id="sbx_0", command=command, env={f"K{i:0>200}": "v" for i in range(1024)})
-    event = decide.launch(world().sandboxes["sbx_0"], asked, None, {})
+    event = rules.launch(world().sandboxes["sbx_0"], asked, None, {})
     assert event.command_cut
     assert len(CODEC.encode(event)) < MAX_EVENT_BYTES
 
 
 def test_a_command_that_no_program_could_get_is_refused() -> None:
     asked = SandboxExec(sandbox_id="sbx_0", command=["x" * 131071] * 9)
-    assert refused("invalid", decide.launch, world().sandboxes["sbx_0"], asked, None, {}).data["field"] == "command"
+    assert refused("invalid", rules.launch, world().sandboxes["sbx_0"], asked, None, {}).data["field"] == "command"
 
 
 def test_secrets_leave_only_their_names() -> None:
     asked = SandboxExec(sandbox_id="sbx_0", command=["env"], secrets={"TOKEN": "hunter2"})
-    event = decide.launch(world().sandboxes["sbx_0"], asked, None, {})
+    event = rules.launch(world().sandboxes["sbx_0"], asked, None, {})
     assert event.secrets == ["TOKEN"]
     assert b"hunter2" not in CODEC.encode(event)
     assert "hunter2" not in repr(asked)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.daemon.busy import Size
-from tests.soak import times
+from tests.support.busy import Size
+from tests.support.soak import times
 
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
 
@@ -17,8 +17,8 @@ MIB = 1024**2
 def sizes_of(tmp_path: Path, rounds: int, execs: int) -> list[Size]:
     """How large a daemon is after each round of commands."""
     (tmp_path / "source").mkdir()
-    command = [sys.executable, "-m", "tests.daemon.busy", str(tmp_path / "state"), str(tmp_path / "source")]
-    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "tests.support.busy", str(tmp_path / "state"), str(tmp_path / "source")]
+    root = Path(__file__).parents[3]
     said = subprocess.run([*command, str(rounds), str(execs)], stdout=subprocess.PIPE, check=True, cwd=root).stdout
     return [msgspec.json.decode(line, type=Size) for line in said.splitlines()]
 

@@ -8,15 +8,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.inside import Inside, inside
-from tests.store import stories
+from tests.support import log_stories
+from tests.support.inside import Inside, inside
 
-from sandkeep.clock import now_us
 from sandkeep.errors import SandkeepError
 from sandkeep.events import Meta
-from sandkeep_store import metadata_files, offline, segments
-from sandkeep_store.log import EventLog
-from sandkeepd import retention
+from sandkeep.protocol.clock import now_us
+from sandkeep_store import metadata_files
+from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.upkeep import offline, segments
+from sandkeepd.eventlog import retention
 
 HOUR_US = 3600 * 10**6
 
@@ -89,7 +90,7 @@ async def test_pages_of_a_history_go_on_where_events_left(tmp_path: Path, source
 async def test_it_happens_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "FIRST_AFTER_S", 0)
     monkeypatch.setattr(retention, "LEAST_EVENTS", 1)
-    stories.write(str(tmp_path / "events.db"), [*stories.tangle(1), *stories.crowded("sbx_a", 1)])
+    log_stories.write(str(tmp_path / "events.db"), [*log_stories.tangle(1), *log_stories.crowded("sbx_a", 1)])
     async with inside(str(tmp_path)) as daemon:
         core = daemon.core
         ended = [s for s in core.state.sandboxes.values() if s.hidden]
@@ -101,21 +102,21 @@ async def test_it_happens_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 async def test_what_is_little_waits_until_it_is_worth_a_segment(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), stories.tangle(1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.tangle(1))
     async with inside(str(tmp_path)) as daemon:
         report = await daemon.retention.archive(now_us(), Meta(), least=10_000)
         assert (report.events, daemon.core.log.first_position) == (0, 1)
 
 
 async def test_with_a_damaged_log_nothing_is_moved(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), stories.tangle(1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.tangle(1))
     async with inside(str(tmp_path)) as daemon:
         daemon.core.problems.append("the log is damaged")
         assert (await _refusal(daemon, "store.compact")).message == "the log is damaged"
 
 
 def test_without_a_daemon(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), stories.tangle(1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.tangle(1))
     log = EventLog.open(str(tmp_path / "events.db"))
     state = offline.fold(log)
     log.close()

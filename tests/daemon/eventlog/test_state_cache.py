@@ -5,32 +5,33 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from tests.daemon import disks
-from tests.daemon.inside import inside
-from tests.store import stories
+from tests.support import disks, log_stories
+from tests.support.inside import inside
 
 from sandkeep.errors import DaemonError
-from sandkeep_store import folded, offline, reader
-from sandkeep_store.log import EventLog
-from sandkeepd import app, caching
+from sandkeep_store.eventlog import reader
+from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.upkeep import offline, state_cache
+from sandkeepd.app import daemon as app
+from sandkeepd.eventlog import state_cache as caching
 
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> str:
-    stories.write(str(tmp_path / "events.db"), stories.tangle(3))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.tangle(3))
     return str(tmp_path)
 
 
 def _cache(state_dir: str) -> None:
     log = EventLog.open(f"{state_dir}/events.db")
-    folded.save(state_dir, offline.fold(log), log)
+    state_cache.save(state_dir, offline.fold(log), log)
     log.close()
 
 
 async def test_a_small_log_is_folded_whole(state_dir: str) -> None:
     async with inside(state_dir) as daemon:
         caching.save_last(daemon.core.state, daemon.core.log, state_dir)
-    assert not Path(state_dir, folded.FILE_NAME).exists()
+    assert not Path(state_dir, state_cache.FILE_NAME).exists()
 
 
 async def test_a_large_one_is_cached_after_a_fold_and_at_the_end(
@@ -40,11 +41,11 @@ async def test_a_large_one_is_cached_after_a_fold_and_at_the_end(
     log = EventLog.open(f"{state_dir}/events.db")
     state, problems = app.fold(log, state_dir)
     assert (problems, state.cached_upto) == ([], 0)
-    first = Path(state_dir, folded.FILE_NAME).read_bytes()
+    first = Path(state_dir, state_cache.FILE_NAME).read_bytes()
     again, problems = app.fold(log, state_dir)
     assert (problems, again.cached_upto) == ([], log.head)
     caching.save_last(again, log, state_dir)
-    assert Path(state_dir, folded.FILE_NAME).read_bytes() == first
+    assert Path(state_dir, state_cache.FILE_NAME).read_bytes() == first
     log.close()
 
 
@@ -116,7 +117,7 @@ async def test_a_file_that_becomes_unreadable_stops_changes_and_not_the_daemon(
 
 async def test_damage_behind_it_is_found_at_the_start(state_dir: str) -> None:
     _cache(state_dir)
-    stories.write(f"{state_dir}/events.db", stories.execution("sbx_0", "prc_new"))
+    log_stories.write(f"{state_dir}/events.db", log_stories.execution("sbx_0", "prc_new"))
     with sqlite3.connect(f"{state_dir}/events.db") as db:
         (last,) = db.execute("SELECT max(position) FROM events").fetchone()
         db.execute("UPDATE events SET data = CAST('{}' AS BLOB) WHERE position = ?", (last - 1,))

@@ -16,9 +16,9 @@ import trio
 import trio.testing
 
 from sandkeep.errors import CallerError, DaemonError, SandkeepError
-from sandkeepd import hostpath, hostprocess
-from sandkeepd.hostpath import digest_tree, import_tree
-from sandkeepd.providers.base import Caller, ImportedImage
+from sandkeepd.contract.provider import Caller, ImportedImage
+from sandkeepd.host import caller_paths, processes
+from sandkeepd.host.caller_paths import digest_tree, import_tree
 
 ROOT = os.geteuid() == 0
 ME = Caller(uid=os.geteuid(), gid=os.getegid())
@@ -255,13 +255,13 @@ async def test_a_file_without_end(source: Path, tmp_path: Path, monkeypatch: pyt
 
 def _meddle(monkeypatch: pytest.MonkeyPatch, which: int, script: str) -> None:
     """Have the caller replace a program that runs as himself: the first surveys, the second reads."""
-    honest, asked = hostpath._as_caller, iter(range(100))
+    honest, asked = caller_paths._as_caller, iter(range(100))
 
     def meddled(caller: Caller) -> list[str]:
         mine = caller.uid != OTHER and next(asked) == which
         return ["sh", "-c", script, "sh"] if mine else honest(caller)
 
-    monkeypatch.setattr(hostpath, "_as_caller", meddled)
+    monkeypatch.setattr(caller_paths, "_as_caller", meddled)
 
 
 @pytest.mark.needs("root")
@@ -306,7 +306,7 @@ async def test_an_import_that_hangs_ends_with_the_daemon(
             await _others_go_on(tmp_path)
             scope.cancel()
     assert scope.cancelled_caught
-    assert hostprocess.pids_where(hostprocess.owned_by(OWNER or -1)) == []
+    assert processes.pids_where(processes.owned_by(OWNER or -1)) == []
 
 
 def _stream(path: Path, *members: tuple[str, bytes, str, int]) -> None:
@@ -360,12 +360,12 @@ async def test_a_device_in_a_stream_that_the_caller_made_up(
 async def test_a_look_tells_what_the_caller_finds(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "Dockerfile").write_text("FROM scratch\n")
-    assert await hostpath.look(str(tmp_path), ME, "Dockerfile") == "directory"
-    assert await hostpath.look(str(tmp_path), ME, "sub/Dockerfile") == "dockerfile"
-    assert await hostpath.look(str(tmp_path / "sub"), ME, "Dockerfile") == "dockerfile"
-    assert await hostpath.look(str(tmp_path / "sub" / "Dockerfile"), ME, "Dockerfile") == "file"
+    assert await caller_paths.look(str(tmp_path), ME, "Dockerfile") == "directory"
+    assert await caller_paths.look(str(tmp_path), ME, "sub/Dockerfile") == "dockerfile"
+    assert await caller_paths.look(str(tmp_path / "sub"), ME, "Dockerfile") == "dockerfile"
+    assert await caller_paths.look(str(tmp_path / "sub" / "Dockerfile"), ME, "Dockerfile") == "file"
     with pytest.raises(CallerError, match="there is no directory"):
-        await hostpath.look(str(tmp_path / "none"), ME, "Dockerfile")
+        await caller_paths.look(str(tmp_path / "none"), ME, "Dockerfile")
 
 
 async def test_a_look_has_the_callers_rights(tmp_path: Path) -> None:
@@ -374,4 +374,4 @@ async def test_a_look_has_the_callers_rights(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     tmp_path.chmod(0o700)
     with pytest.raises(CallerError, match="permission_denied"):
-        await hostpath.look(str(tmp_path), Caller(uid=40_000, gid=40_000), "Dockerfile")
+        await caller_paths.look(str(tmp_path), Caller(uid=40_000, gid=40_000), "Dockerfile")

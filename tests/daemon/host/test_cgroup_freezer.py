@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sandkeep.errors import ProviderError, StateError
-from sandkeepd import cgroups, freezer, placement
-from sandkeepd.freezer import Freezer, freezer_of
-from sandkeepd.freezing import frozen
+from sandkeepd.host.cgroups import freezer, groups, placement
+from sandkeepd.host.cgroups.freezer import Freezer, freezer_of
+from sandkeepd.host.cgroups.pause import frozen
 
 PLACES = {
     "version 1": ("/sys/fs/cgroup/freezer", "tasks"),
@@ -55,7 +55,7 @@ class Group:
         freezer.thaw(self.groups)
         self.process.kill()
         self.process.wait()
-        cgroups.remove(self.groups)
+        groups.remove(self.groups)
 
 
 GOES_ON, IS_READ, SUSPENDED = (False, False, False), (True, True, False), (True, False, True)
@@ -175,8 +175,8 @@ def test_one_that_does_not_stand_still_in_time_goes_on(group: Group, monkeypatch
 # only child, is killed, too.
 DIES = """
 import os, signal, sys
-from sandkeepd.freezer import freezer_of
-from sandkeepd.freezing import frozen
+from sandkeepd.host.cgroups.freezer import freezer_of
+from sandkeepd.host.cgroups.pause import frozen
 group, mark, suspended, guard = {"freezer": sys.argv[1]}, sys.argv[2], sys.argv[3] == "True", sys.argv[4] == "True"
 with frozen(group, None, mark):
     if suspended:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.service import Service
+from tests.support.service import Service
 
 from sandkeep.errors import ProviderError
-from sandkeepd import placement
-from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.placement import PLACE_UNIT, settle
+from sandkeepd.host.cgroups import placement
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.host.cgroups.placement import PLACE_UNIT, settle
 
 LIMITS = Limits(pids=10, memory_bytes=1 << 20, cpus=0.5)
 UNIT = "/system.slice/sandkeepd.service"
@@ -112,7 +112,7 @@ import os, sys
 for directory in sys.argv[1:]:
     open(f"{directory}/cgroup.procs", "w").write(str(os.getpid()))
 from sandkeepd import placement
-from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 os.environ["SYSTEMD_EXEC_PID"] = str(os.getpid())
 placement.settle()
 groups = placement.parse(placement.membership())

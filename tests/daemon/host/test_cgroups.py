@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sandkeep.errors import ProviderError
-from sandkeepd import cgroups
-from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.hostprocess import in_fresh_thread
+from sandkeepd.host.cgroups import groups
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.host.processes import in_fresh_thread
 
 LIMITS = Limits(pids=10, memory_bytes=1 << 20, cpus=0.5)
 
@@ -75,7 +75,7 @@ def test_controllers_that_were_not_delegated(tmp_path: Path) -> None:
 
 
 def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cgroups, "REMOVE_DEADLINE_S", 0.0)  # a plain directory with files in it is never removed
+    monkeypatch.setattr(groups, "REMOVE_DEADLINE_S", 0.0)  # a plain directory with files in it is never removed
     hierarchies = version_1(tmp_path)
     plan = hierarchies.plan("sbx_1", LIMITS)
     (tmp_path / "cpu" / "own" / "sandkeep").write_text("in the way")
@@ -125,7 +125,7 @@ def test_where_a_containers_first_process_is_in_version_1(tmp_path: Path) -> Non
     for link in ("cpu", "cpuacct"):
         (tmp_path / link).symlink_to("cpu,cpuacct")
     text = "5:blkio:/\n4:memory:/docker/c1\n3:pids:/docker/c1\n2:cpu,cpuacct:/docker/c1\n1:name=systemd:/docker/c1\n"
-    assert cgroups.groups_of_pid(1, str(tmp_path), text) == {
+    assert groups.groups_of_pid(1, str(tmp_path), text) == {
         "pids": f"{tmp_path}/pids/docker/c1",
         "memory": f"{tmp_path}/memory/docker/c1",
         "cpu": f"{tmp_path}/cpu,cpuacct/docker/c1",
@@ -135,14 +135,14 @@ def test_where_a_containers_first_process_is_in_version_1(tmp_path: Path) -> Non
 
 def test_where_it_is_in_version_2(tmp_path: Path) -> None:
     made_tree(tmp_path, "system.slice/docker-c1.scope", controllers="cpuset cpu io memory pids")
-    found = cgroups.groups_of_pid(1, str(tmp_path), "0::/system.slice/docker-c1.scope\n")
+    found = groups.groups_of_pid(1, str(tmp_path), "0::/system.slice/docker-c1.scope\n")
     assert found == dict.fromkeys(("pids", "memory", "cpu", "io"), f"{tmp_path}/system.slice/docker-c1.scope")
 
 
 def test_where_it_is_when_both_are_mounted(tmp_path: Path) -> None:
     made_tree(tmp_path, "memory/docker/c1")
     made_tree(tmp_path, "unified/docker/c1", controllers="pids memory")
-    assert cgroups.groups_of_pid(1, str(tmp_path), "4:memory:/docker/c1\n0::/docker/c1\n") == {
+    assert groups.groups_of_pid(1, str(tmp_path), "4:memory:/docker/c1\n0::/docker/c1\n") == {
         "memory": f"{tmp_path}/memory/docker/c1",
         "pids": f"{tmp_path}/unified/docker/c1",
     }
@@ -156,18 +156,18 @@ def test_where_it_is_when_both_are_mounted(tmp_path: Path) -> None:
 def test_groups_that_are_not_the_containers_own_are_not_taken_for_such(tmp_path: Path, path: str) -> None:
     made_tree(tmp_path, "root/memory/docker")
     (tmp_path / "root" / "cgroup.controllers").write_text("memory")
-    assert cgroups.groups_of_pid(1, f"{tmp_path}/root", f"4:memory:{path}\n0::{path}\n") == {}
+    assert groups.groups_of_pid(1, f"{tmp_path}/root", f"4:memory:{path}\n0::{path}\n") == {}
 
 
 def test_of_a_process_that_has_gone_or_is_in_our_own_groups() -> None:
-    assert cgroups.groups_of_pid(2**22 + 1) == {}
-    assert cgroups.groups_of_pid(os.getpid()) == {}
+    assert groups.groups_of_pid(2**22 + 1) == {}
+    assert groups.groups_of_pid(os.getpid()) == {}
 
 
 def test_removing_what_is_not_there(tmp_path: Path) -> None:
-    cgroups.remove({"pids": str(tmp_path / "none")})
-    assert cgroups.members({"pids": str(tmp_path / "none")}) == []
-    assert not cgroups.ran_out_of_memory({})
+    groups.remove({"pids": str(tmp_path / "none")})
+    assert groups.members({"pids": str(tmp_path / "none")}) == []
+    assert not groups.ran_out_of_memory({})
 
 
 @pytest.mark.needs("root")
@@ -184,9 +184,9 @@ def test_a_real_group_holds_what_a_thread_starts() -> None:
 
     sleeper = in_fresh_thread(inside)
     try:
-        assert cgroups.members(plan) == [sleeper.pid]
+        assert groups.members(plan) == [sleeper.pid]
     finally:
         sleeper.kill()
         sleeper.wait()
-        cgroups.remove(plan)
+        groups.remove(plan)
     assert not os.path.exists(plan["pids"])

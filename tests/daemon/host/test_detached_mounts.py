@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.openat2 import open_beneath
-from sandkeepd import mounts
+from sandkeep.system.openat2 import open_beneath
+from sandkeepd.host import mounts
 
 pytestmark = pytest.mark.needs("root")
 

@@ -2,7 +2,7 @@
 
 import trio
 
-from sandkeepd.turns import my_turn
+from sandkeepd.host.fairness import my_turn
 
 TASKS = 100
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.boxes import at_most
-from tests.users import NOBODY, as_user
+from tests.support.boxes import at_most
+from tests.support.users import NOBODY, as_user
 
-from sandkeepd.hostile_files import HostileRoot, HostileTree, NotAFileError, read_only
+from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError, read_only
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_who_is_not_root_makes_no_mounts_and_follows_no_link(tmp_path: Path) -> 
 def test_root_without_the_right_to_mount_hands_out_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     look = (
-        "import sys; from sandkeepd.hostile_files import HostileRoot; tree = HostileRoot(sys.argv[1]).tree();"
+        "import sys; from sandkeepd.host.hostile_files import HostileRoot; tree = HostileRoot(sys.argv[1]).tree();"
         "print(open(tree.open_regular('file')).read(), tree.is_confined)"
     )
     argv = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", look, str(tmp_path)]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sandkeepd import mounts
-from sandkeepd.hostprocess import in_fresh_thread
-from sandkeepd.providers import local_probe
+from sandkeepd.host import mounts
+from sandkeepd.host.processes import in_fresh_thread
+from sandkeepd.providers.local import probe
 
 pytestmark = pytest.mark.needs("root")
 
@@ -72,7 +72,7 @@ def test_files_of_several_users_are_shown_at_once(files: Path) -> None:
 @pytest.mark.needs("root")
 def test_looking_at_what_works_leaves_no_descriptor(tmp_path: Path) -> None:
     """It would keep a mount namespace, and what is mounted there."""
-    local_probe.probe(str(tmp_path), 300_000, True)  # the first opens what is kept for the next
+    probe.probe(str(tmp_path), 300_000, True)  # the first opens what is kept for the next
     before = os.listdir("/proc/self/fd")
-    local_probe.probe(str(tmp_path), 300_000, True)
+    probe.probe(str(tmp_path), 300_000, True)
     assert os.listdir("/proc/self/fd") == before

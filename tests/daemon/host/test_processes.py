@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from sandkeep.errors import ProviderError
-from sandkeepd import hostprocess
-from sandkeepd.hostprocess import run_tool, spawn
+from sandkeepd.host import processes
+from sandkeepd.host.processes import run_tool, spawn
 
 
 def test_the_daemons_keys_stay_with_it() -> None:
@@ -30,7 +30,7 @@ def test_the_daemons_keys_stay_with_it() -> None:
         libc.syscall(250, 1, None)
         libc.syscall(248, b"user", b"sandkeep-test", b"secret", 6, here)
         found.append(search())
-        found.append(hostprocess.in_fresh_thread(search))
+        found.append(processes.in_fresh_thread(search))
 
     thread = threading.Thread(target=with_a_key)
     thread.start()
@@ -47,8 +47,8 @@ async def test_only_ones_own_processes_bear_a_sandboxes_mark() -> None:
         try:
             while Path(f"/proc/{one.pid}/cmdline").read_bytes() != b"sleep\x001000\x00":
                 await trio.lowlevel.checkpoint()
-            assert hostprocess.marked({"M": "x"}, {0, 40_002}) == []
-            assert hostprocess.marked({"M": "x"}, {40_001}) == [one.pid]
+            assert processes.marked({"M": "x"}, {0, 40_002}) == []
+            assert processes.marked({"M": "x"}, {40_001}) == [one.pid]
         finally:
             one.kill()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkeepd import seccomp
+from sandkeepd.host import seccomp
 
 X86_64, I386, AARCH64, ARM, RISCV = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028, 0xC00000F3
 NEWUSER, THREAD = 0x10000000, 0x3D0F00

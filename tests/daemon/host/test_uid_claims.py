@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
-from sandkeepd import uid_claims, uid_processes, uid_registry
-from sandkeepd.accounts import Accounts
-from sandkeepd.uid_claims import REST_S, Claims
-from sandkeepd.uid_registry import Registry
+from sandkeepd.host.uids import claims as uid_claims
+from sandkeepd.host.uids import processes, registry
+from sandkeepd.host.uids.accounts import Accounts
+from sandkeepd.host.uids.claims import REST_S, Claims
+from sandkeepd.host.uids.registry import Registry
 
 pytestmark = pytest.mark.needs("root")
 
@@ -35,10 +36,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def move(seconds: int) -> None:
         past[0] += seconds
 
-    def later(now: Callable[[], int] = uid_registry.now) -> int:
+    def later(now: Callable[[], int] = registry.now) -> int:
         return now() + past[0]
 
-    monkeypatch.setattr(uid_registry, "now", later)
+    monkeypatch.setattr(registry, "now", later)
     monkeypatch.setattr(uid_claims, "now", later)
     return move
 
@@ -250,10 +251,10 @@ def test_after_a_boot_nothing_is_claimed(machine: Machine, monkeypatch: pytest.M
     daemon = machine.daemon()
     uid = daemon.claim("box")
     everything(daemon)
-    monkeypatch.setattr(uid_registry, "this_boot", lambda: "another-boot")
+    monkeypatch.setattr(registry, "this_boot", lambda: "another-boot")
     assert len(everything(machine.daemon("two"))) == 40
     assert not machine.daemon().hold("box", uid)
-    monkeypatch.setattr(uid_registry, "this_boot", lambda: "one-more-boot")
+    monkeypatch.setattr(registry, "this_boot", lambda: "one-more-boot")
     assert machine.daemon().settle({uid: "box"}) == []
     found = machine.registry.entries()[uid]
     assert (found.state, found.sandbox_id, found.boot) == ("claimed", "box", "one-more-boot")
@@ -299,7 +300,7 @@ def test_one_that_cannot_be_ended_is_never_given_again(
 ) -> None:
     daemon = machine.daemon()
     uid = daemon.claim("box")
-    monkeypatch.setattr(uid_processes, "end_all", lambda _: False)  # see `test_uid_processes` for one that is so
+    monkeypatch.setattr(processes, "end_all", lambda _: False)  # see `test_uid_processes` for one that is so
     daemon.release("box", uid)
     monkeypatch.undo()
     clock(10 * REST_S)

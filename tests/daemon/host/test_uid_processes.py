@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sandkeepd import cgroups, freezer, hostprocess, placement, uid_processes
-from sandkeepd.cgroups import Hierarchies, Limits
+from sandkeepd.host import processes
+from sandkeepd.host.cgroups import freezer, placement
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.host.uids import processes as uid_processes
 
 pytestmark = pytest.mark.needs("root")
 
@@ -94,10 +97,10 @@ def test_one_whose_first_thread_has_ended_is_a_process(begin: Callable[..., "sub
     child = begin(f"{code}time.sleep(1000))).start()\nctypes.CDLL(None).pthread_exit(None)")
     with open(f"/proc/{child.pid}/stat", "rb") as file:
         assert file.read().rpartition(b") ")[2][:1] == b"Z", "it looks like what is left of a process"
-    assert hostprocess.identify(child.pid) is not None
+    assert processes.identify(child.pid) is not None
     assert uid_processes.living(ENEMY) == [child.pid]
     assert uid_processes.end_all(ENEMY)
-    assert hostprocess.identify(child.pid) is None
+    assert processes.identify(child.pid) is None
 
 
 def test_what_is_left_of_one_until_its_parent_asks_does_not_count(
@@ -106,7 +109,7 @@ def test_what_is_left_of_one_until_its_parent_asks_does_not_count(
     child = begin(STAY, ALONE)
     pidfd = os.pidfd_open(child.pid)
     os.kill(child.pid, signal.SIGKILL)
-    assert hostprocess.has_ended(pidfd, 10)
+    assert processes.has_ended(pidfd, 10)
     os.close(pidfd)
     assert uid_processes.any_of(ALONE), "nobody has asked after it"
     assert uid_processes.living(ALONE) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sandkeep.errors import DaemonError
-from sandkeepd.unnamed_file import open_unnamed, unnamed
+from sandkeepd.host.unnamed_file import open_unnamed, unnamed
 
 
 def test_it_is_written_and_read_and_has_no_name(tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import trio
-from tests import fake_provider as fake
+from tests.support import fake_provider as fake
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.hostile_files import HostileRoot
-from sandkeepd.hostprocess import spawn
+from sandkeepd.contract.provider import Caller, ImageRequest, Launch, Terminal
+from sandkeepd.host.hostile_files import HostileRoot
+from sandkeepd.host.processes import spawn
 from sandkeepd.keeper import journal, program, requests
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Caller, ImageRequest, Launch, Terminal
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 

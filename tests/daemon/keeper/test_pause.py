@@ -4,7 +4,7 @@ from typing import Any
 
 import trio
 
-from sandkeepd.keeper.pausing import Pause
+from sandkeepd.keeper.pause import Pause
 
 
 async def test_time_runs_out(autojump_clock: Any) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests import ceilings
 from tests.conftest import RunningDaemon
-from tests.users import NOBODY, as_user, command_as
+from tests.support import ceilings
+from tests.support.users import NOBODY, as_user, command_as
 
 from sandkeepd.keeper import watcher as module
 from sandkeepd.keeper.watcher import SHORTAGE, Watcher

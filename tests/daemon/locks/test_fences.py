@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import RunningDaemon
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.gcs_client import connect
+from sandkeep_store.buckets.gcs_client import connect
 
 pytestmark = [pytest.mark.needs("gcs"), pytest.mark.needs("bwrap")]
 

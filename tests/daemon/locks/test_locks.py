@@ -18,17 +18,17 @@ import msgspec
 import pytest
 import trio
 import trio.testing
-from tests.daemon.inside import Inside, inside
-from tests.locking import LosesAnswers, TestClock
-from tests.memory_locks import MemoryStore
+from tests.support.inside import Inside, inside
+from tests.support.locking import LosesAnswers, TestClock
+from tests.support.memory_locks import MemoryStore
 
 from sandkeep import events
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.events import Meta
-from sandkeep_store.locks.base import path_of
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.locks.lease import Lease, Locks
-from sandkeep_store.log import NewEvent
-from sandkeepd.leases import Leases
+from sandkeep_store.locks.store import path_of
+from sandkeepd.locks.leases import Leases
 
 LOCK = path_of("box")
 ALICE, BOB = 1001, 1002
@@ -407,7 +407,7 @@ async def test_a_lock_that_an_older_daemon_took_goes_on_where_it_is(world: World
     """There it is also contended for its owner, and given back; the next one is where it belongs."""
     async with world.daemon(tmp_path) as daemon:
         with pytest.MonkeyPatch.context() as older:
-            older.setattr("sandkeepd.locking.part_of", lambda where, owner: where)
+            older.setattr("sandkeepd.locks.locks.part_of", lambda where, owner: where)
             lock = await acquire(daemon, uid=ALICE)
         assert lock.where == "/locks"
     async with world.daemon(tmp_path) as daemon:

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.inside import Inside
-from tests.daemon.test_locking import ALICE, World, acquire, refused, settle, until
+from tests.daemon.locks.test_locks import ALICE, World, acquire, refused, settle, until
+from tests.support.inside import Inside
 
 from sandkeep import events
 from sandkeep.model import Place
-from sandkeep_store.log import NewEvent
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.locks import RECENT_LOCKS, goes_before
-from sandkeepd.snapshot_archives import SnapshotArchives
+from sandkeepd.snapshots.archives import SnapshotArchives
 
 
 @pytest.fixture

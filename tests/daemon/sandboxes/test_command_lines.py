@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.daemon.houses import DISK, UID_BASE
-from tests.daemon.inside import inside
+from tests.support.inside import inside
+from tests.support.suspending_daemons import DISK, UID_BASE
 
-from sandkeepd import spawning
-from sandkeepd.providers.local import open_local
+from sandkeepd.host import spawn
+from sandkeepd.providers.local.provider import open_local
 
 LOOK = """
 cd /proc
@@ -60,7 +60,7 @@ def test_what_others_see_while_a_sandbox_runs(running_daemon: RunningDaemon) -> 
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of all command lines that the daemon starts programs with."""
     words: list[str] = []
-    start, begin = spawning.start, subprocess.Popen.__init__
+    start, begin = spawn.start, subprocess.Popen.__init__
 
     def start_and_tell(argv: Sequence[str], *rest: Any) -> int:
         words.extend(argv)
@@ -70,7 +70,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         words.extend(map(str, argv))
         begin(self, argv, *rest, **more)
 
-    monkeypatch.setattr(spawning, "start", start_and_tell)
+    monkeypatch.setattr(spawn, "start", start_and_tell)
     monkeypatch.setattr(subprocess.Popen, "__init__", begin_and_tell)
     return words
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.users import NOBODY, as_user
+from tests.support.users import NOBODY, as_user
 
 from sandkeep.ids import new_id
 from sandkeepd.api.listener import _SO_PASSRIGHTS

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boxes import Box, archive, at_most, new_box, refused, until
-from tests.users import as_user, command_as
+from tests.support.boxes import Box, archive, at_most, new_box, refused, until
+from tests.support.users import as_user, command_as
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
 from sandkeep.model import FileEntry
-from sandkeepd.files import path_of
 from sandkeepd.keeper.failure import failure
+from sandkeepd.sandboxes.files import path_of
 
 pytestmark = pytest.mark.needs("bwrap")
 ONCE_MORE_S = 90.0
@@ -699,7 +699,7 @@ def test_what_commands_say_becomes_an_error(said: bytes, code: str) -> None:
 
 
 def test_a_path_comes_as_text_or_as_bytes() -> None:
-    from sandkeep.methods import FileRead
+    from sandkeep.protocol.methods import FileRead
 
     assert path_of(FileRead(sandbox_id="s", path_bytes=b"\xff")) == "\udcff"
 
@@ -732,7 +732,7 @@ def test_all_of_this_with_a_users_own_daemon() -> None:
             "--basetemp", f"{base}/tmp", "-k", f"({these}) and not users_own", __file__,
         ]  # fmt: skip
         done = subprocess.run(
-            command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base},
+            command_as(uid, suite), cwd=Path(__file__).parents[3], env={**os.environ, "HOME": base},
             capture_output=True, text=True, check=False, timeout=ONCE_MORE_S,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boxes import Box, new_box, until
 from tests.conftest import RunningDaemon
+from tests.support.boxes import Box, new_box, until
 
 from sandkeep import events
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd import cgroups
-from sandkeepd.kills import Kills
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.sandboxes.oom import Kills
 
 MIB = 1 << 20
 EAT = "x = bytearray(300 << 20)"

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests import ceilings as own
 from tests.conftest import RunningDaemon
-from tests.users import NOBODY, command_as
+from tests.support import ceilings as own
+from tests.support.users import NOBODY, command_as
 
 from sandkeep.errors import ProviderError
+from sandkeepd.host.pools import ceilings
 from sandkeepd.keeper import pty
-from sandkeepd.pools import ceilings
 
 INSTANCES = """
 mkdir /tmp/many && cd /tmp/many && touch 1

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import trio
-from tests.daemon.inside import Inside, inside
+from tests.support.inside import Inside, inside
 
 from sandkeep import events, model
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.events import Meta
-from sandkeep_store.log import NewEvent
-from sandkeepd import core as core_module
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeepd.contract.provider import ImageRequest
+from sandkeepd.core import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.providers.base import ImageRequest
 
 
 async def refused(code: str, call: Any) -> SandkeepError:
@@ -78,7 +78,7 @@ async def test_a_sandbox_that_is_being_made_can_be_terminated(state_dir: str, so
 async def test_an_end_that_fails_is_tried_until_it_works(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.01)
+    monkeypatch.setattr("sandkeepd.core.retry.RETRY_S", 0.01)
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         image_id = await daemon.image(source)
         await daemon.call("sandbox.create", image_id=image_id, name="box")
@@ -283,7 +283,7 @@ async def test_what_no_event_owns_is_removed(state_dir: str, source: str) -> Non
 
 
 def daemon_caller() -> Any:
-    from sandkeepd.providers.base import Caller
+    from sandkeepd.contract.provider import Caller
 
     return Caller(uid=0, gid=0)
 
@@ -339,7 +339,7 @@ async def test_a_sandbox_that_hangs_delays_nobody_else(
     """Its provider's silence is no loss: it is asked again, and its end is carried out when it answers."""
     for setting in ("reconcile.ANSWER_DEADLINE_S", "insisting.RETRY_S"):
         monkeypatch.setattr(f"sandkeepd.{setting}", 0.1)
-    monkeypatch.setattr("sandkeepd.sandboxes.ADOPTION_PATIENCE_S", 0.1)
+    monkeypatch.setattr("sandkeepd.sandboxes.sandboxes.ADOPTION_PATIENCE_S", 0.1)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         for name in ("hangs", "well"):
@@ -375,7 +375,7 @@ async def test_what_cannot_be_undone_at_once_is_undone_later(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sandbox half made is not stuck because its provider failed once; and its end can be ordered meanwhile."""
-    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.05)
+    monkeypatch.setattr("sandkeepd.core.retry.RETRY_S", 0.05)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         await recorded(daemon, NewEvent("later", asked(image_id), "later"), NewEvent("ended", asked(image_id), "ended"))
@@ -395,7 +395,7 @@ async def test_what_cannot_be_undone_at_once_is_undone_later(
 async def test_a_process_whose_sandbox_does_not_answer_at_first_is_followed_later(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandkeepd.insisting.RETRY_S", 0.05)
+    monkeypatch.setattr("sandkeepd.core.retry.RETRY_S", 0.05)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         await daemon.call("sandbox.create", image_id=image_id, name="box")

@@ -14,21 +14,21 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from tests import fake_provider as fake_module
-from tests.daemon.houses import HOUSES, DockerHouse, House
-from tests.daemon.inside import Inside, inside
-from tests.fake_provider import FakeInstance
-from tests.users import NOBODY, command_as
+from tests.support import fake_provider as fake_module
+from tests.support.fake_provider import FakeInstance
+from tests.support.inside import Inside, inside
+from tests.support.suspending_daemons import HOUSES, DockerHouse, House
+from tests.support.users import NOBODY, command_as
 
 from sandkeep import events
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.events import Meta
 from sandkeep.model import SandboxSpec
-from sandkeep_store.log import NewEvent
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.providers.base import Ending
-from sandkeepd.reaper import reason_to_end
+from sandkeepd.contract.provider import Ending
+from sandkeepd.sandboxes.reaper import reason_to_end
 
 DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")
 
@@ -95,7 +95,7 @@ async def house(
     request: pytest.FixtureRequest, state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[House]:
     """Of each kind one in which something can be suspended. What others do is seen there when a test says so."""
-    monkeypatch.setattr("sandkeepd.providers.local_pausing.LOOK_S", math.inf)
+    monkeypatch.setattr("sandkeepd.providers.local.pause.LOOK_S", math.inf)
     docker = request.param is DockerHouse
     made = DockerHouse(state_dir, request.getfixturevalue("dockerd")) if docker else request.param(state_dir, source)
     yield made
@@ -546,7 +546,7 @@ async def test_its_files_are_replaced_and_it_goes_on(house: House) -> None:
 
 @LOCAL
 async def test_what_others_do_is_looked_at(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandkeepd.providers.local_pausing.LOOK_S", 0.01)
+    monkeypatch.setattr("sandkeepd.providers.local.pause.LOOK_S", 0.01)
     async with house.daemon() as daemon:
         await house.box(daemon)
         await trio.to_thread.run_sync(house.stop)
@@ -721,7 +721,7 @@ async def test_an_end_interrupts_a_revival(state_dir: str, source: str) -> None:
 def with_fake(new_daemon: Callable[[], Any]) -> Any:
     """A real daemon that has the fake provider, too."""
     daemon = new_daemon()
-    daemon.program = [sys.executable, "-m", "tests.daemon.two_providers"]
+    daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
     daemon.env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     daemon.start()
     return daemon

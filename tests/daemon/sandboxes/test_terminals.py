@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.inside import inside
-from tests.users import NOBODY, command_as
+from tests.support.inside import inside
+from tests.support.users import NOBODY, command_as
 
 from sandkeep.errors import SandkeepError
-from sandkeepd.hostprocess import pids_where
+from sandkeepd.host.processes import pids_where
 
 pytestmark = pytest.mark.needs("bwrap", "tmux")
 
@@ -233,7 +233,7 @@ def test_under_a_users_daemon() -> None:
             chosen,
         ]
         done = subprocess.run(
-            command_as(NOBODY, [*suite, "tests/conformance/test_terminals.py"]), cwd=Path(__file__).parents[2],
+            command_as(NOBODY, [*suite, "tests/conformance/test_terminals.py"]), cwd=Path(__file__).parents[3],
             env={**os.environ, "HOME": base}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-8000:]

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import trio
-from tests.boxes import Box, new_box, refused
-from tests.boxes import until as _until
 from tests.conftest import RunningDaemon
-from tests.daemon.inside import inside
-from tests.users import NOBODY, as_user
+from tests.support.boxes import Box, new_box, refused
+from tests.support.boxes import until as _until
+from tests.support.inside import inside
+from tests.support.users import NOBODY, as_user
 
 from sandkeep.blocking import connect
 from sandkeep.model import SandboxStats
-from sandkeepd import cgroups, usage
-from sandkeepd.usage import Usage, measure, oom_kills
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups import usage
+from sandkeepd.host.cgroups.usage import Usage, measure, oom_kills
 
 MIB = 1 << 20
 TICK = os.sysconf("SC_CLK_TCK")

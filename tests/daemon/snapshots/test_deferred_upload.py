@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.keeping import refused, soon
-from tests.daemon.test_snapshot_places import House, new_house  # noqa: F401  # a fixture
+from tests.daemon.snapshots.test_places import House, new_house  # noqa: F401  # a fixture
+from tests.support.snapshots import refused, soon
 
 from sandkeep.ids import new_id
 
@@ -101,7 +101,7 @@ def test_a_copy_that_is_kept_besides_stays(new_house: Callable[..., House]) -> N
 
 
 def test_an_import_too(house: House, tmp_path: Path) -> None:
-    from tests.daemon.keeping import archive, imported
+    from tests.support.snapshots import archive, imported
 
     theirs = imported(house.client, archive(("a", "theirs\n")))
     assert [place.where for place in theirs.places] == ["state"]
@@ -113,8 +113,8 @@ def test_an_import_too(house: House, tmp_path: Path) -> None:
 @pytest.mark.needs("gcs")
 def test_a_bucket_that_does_not_answer(new_house: Callable[..., House], gcs: Any, gcs_bucket: str) -> None:  # noqa: F811
     """What was on its way goes on from nothing; of a write whose answer was lost the object is known again."""
-    from tests.proxy import BreakingLine
-    from tests.store.test_services import gcs_client
+    from tests.store.buckets.test_services import gcs_client
+    from tests.support.proxy import BreakingLine
 
     with BreakingLine(gcs.port) as line:
         house = new_house(FILESYSTEM_SNAPSHOT_BUCKET=gcs_bucket, STORAGE_EMULATOR_HOST=line.url)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.daemon.disks import mount, umount
-from tests.daemon.keeping import archive, exported, imported, layers, refused, sh, soon, tree
+from tests.support.disks import mount, umount
+from tests.support.snapshots import archive, exported, imported, layers, refused, sh, soon, tree
 
-from sandkeep import archiving
-from sandkeepd.snapshots import MOST_BENEATH
+from sandkeep import archives
+from sandkeepd.snapshots.snapshots import MOST_BENEATH
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -312,21 +312,21 @@ def test_devices_and_links_are_written_to_and_not_replaced(client: Any, box: str
     pipe, link, there = tmp_path / "pipe", tmp_path / "link", tmp_path / "there"
     os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     os.mknod(full, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
-    archiving.export_to(client, snapshot, str(null))
+    archives.export_to(client, snapshot, str(null))
     assert stat.S_ISCHR(null.stat().st_mode)
-    assert "No space" in refused("invalid", lambda: archiving.export_to(client, snapshot, str(full))).message
+    assert "No space" in refused("invalid", lambda: archives.export_to(client, snapshot, str(full))).message
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit(pipe.read_bytes)
-        archiving.export_to(client, snapshot, str(pipe))
+        archives.export_to(client, snapshot, str(pipe))
         assert read.result() == exported(client, snapshot)
     link.symlink_to(there)
-    archiving.export_to(client, snapshot, str(link))
+    archives.export_to(client, snapshot, str(link))
     assert link.is_symlink()
     assert there.read_bytes() == exported(client, snapshot)
-    assert "directory" in refused("invalid", lambda: archiving.export_to(client, snapshot, str(tmp_path))).message
+    assert "directory" in refused("invalid", lambda: archives.export_to(client, snapshot, str(tmp_path))).message
     assert sorted(os.listdir(tmp_path)) == ["full", "link", "null", "pipe", "there"]
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     with open(pipe, "wb"):
-        refused("invalid", lambda: archiving.import_from(client, str(pipe)))
+        refused("invalid", lambda: archives.import_from(client, str(pipe)))
     os.close(reading)

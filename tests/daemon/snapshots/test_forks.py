@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.keeping import layers, on_both_deep, paths, refused, sh, soon, tree
-from tests.users import command_as
+from tests.support.snapshots import layers, on_both_deep, paths, refused, sh, soon, tree
+from tests.support.users import command_as
 
-from sandkeepd.providers.local_layers import MOST_LAYERS
+from sandkeepd.providers.common.layers import MOST_LAYERS
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -231,7 +231,7 @@ def test_the_same_of_a_users_own_daemon() -> None:
             "--basetemp", f"{base}/tmp", "-k", f"({these}) and not users_own and not docker", *files,
         ]  # fmt: skip
         done = subprocess.run(
-            command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base},
+            command_as(uid, suite), cwd=Path(__file__).parents[3], env={**os.environ, "HOME": base},
             capture_output=True, text=True, check=False, timeout=240,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

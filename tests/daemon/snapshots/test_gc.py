@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.boxes import until
 from tests.conftest import RunningDaemon
-from tests.daemon.disks import mount, umount
+from tests.support.boxes import until
+from tests.support.disks import mount, umount
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError

@@ -1,7 +1,7 @@
 """Walks of root's through files that hostile code changes at the same time: nothing leads it out of them.
 
 Nothing here relies on it that a sandbox stands still: what changes the files has the uid of the sandbox's code, and is
-in none of its control groups. See `tests.exchanges`.
+in none of its control groups. See `tests.support.exchanges`.
 """
 
 import errno
@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from tests.boxes import at_most
-from tests.daemon.keeping import sh
-from tests.exchanges import SECRET, Closed, exchanged, plant
-from tests.users import as_user
+from tests.support.boxes import at_most
+from tests.support.exchanges import SECRET, Closed, exchanged, plant
+from tests.support.snapshots import sh
+from tests.support.users import as_user
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeepd.hostile_files import HostileRoot
-from sandkeepd.providers import disk_usage, gvisor_saving, tree_copies
-from sandkeepd.providers.local_layout import Layout
-from sandkeepd.providers.local_packing import COPIED_FILES
-from sandkeepd.providers.shown import shown, writable
-from sandkeepd.providers.tree_copies import copy_tree
+from sandkeepd.host.hostile_files import HostileRoot
+from sandkeepd.providers.common import disk_usage, tree_copies
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.tree_copies import copy_tree
+from sandkeepd.providers.common.views import shown, writable
+from sandkeepd.providers.gvisor import checkpoints
+from sandkeepd.providers.local.pack import COPIED_FILES
 
 T = TypeVar("T")
 
@@ -257,7 +258,7 @@ def test_a_checkpoint_holds_nothing_that_links_lead_to(tmp_path: Path, closed: C
     archive = tmp_path / "archive"
     before = HostileRoot(str(tmp_path)).tree("before")
     with pytest.raises(DaemonError, match="cannot be written"):
-        gvisor_saving._pack_shared(before, str(tmp_path / "box"), str(archive), ["f1"])
+        checkpoints._pack_shared(before, str(tmp_path / "box"), str(archive), ["f1"])
     assert SECRET.encode() not in archive.read_bytes()
 
 

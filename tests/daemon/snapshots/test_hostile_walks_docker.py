@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.daemon.keeping import sh
-from tests.daemon.test_hostile_walks import attempt, closed, found_in, require_nothing_kept
-from tests.engine import PrivateEngine
-from tests.exchanges import Closed, exchanged, plant
+from tests.daemon.snapshots.test_hostile_walks import attempt, closed, found_in, require_nothing_kept
+from tests.support.engine import PrivateEngine
+from tests.support.exchanges import Closed, exchanged, plant
+from tests.support.snapshots import sh
 
 pytestmark = pytest.mark.needs("docker")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sandkeepd.providers import local_layers
-from sandkeepd.providers.local_layers import Layers
-from sandkeepd.providers.local_layout import Layout
+from sandkeepd.providers.common import layers as local_layers
+from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.layout import Layout
 
 
 @pytest.mark.parametrize("few", [500, 3], ids=["by us", "by a program"])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.daemon.keeping import layers, refused, sh, soon
+from tests.support.snapshots import layers, refused, sh, soon
 
 from sandkeep import failpoints
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.keeping import refused, sh, soon
+from tests.support.snapshots import refused, sh, soon
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -153,7 +153,7 @@ def test_what_is_longer_than_the_archive_was_is_not_downloaded(
     new_house: Callable[..., House], gcs: Any, gcs_bucket: str
 ) -> None:
     """Others may write to a bucket: what they put there could have no end."""
-    from tests.store.test_services import gcs_client
+    from tests.store.buckets.test_services import gcs_client
 
     house = new_house(FILESYSTEM_SNAPSHOT_BUCKET=gcs_bucket)
     snapshot = house.client.snapshot.create(house.box)

@@ -6,15 +6,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.daemon import disks
-from tests.store.trees import described, pack_layer
+from tests.support import disks
+from tests.support.trees import described, pack_layer
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
-from sandkeep_store.archives.pack import Packed, pack
-from sandkeepd.providers.base import KeptArchive
-from sandkeepd.providers.local_layers import Layers
-from sandkeepd.providers.local_layout import Layout
+from sandkeep_store.archives.trees.pack import Packed, pack
+from sandkeepd.contract.provider import KeptArchive
+from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.layout import Layout
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
 

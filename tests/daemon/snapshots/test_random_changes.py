@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from tests.daemon.keeping import exported, imported, sh, tree
+from tests.support.snapshots import exported, imported, sh, tree
 
 pytestmark = pytest.mark.needs("bwrap")
 

@@ -3,9 +3,9 @@
 import pytest
 
 from sandkeep import events, model
-from sandkeep.settings import parse_snapshot_rules
+from sandkeep.settings.daemon import parse_snapshot_rules
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.collecting import due
+from sandkeepd.snapshots.gc import due
 
 DAY_US = 86_400 * 10**6
 NOW_US = 1000 * DAY_US

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.keeping import (
+from tests.support.snapshots import (
     archive,
     exported,
     imported,
@@ -25,7 +25,7 @@ from tests.daemon.keeping import (
     tree,
 )
 
-from sandkeep import archiving
+from sandkeep import archives
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -458,15 +458,15 @@ def test_what_comes_is_what_was_said(client: Any) -> None:
 def test_a_file_is_exported_whole_or_not_at_all(client: Any, box: str, tmp_path: Path) -> None:
     sh(client, box, "echo 1 >one")
     snapshot = client.snapshot.create(box)
-    told = archiving.export_to(client, snapshot.snapshot_id, str(tmp_path / "work.tar.gz"))
+    told = archives.export_to(client, snapshot.snapshot_id, str(tmp_path / "work.tar.gz"))
     assert f"sha256:{_sha256(tmp_path / 'work.tar.gz')}" == told.digest == snapshot.digest
-    back = archiving.import_from(client, str(tmp_path / "work.tar.gz"), digest=told.digest)
+    back = archives.import_from(client, str(tmp_path / "work.tar.gz"), digest=told.digest)
     assert back.digest == told.digest
     place = Path(snapshot.places[0].uri)
     place.write_bytes(place.read_bytes()[:-1])
-    refused("snapshot_corrupt", lambda: archiving.export_to(client, snapshot.snapshot_id, str(tmp_path / "bad")))
+    refused("snapshot_corrupt", lambda: archives.export_to(client, snapshot.snapshot_id, str(tmp_path / "bad")))
     assert os.listdir(tmp_path) == ["work.tar.gz"]
-    refused("not_found", lambda: archiving.export_to(client, snapshot.snapshot_id, str(tmp_path / "no" / "where")))
+    refused("not_found", lambda: archives.export_to(client, snapshot.snapshot_id, str(tmp_path / "no" / "where")))
 
 
 def test_an_exported_file_cannot_be_written_to(client: Any, box: str) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import trio
-from tests.daemon.streams import House, everything, house_in, message, refusal, websocket
-from tests.users import NOBODY, as_user
+from tests.support.streams import House, everything, house_in, message, refusal, websocket
+from tests.support.users import NOBODY, as_user
 
-from sandkeep import frames
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError
+from sandkeep.protocol import frames
 from sandkeep.stream import StreamClient
 
 pytestmark = pytest.mark.needs("bwrap", "root")

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import trio
-from tests.daemon.streams import House, house_in, message, refusal, websocket
-from tests.daemon.test_stream_door import bearer, frame, is_well, opened, opening, resident
-from tests.daemon.test_stream_slow import served
+from tests.daemon.stream.test_door import bearer, frame, is_well, opened, opening, resident
+from tests.daemon.stream.test_slow_readers import served
+from tests.support.streams import House, house_in, message, refusal, websocket
 from trio_websocket import ConnectionClosed
 
-from sandkeep import frames
 from sandkeep.errors import SandkeepError
-from sandkeep.frames import CaughtUp
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import CaughtUp
 from sandkeep.stream import StreamClient
-from sandkeepd.providers.base import Chunk
+from sandkeepd.contract.provider import Chunk
 from sandkeepd.stream.logs import JournalReader
 from sandkeepd.stream.tokens import FILE_NAME, Tokens
 

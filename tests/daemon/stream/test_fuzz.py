@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import trio
-from tests.daemon.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
-from tests.daemon.inside import Inside, inside
-from tests.daemon.streams import message, websocket
-from tests.daemon.test_stream_door import frame, opening
-from tests.soak import times
+from tests.daemon.stream.test_door import frame, opening
+from tests.support.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
+from tests.support.inside import Inside, inside
+from tests.support.soak import times
+from tests.support.streams import message, websocket
 from wsproto.frame_protocol import Opcode
 
-from sandkeepd.files import Files
-from sandkeepd.history import History
+from sandkeepd.eventlog.history import History
+from sandkeepd.sandboxes.files import Files
 from sandkeepd.stream.attach import Attach
 from sandkeepd.stream.events import Events
 from sandkeepd.stream.files import FileStreams

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import trio
-from tests.daemon.streams import WRITER, House, block, everything, house_in, message, websocket
+from tests.support.streams import WRITER, House, block, everything, house_in, message, websocket
 
-from sandkeep import frames
 from sandkeep.errors import SandkeepError
+from sandkeep.protocol import frames
 from sandkeep.stream import StreamClient
 
 pytestmark = pytest.mark.needs("bwrap", "root")

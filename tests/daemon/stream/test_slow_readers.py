@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import trio
-from tests.daemon.streams import WRITER, House, block, house_in, message, websocket
-from tests.soak import times
+from tests.support.soak import times
+from tests.support.streams import WRITER, House, block, house_in, message, websocket
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from sandkeep import frames
-from sandkeep.frames import CaughtUp
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import CaughtUp
 from sandkeepd.api.listener import listening
 from sandkeepd.stream.server import Limits, StreamServer
 from sandkeepd.stream.session import Session, Talk, Visitor
@@ -126,7 +126,7 @@ async def served(directory: Path, **limits: Any) -> AsyncIterator[Served]:
 
 
 async def test_a_user_has_only_so_many_websockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sandkeepd.api.peer import Peer
+    from sandkeepd.core.peer import Peer
     from sandkeepd.stream import server
 
     monkeypatch.setattr(server, "peer_of", lambda sock: Peer(uid=12345, gid=12345))

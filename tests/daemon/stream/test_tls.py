@@ -16,22 +16,22 @@ from typing import Any
 import pytest
 import trio
 from tests.conftest import RunningDaemon
-from tests.daemon.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
-from tests.daemon.streams import House, house_in, message, websocket
-from tests.daemon.test_stream_slow import Served
-from tests.proxy import BreakingLine
-from tests.soak import times
-from tests.users import NOBODY, command_as
+from tests.daemon.stream.test_slow_readers import Served
+from tests.support.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
+from tests.support.proxy import BreakingLine
+from tests.support.soak import times
+from tests.support.streams import House, house_in, message, websocket
+from tests.support.users import NOBODY, command_as
 from trio.testing import MockClock
 
-from sandkeep import frames
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeep.model import StreamAccess
+from sandkeep.protocol import frames
+from sandkeep.protocol.tls import SecureStream, client_context
+from sandkeep.protocol.wire import Wire
 from sandkeep.stream import StreamClient
-from sandkeep.tls import SecureStream, client_context
-from sandkeep.wire import Wire
-from sandkeepd.listeners import opened
-from sandkeepd.passed import Passed
+from sandkeepd.app.listeners import opened
+from sandkeepd.app.socket_activation import Passed
 from sandkeepd.stream import identity
 from sandkeepd.stream.identity import Identity
 from sandkeepd.stream.server import Limits

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boxes import until
+from tests.support.boxes import until
 
 from sandkeep.cli import EXIT_CODES
 

@@ -15,7 +15,7 @@ from tests.conftest import RunningDaemon
 from sandkeep import connect
 from sandkeep.errors import SandkeepError
 from sandkeep_store.locks.lease import Locks
-from sandkeep_store.locks.opening import open_store
+from sandkeep_store.locks.open import open_store
 
 
 @pytest.fixture(params=["directory", pytest.param("gcs", marks=[pytest.mark.needs("gcs"), pytest.mark.soak])])

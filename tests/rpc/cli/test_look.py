@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.golden import EXAMPLES
+from tests.support.golden import EXAMPLES
 
 from sandkeep.cli import layout, output, progress, timeline
 from sandkeep.cli.layout import Column

@@ -10,9 +10,9 @@ import pytest
 from sandkeep.cli import EXIT_CODES
 from sandkeep.cli.manual import man_page
 from sandkeep.cli.tree import entries
-from sandkeep.settings import SETTINGS
+from sandkeep.settings.daemon import SETTINGS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MACROS = {".TH", ".SH", ".SS", ".PP", ".TP", ".RS", ".RE", ".EX", ".EE", ".B", ".BR", '.\\"'}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.boxes import until
-from tests.screen import Screen
+from tests.support.boxes import until
+from tests.support.screen import Screen
 
 from sandkeep.cli import output
 from sandkeep.cli.exposition import FAMILIES, PREFIX, exposition

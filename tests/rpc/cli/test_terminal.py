@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.screen import DEADLINE_S, Screen
+from tests.support.screen import DEADLINE_S, Screen
 
 from sandkeep.cli import terminal
 

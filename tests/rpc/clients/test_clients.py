@@ -16,12 +16,12 @@ from trio.testing import wait_all_tasks_blocked
 
 import sandkeep
 from sandkeep import blocking, model
-from sandkeep.client import Client
+from sandkeep.clients.trio import Client
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
-from sandkeepd.api.call import Call
 from sandkeepd.api.listener import listening
-from sandkeepd.api.room import MAX_CALLS
 from sandkeepd.api.server import Server
+from sandkeepd.core.call import Call
+from sandkeepd.serving.limits import MAX_CALLS
 
 EVENTS = [
     model.Event(position=n, time="", type="sandbox.created", version=1, stream="s", revision=n, data={}, meta={})
@@ -473,7 +473,7 @@ def test_the_package_alone_imports_nothing_heavy() -> None:
 def test_the_blocking_client_imports_no_trio_and_little_else() -> None:
     loaded = loaded_by("import sandkeep; sandkeep.blocking.connect")
     assert not {"trio", "trio_websocket", "socket", "asyncio", "threading", "logging", "subprocess", "json"} & loaded
-    assert "sandkeep.methods" in loaded
+    assert "sandkeep.protocol.methods" in loaded
 
 
 def test_everything_public_is_there() -> None:

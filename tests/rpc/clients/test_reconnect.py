@@ -18,8 +18,9 @@ import trio
 from tests.conftest import RunningDaemon
 
 import sandkeep
-from sandkeep import blocking, link, transfer
-from sandkeep.dialing import Daemon
+from sandkeep import blocking, transfer
+from sandkeep.clients import link
+from sandkeep.clients.dial import Daemon
 from sandkeep.errors import DataError, SandkeepError, StateError
 from sandkeep.model import ExecResult
 from sandkeepd.api.listener import listening
@@ -143,7 +144,7 @@ async def test_calls_side_by_side_connect_once(
         connections.append(await link.dial(path))
         return connections[-1]
 
-    monkeypatch.setattr("sandkeep.client.dial", dial)
+    monkeypatch.setattr("sandkeep.clients.trio.dial", dial)
     async with sandkeep.connect(daemon.socket, client="many") as client, trio.open_nursery() as nursery:
 
         async def execute(number: int) -> None:

@@ -19,14 +19,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.boxes import Box, archive, at_most, new_box, refused, until
-from tests.users import command_as
+from tests.support.boxes import Box, archive, at_most, new_box, refused, until
+from tests.support.users import command_as
 
-from sandkeep import confined, transfer
+from sandkeep import transfer
 from sandkeep.cli.cp import place
 from sandkeep.demo import traces
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
+from sandkeep.system import confined
 
 pytestmark = pytest.mark.needs("bwrap")
 ONCE_MORE_S = 90.0
@@ -697,7 +698,7 @@ def test_the_same_with_a_users_own_daemon() -> None:
             f"{base}/tmp", "-k", these, __file__,
         ]  # fmt: skip
         done = subprocess.run(
-            command_as(uid, suite), cwd=Path(__file__).parents[2], env={**os.environ, "HOME": base},
+            command_as(uid, suite), cwd=Path(__file__).parents[3], env={**os.environ, "HOME": base},
             capture_output=True, text=True, check=False, timeout=ONCE_MORE_S,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from tests.screen import Screen
+from tests.support.screen import Screen
 
 from sandkeep.compat import crafty
 from sandkeep.compat.crafty import Provider

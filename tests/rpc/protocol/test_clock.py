@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.clock import parse_rfc3339, rfc3339
+from sandkeep.protocol.clock import parse_rfc3339, rfc3339
 
 NINE = 1_795_338_000_000_000
 """2026-11-22 at nine o'clock, UTC."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.control_sequences import MODES, RESET, Filter
+from sandkeep.protocol.control_sequences import MODES, RESET, Filter
 
 DRAWN = [
     b"plain \a\b\t\r\n\x0e\x0f", "é│漢🙂".encode(), b"\xc2\xa0", b"\x1b[m", b"\x1b[1;38;5;123;48:2::1:2:3m", b"\x1b[H",

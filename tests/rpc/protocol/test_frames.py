@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep import frames
 from sandkeep.errors import CallerError
-from sandkeep.frames import AttachQuery, EventsQuery, FilesQuery, LogsQuery
+from sandkeep.protocol import frames
+from sandkeep.protocol.frames import AttachQuery, EventsQuery, FilesQuery, LogsQuery
 
 
 @given(st.sampled_from([1, 2, 3]), st.integers(0, 2**63), st.binary(max_size=100))

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from sandkeep import jsonrpc
 from sandkeep.errors import CODES, SandkeepError, error_from
-from sandkeep.jsonrpc import Batch, Fault, Request, parse
-from sandkeep.lines import MAX_LINE_BYTES, LineBuffer
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.jsonrpc import Batch, Fault, Request, parse
+from sandkeep.protocol.lines import MAX_LINE_BYTES, LineBuffer
 
 CALL = b'{"jsonrpc":"2.0","id":1,"method":"daemon.ping"}'
 NOTE = b'{"jsonrpc":"2.0","method":"daemon.ping","params":{}}'

@@ -10,8 +10,8 @@ from trio.testing import wait_all_tasks_blocked
 from trio_websocket import ConnectionClosed
 from wsproto import ConnectionType
 
+from sandkeep.protocol.wire import MAX_PIECES, Connection, Wire
 from sandkeep.stream.dial import close
-from sandkeep.wire import MAX_PIECES, Connection, Wire
 
 PIECE_BYTES = 128 * 1024
 

@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from sandkeep.backoff import Backoff, pauses
+from sandkeep.system.backoff import Backoff, pauses
 
 
 class Clock:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.daemon import disks
+from tests.support import disks
 
-from sandkeep import durable
-from sandkeep.durable import Replacement
+from sandkeep.system import durable
+from sandkeep.system.durable import Replacement
 
 OLD, NEW = b"old" * 30_000, b"new" * 50_000
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from sandkeep import storage_settings as rows
 from sandkeep.errors import CallerError, SetupError
-from sandkeep.settings import SETTINGS, Setting
-from sandkeep_store.config import STORAGE, Place, Root, S3Settings, Storage, checked_path
+from sandkeep.settings import storage as rows
+from sandkeep.settings.daemon import SETTINGS, Setting
+from sandkeep_store.buckets.config import STORAGE, Place, Root, S3Settings, Storage, checked_path
 
 STATE = {"SANDKEEP_STATE_DIR": "/state"}
 LOCAL = Root("state", "/state/archives")
@@ -216,7 +216,7 @@ def test_the_process_has_one_accessor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_sdk_is_imported_by_asking() -> None:
     program = (
-        "import sys; from sandkeep_store.config import STORAGE; STORAGE.root('snapshot'); "
+        "import sys; from sandkeep_store.buckets.config import STORAGE; STORAGE.root('snapshot'); "
         "print([name for name in ('google.cloud', 'boto3', 'trio', 'requests') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sandkeep_store import gcs_client
-from sandkeep_store.gcs_client import connect
+from sandkeep_store.buckets import gcs_client
+from sandkeep_store.buckets.gcs_client import connect
 
 pytestmark = pytest.mark.needs("gcs")
 

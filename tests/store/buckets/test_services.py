@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.gcs import GcsEmulator
-from tests.s3 import S3Server
+from tests.support.gcs import GcsEmulator
+from tests.support.s3 import S3Server
 
 pytestmark = [pytest.mark.needs("gcs"), pytest.mark.needs("s3")]
 

@@ -7,7 +7,7 @@ import pytest
 
 from sandkeep.errors import CallerError
 from sandkeep.events import EVENTS, MAX_EVENT_BYTES, Event, Meta, ProcessExited, SandboxAdopted, SandboxFailed
-from sandkeep_store.codec import CODEC, UPCASTS, Codec, UnknownEvent
+from sandkeep_store.eventlog.codec import CODEC, UPCASTS, Codec, UnknownEvent
 
 
 class Weighed(Event, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandkeep_store.log import EventLog, Recorded
+from sandkeep_store.eventlog.log import EventLog, Recorded
 
 ROUNDS = 10
 
@@ -13,7 +13,7 @@ ROUNDS = 10
 _APPENDS = """
 import sys, trio
 from sandkeep.events import Meta, ProcessStarted
-from sandkeep_store.log import EventLog, NewEvent
+from sandkeep_store.eventlog.log import EventLog, NewEvent
 
 async def keep_appending(log, task):
     for number in range(10**9):

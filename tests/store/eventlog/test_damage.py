@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import trio
-from tests.store import stories
+from tests.support import log_stories
 
 from sandkeep.errors import DaemonError, SandkeepError
 from sandkeep.events import Meta, ProcessStarted, SandboxFailed
-from sandkeep_store import offline
-from sandkeep_store.codec import UnknownEvent
-from sandkeep_store.log import EventLog, NewEvent, Recorded
+from sandkeep_store.eventlog.codec import UnknownEvent
+from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
+from sandkeep_store.upkeep import offline
 
 NOBODY = Meta(command_id="cmd_1")
 
@@ -61,7 +61,7 @@ def log_of_ten(tmp_path: Path) -> str:
 
 _HOLD = """
 import sys
-from sandkeep_store.log import EventLog
+from sandkeep_store.eventlog.log import EventLog
 log = EventLog.open(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()
@@ -243,7 +243,7 @@ def test_an_end_that_is_gone_is_missed_when_the_log_is_opened(log_of_ten: str) -
 def test_verify_finds_a_wrong_revision_and_half_an_append(log_of_ten: str) -> None:
     log = EventLog.open(log_of_ten)
     rows = list(log._database.writer.execute("SELECT * FROM events WHERE position IN (4, 7)"))
-    from sandkeep_store.record import checksum
+    from sandkeep_store.eventlog.record import checksum
 
     for row, revision, more in zip(rows, (9, 1), (0, 3), strict=True):
         fields = (*row[:2], revision, *row[3:10], more)
@@ -291,7 +291,7 @@ def test_a_log_shorter_than_what_others_saw_of_it_is_refused(tmp_path: Path) -> 
 
 def test_an_event_of_a_newer_version_stops_the_fold_and_is_passed_on_to_readers(log_of_ten: str) -> None:
     log = EventLog.open(log_of_ten)
-    from sandkeep_store.recorder import Draft
+    from sandkeep_store.eventlog.recorder import Draft
 
     for type, version in (("process.teleported", 1), ("process.started", 2)):
         draft = Draft("prc_new", 1 if version == 1 else 2, None, type, version, b'{"anything":[1]}', b"{}")
@@ -374,7 +374,7 @@ def test_on_a_full_disk_only_what_is_essential_is_written_until_there_is_space(s
 
 @pytest.mark.needs("root")
 def test_nothing_leaves_the_log_for_the_archive_on_a_full_disk(small_disk: Path) -> None:
-    stories.write(str(small_disk / "events.db"), stories.tangle(1))
+    log_stories.write(str(small_disk / "events.db"), log_stories.tangle(1))
     offline.rebuild(str(small_disk))
     with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
         while True:

@@ -12,9 +12,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from sandkeep.errors import SandkeepError
 from sandkeep.events import MAX_EVENT_BYTES, Meta, ProcessExited, ProcessStarted, SandboxAdopted, SandboxFailed
-from sandkeep_store import ring
-from sandkeep_store.log import EventLog, NewEvent, Recorded
-from sandkeep_store.ring import Ring
+from sandkeep_store.eventlog import ring
+from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
+from sandkeep_store.eventlog.ring import Ring
 
 META = Meta(command_id="cmd_1", owner="uid:0", pid=42, client="test")
 NOBODY = Meta()
@@ -486,7 +486,7 @@ async def test_a_token_that_cannot_be_followed_is_refused(tmp_path: Path, token:
 async def test_more_appends_than_may_wait_are_let_in_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandkeep_store.writer.MAX_WAITING", 3)
+    monkeypatch.setattr("sandkeep_store.eventlog.writer.MAX_WAITING", 3)
     async with running(tmp_path) as log:
         async with trio.open_nursery() as nursery:
             for number in range(50):

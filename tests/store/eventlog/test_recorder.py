@@ -9,8 +9,8 @@ import pytest
 from eventsourcing.persistence import PersistenceError, StoredEvent
 from eventsourcing.tests import persistence as cases  # by its module: pytest would collect the classes themselves
 
-from sandkeep_store.database import Database
-from sandkeep_store.recorder import IntegrityError, LogRecorder, StreamRecorder
+from sandkeep_store.eventlog.database import Database
+from sandkeep_store.eventlog.recorder import IntegrityError, LogRecorder, StreamRecorder
 
 
 class OnDisk(cases.RecorderTestCase):

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sandkeep.errors import StateError
 from sandkeep.events import Meta, ProcessStarted
-from sandkeep_store.log import EventLog, NewEvent, Recorded
+from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
 
 STREAMS = st.sampled_from(["prc_a", "prc_b", "prc_c", "prc_d"])
 NOBODY = Meta()

@@ -10,23 +10,24 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.store import stories
-from tests.store.test_compaction import opened, positions_in_log
-from tests.store.test_redaction import Redacting
+from tests.store.upkeep.test_compaction import opened, positions_in_log
+from tests.store.upkeep.test_redaction import Redacting
+from tests.support import log_stories
 
 from sandkeep.errors import DaemonError
 from sandkeep.events import Meta, ProcessStarted
-from sandkeep_store import offline, segments, witness
-from sandkeep_store.log import EventLog, NewEvent
-from sandkeep_store.repair import repair
-from sandkeep_store.witness import SIZE_BYTES
+from sandkeep_store.eventlog import witness
+from sandkeep_store.eventlog.log import EventLog, NewEvent
+from sandkeep_store.eventlog.witness import SIZE_BYTES
+from sandkeep_store.upkeep import offline, segments
+from sandkeep_store.upkeep.repair import repair
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     (tmp_path / "state").mkdir()
     found = str(tmp_path / "state" / "events.db")
-    stories.write(found, stories.tangle(2, steps=60))
+    log_stories.write(found, log_stories.tangle(2, steps=60))
     return found
 
 
@@ -59,7 +60,7 @@ def test_it_is_where_the_log_is_and_always_as_long(path: str) -> None:
     head = log.head
     assert (seen(path).position, seen(path).log_id) == (head, log.log_id)
     log.close()
-    stories.write(path, stories.execution("sbx_0", "prc_new"))
+    log_stories.write(path, log_stories.execution("sbx_0", "prc_new"))
     assert seen(path).position == head + 3
     assert os.path.getsize(witness.path_of(path)) == SIZE_BYTES
     assert doubts(path) == []
@@ -71,8 +72,8 @@ def test_an_end_that_nobody_else_has_seen(path: str, tmp_path: Path) -> None:
     head = log.head
     recorder = log._recorder
     recorder.know(["prc_last"])
-    draft = stories.Draft("prc_last", 1, None, "process.started", 1, b'{"pid":1}', stories.META)
-    recorder.insert([[draft]], time_us=stories.START_US)
+    draft = log_stories.Draft("prc_last", 1, None, "process.started", 1, b'{"pid":1}', log_stories.META)
+    recorder.insert([[draft]], time_us=log_stories.START_US)
     copy = shutil.copytree(os.path.dirname(path), tmp_path / "copy")
     log.close()
     (copy / "events.db-wal").unlink()
@@ -89,16 +90,16 @@ def test_an_end_that_nobody_else_has_seen(path: str, tmp_path: Path) -> None:
 
 def test_an_older_copy_in_its_place(path: str, tmp_path: Path) -> None:
     shutil.copy(path, tmp_path / "older")
-    stories.write(path, stories.execution("sbx_0", "prc_new"))
+    log_stories.write(path, log_stories.execution("sbx_0", "prc_new"))
     shutil.copy(tmp_path / "older", path)
     assert "events were lost" in doubts(path)[0]
 
 
 def test_one_that_went_another_way(path: str, tmp_path: Path) -> None:
     shutil.copytree(os.path.dirname(path), tmp_path / "other")
-    stories.write(path, stories.execution("sbx_0", "prc_new"))
+    log_stories.write(path, log_stories.execution("sbx_0", "prc_new"))
     other = str(tmp_path / "other" / "events.db")
-    stories.write(other, stories.execution("sbx_0", "prc_other"), every_us=stories.EVERY_US + 1)
+    log_stories.write(other, log_stories.execution("sbx_0", "prc_other"), every_us=log_stories.EVERY_US + 1)
     shutil.copy(other, path)
     assert "it is not the event that" in doubts(path)[0]
     report = repair(os.path.dirname(path), yes=True)
@@ -173,7 +174,7 @@ def test_a_new_one_reaches_the_disk_once_and_not_with_each_commit(
 ) -> None:
     synced = watch(monkeypatch, "fdatasync")
     path = str(tmp_path / "events.db")
-    stories.write(path, stories.tangle(2, steps=60))
+    log_stories.write(path, log_stories.tangle(2, steps=60))
     assert synced == [witness.path_of(path)]
 
 
@@ -265,8 +266,10 @@ async def redact_last(path: str) -> int:
 
 def with_an_end_of_a_caller(path: str) -> None:
     """The last event is one that is changed by its redaction."""
-    stories.write(path, [[("prc_last", "sbx_0", stories.launch("sbx_0"))]])
-    stories.write(path, [[("prc_last", "sbx_0", stories.events.ProcessLaunchFailed(code="no", message="secret"))]])
+    log_stories.write(path, [[("prc_last", "sbx_0", log_stories.launch("sbx_0"))]])
+    log_stories.write(
+        path, [[("prc_last", "sbx_0", log_stories.events.ProcessLaunchFailed(code="no", message="secret"))]]
+    )
 
 
 async def test_one_that_has_not_heard_of_a_redaction(path: str) -> None:

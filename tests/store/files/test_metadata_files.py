@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.store.test_views import Log, ended, running_sandbox
+from tests.store.views.test_views import Log, ended, running_sandbox
 
 from sandkeep import events
 from sandkeep_store import metadata_files

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.locks.base import path_of
 from sandkeep_store.locks.directory import STALE_S, DirectoryStore
+from sandkeep_store.locks.store import path_of
 
 LOCK = path_of("box")
 

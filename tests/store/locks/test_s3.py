@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from tests import s3 as s3_service
-from tests.s3 import S3Server
+from tests.support import s3 as s3_service
+from tests.support.s3 import S3Server
 
 from sandkeep.errors import SetupError
-from sandkeep_store.config import Storage
-from sandkeep_store.locks.base import path_of
+from sandkeep_store.buckets.config import Storage
 from sandkeep_store.locks.s3 import S3Store
+from sandkeep_store.locks.store import path_of
 
 pytestmark = pytest.mark.needs("s3")
 

@@ -8,13 +8,13 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.locking import LosesAnswers, TestClock
-from tests.memory_locks import MemoryStore
+from tests.support.locking import LosesAnswers, TestClock
+from tests.support.memory_locks import MemoryStore
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.locks import rules
-from sandkeep_store.locks.base import path_of
 from sandkeep_store.locks.lease import Lease, Locks
+from sandkeep_store.locks.store import path_of
 
 LOCK = path_of("box")
 OWNERS = st.integers(0, 3)

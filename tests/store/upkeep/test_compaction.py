@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 
 import pytest
 import trio
-from tests.store import stories
+from tests.support import log_stories
 
 from sandkeep import events, model
 from sandkeep.errors import DaemonError, DataError
 from sandkeep.events import LOG_STREAM, Meta
 from sandkeep.model import CompactReport
-from sandkeep_store import compaction, folded, offline, repair, segments
-from sandkeep_store.compaction import Compaction
-from sandkeep_store.log import EventLog, NewEvent
+from sandkeep_store.eventlog.log import EventLog, NewEvent
+from sandkeep_store.upkeep import compaction, offline, repair, segments, state_cache
+from sandkeep_store.upkeep.compaction import Compaction
 from sandkeep_store.views.locks import RECENT_LOCKS
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
@@ -82,7 +82,7 @@ def positions_in_archive(directory: Path) -> list[int]:
 
 
 def bytes_of(state: State, log: EventLog) -> list[bytes]:
-    return list(folded.records(state, log))
+    return list(state_cache.records(state, log))
 
 
 def ended_in(state: State) -> set[str]:
@@ -93,7 +93,7 @@ def ended_in(state: State) -> set[str]:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_state_stays_as_it_was_but_for_what_ended(tmp_path: Path, seed: int) -> None:
-    stories.write(str(tmp_path / "events.db"), [*stories.tangle(seed), *stories.crowded("sbx_big", seed)])
+    log_stories.write(str(tmp_path / "events.db"), [*log_stories.tangle(seed), *log_stories.crowded("sbx_big", seed)])
     async with opened(tmp_path) as here:
         before, head = here.state, here.log.head
         ended = ended_in(before)
@@ -115,9 +115,9 @@ async def test_the_state_stays_as_it_was_but_for_what_ended(tmp_path: Path, seed
 async def test_of_locks_those_that_are_held_and_the_last_of_the_others_stay(tmp_path: Path) -> None:
     """More than a view shows; some ended before the moment that counts, some after it, and some are held since."""
     count = RECENT_LOCKS + 50
-    held = [stories.lock(n, events.LockAcquired(fence=n)) for n in range(2)]
-    over = [stories.lock(n, *stories.LOCK_ENDS[n % 5]) for n in range(2, count)]
-    stories.write(str(tmp_path / "events.db"), [append for life in [*held, *over] for append in life])
+    held = [log_stories.lock(n, events.LockAcquired(fence=n)) for n in range(2)]
+    over = [log_stories.lock(n, *log_stories.LOCK_ENDS[n % 5]) for n in range(2, count)]
+    log_stories.write(str(tmp_path / "events.db"), [append for life in [*held, *over] for append in life])
     async with opened(tmp_path) as here:
         assert len(here.state.locks) == 2 + RECENT_LOCKS
         middle = here.log.at(here.log.head // 2)
@@ -133,7 +133,7 @@ async def test_of_locks_those_that_are_held_and_the_last_of_the_others_stay(tmp_
 
 
 async def test_a_lock_that_is_held_stays_when_the_sandbox_of_its_name_is_archived(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), stories.tangle(1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.tangle(1))
     async with opened(tmp_path) as here:
         ended = next(name for name, sandbox in here.state.sandboxes.items() if sandbox.hidden)
         asked = events.LockAcquireRequested(owner="uid:0", name=ended, where="/locks", owner_id="me")
@@ -148,7 +148,7 @@ async def test_a_lock_that_is_held_stays_when_the_sandbox_of_its_name_is_archive
 
 async def test_snapshots_that_are_no_more_go_from_a_sandbox_that_stays(tmp_path: Path) -> None:
     place = model.Place(where="state", base="/a", path="b/c", uri="/a/b/c")
-    stories.write(str(tmp_path / "events.db"), stories.crowded("sbx_a", 1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.crowded("sbx_a", 1))
     async with opened(tmp_path) as here:
         asked = events.SnapshotCreateRequested(
             owner="uid:0", kind="full", format="tar.gz", places=[place], sandbox_id="sbx_a"
@@ -161,7 +161,7 @@ async def test_snapshots_that_are_no_more_go_from_a_sandbox_that_stays(tmp_path:
 
 
 async def test_of_a_sandbox_that_runs_what_its_view_shows_stays(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), stories.crowded("sbx_a", 1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.crowded("sbx_a", 1))
     async with opened(tmp_path) as here:
         sandbox = here.state.sandboxes["sbx_a"]
         execs, shown = sandbox.exec_count, sorted(here.state.processes)
@@ -178,8 +178,8 @@ async def test_of_a_sandbox_that_runs_what_its_view_shows_stays(tmp_path: Path) 
 async def test_of_files_that_were_written_into_what_is_here_the_last_stays(tmp_path: Path) -> None:
     path, box = str(tmp_path / "events.db"), "sbx_a"
     written = events.SandboxFileWritten(path="/f", kind="file", size_bytes=1)
-    stories.write(path, [[(box, box, stories.requested())], [(box, box, stories.created())]])
-    stories.write(path, [[(f"{box}/files", box, written)] for _ in range(50)])
+    log_stories.write(path, [[(box, box, log_stories.requested())], [(box, box, log_stories.created())]])
+    log_stories.write(path, [[(f"{box}/files", box, written)] for _ in range(50)])
     async with opened(tmp_path) as here:
         before = here.state.sandboxes[box]
         activity = (before.position, before.last_activity_us)
@@ -197,14 +197,16 @@ async def test_of_files_that_were_written_into_what_is_here_the_last_stays(tmp_p
 async def test_what_is_younger_stays(tmp_path: Path) -> None:
     """A sandbox that ended, but not before the moment; and a process that began before it and ended after."""
     path = str(tmp_path / "events.db")
-    stories.write(path, [[("sbx_a", "sbx_a", stories.requested())], [("sbx_a", "sbx_a", stories.created())]])
-    first, _ = stories.execution("sbx_a", "prc_1")
-    stories.write(path, [first, *stories.ending("sbx_a")])
+    log_stories.write(
+        path, [[("sbx_a", "sbx_a", log_stories.requested())], [("sbx_a", "sbx_a", log_stories.created())]]
+    )
+    first, _ = log_stories.execution("sbx_a", "prc_1")
+    log_stories.write(path, [first, *log_stories.ending("sbx_a")])
     async with opened(tmp_path) as here:
-        nothing = await here.compact(stories.START_US + 5 * stories.EVERY_US)  # that is when it ended
+        nothing = await here.compact(log_stories.START_US + 5 * log_stories.EVERY_US)  # that is when it ended
         assert nothing.events == 0
         assert here.log.head == 5
-        assert (await here.compact(stories.START_US + 5 * stories.EVERY_US + 1)).sandboxes == 1
+        assert (await here.compact(log_stories.START_US + 5 * log_stories.EVERY_US + 1)).sandboxes == 1
         assert here.state.sandboxes == {}
 
 
@@ -212,13 +214,13 @@ async def test_a_name_that_stands_for_an_image_lasts_as_long_as_the_image(tmp_pa
     asked = events.ImageCreateRequested(owner="uid:7", provider="fake", kind="directory", source="/src")
     made = events.ImageCreated(digest="sha256:0", size_bytes=1, file_count=1)
     life = [asked, made]
-    stories.write(str(tmp_path / "events.db"), [[("img_1", None, event)] for event in life])
+    log_stories.write(str(tmp_path / "events.db"), [[("img_1", None, event)] for event in life])
     reused = [asked, events.ImageReused(image_id="img_1")]
-    stories.write(str(tmp_path / "events.db"), [[("img_2", None, event)] for event in reused])
+    log_stories.write(str(tmp_path / "events.db"), [[("img_2", None, event)] for event in reused])
     async with opened(tmp_path) as here:
         assert (await here.compact()).images == 0
-    stories.write(str(tmp_path / "events.db"), [[("img_1", None, events.ImageRemoveRequested())]])
-    stories.write(str(tmp_path / "events.db"), [[("img_1", None, events.ImageRemoved())]])
+    log_stories.write(str(tmp_path / "events.db"), [[("img_1", None, events.ImageRemoveRequested())]])
+    log_stories.write(str(tmp_path / "events.db"), [[("img_1", None, events.ImageRemoved())]])
     async with opened(tmp_path) as here:
         assert (await here.compact()).images == 1
         assert (await here.compact()).images == 1
@@ -226,7 +228,7 @@ async def test_a_name_that_stands_for_an_image_lasts_as_long_as_the_image(tmp_pa
 
 
 async def test_who_followed_from_before_is_told(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), [*stories.crowded("sbx_a", 1)])
+    log_stories.write(str(tmp_path / "events.db"), [*log_stories.crowded("sbx_a", 1)])
     async with opened(tmp_path) as here:
         token = here.log.token(5)
         assert here.log.parse_token(token) == 5
@@ -239,11 +241,13 @@ async def test_who_followed_from_before_is_told(tmp_path: Path) -> None:
 
 
 async def test_an_id_can_be_used_again(tmp_path: Path) -> None:
-    lives = [[("sbx_a", "sbx_a", stories.requested())], [("sbx_a", "sbx_a", stories.created())]]
-    stories.write(str(tmp_path / "events.db"), [*lives, *stories.execution("sbx_a", "prc_1"), *stories.ending("sbx_a")])
+    lives = [[("sbx_a", "sbx_a", log_stories.requested())], [("sbx_a", "sbx_a", log_stories.created())]]
+    log_stories.write(
+        str(tmp_path / "events.db"), [*lives, *log_stories.execution("sbx_a", "prc_1"), *log_stories.ending("sbx_a")]
+    )
     async with opened(tmp_path) as here:
         await here.compact()
-    stories.write(str(tmp_path / "events.db"), [*lives, *stories.execution("sbx_a", "prc_1")])
+    log_stories.write(str(tmp_path / "events.db"), [*lives, *log_stories.execution("sbx_a", "prc_1")])
     async with opened(tmp_path) as here:
         assert (here.state.sandboxes["sbx_a"].status, here.state.sandboxes["sbx_a"].exec_count) == ("running", 1)
         assert here.log.verify() == []
@@ -295,14 +299,14 @@ async def test_killed_at_any_step_every_event_is_somewhere_and_the_next_one_fini
 ) -> None:
     story = tmp_path / "story"
     story.mkdir()
-    stories.write(str(story / "events.db"), stories.tangle(5, steps=300))
+    log_stories.write(str(story / "events.db"), log_stories.tangle(5, steps=300))
     monkeypatch.setattr(compaction, "SEGMENT_EVENTS", 100)
     monkeypatch.setattr(compaction, "BATCH_EVENTS", 40)
     everything = positions_in_log(story)
     async with opened(story) as here:
         ended = ended_in(here.state)
         alive = {name: document(s, "log") for name, s in here.state.sandboxes.items() if name not in ended}
-        folded.save(str(story), here.state, here.log)
+        state_cache.save(str(story), here.state, here.log)
     instant, finished = 0, False
     while not finished:
         directory = tmp_path / str(instant)
@@ -320,7 +324,7 @@ async def test_killed_at_any_step_every_event_is_somewhere_and_the_next_one_fini
         assert set(everything) <= found, f"lost at step {instant}"
         async with opened(directory) as here:
             assert here.log.verify() == []
-            assert folded.difference(str(directory), here.log, offline.fold(here.log)) == []
+            assert state_cache.difference(str(directory), here.log, offline.fold(here.log)) == []
             assert here.state.sandboxes.keys() in (alive.keys(), alive.keys() | ended)
             assert alive == {n: document(s, "log") for n, s in here.state.sandboxes.items() if n in alive}
             await here.compact()
@@ -339,7 +343,7 @@ async def _left(here: Opened, sandboxes: set[str]) -> list[int]:
 
 
 async def test_a_damaged_event_stops_it(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), [*stories.crowded("sbx_a", 1), *stories.ending("sbx_a")])
+    log_stories.write(str(tmp_path / "events.db"), [*log_stories.crowded("sbx_a", 1), *log_stories.ending("sbx_a")])
     async with opened(tmp_path) as here:
         here.log._database.writer.execute("UPDATE events SET data = CAST('{}' AS BLOB) WHERE position = 9")
         with pytest.raises(DaemonError, match="position 9"):
@@ -351,7 +355,7 @@ async def test_a_damaged_event_stops_it(tmp_path: Path) -> None:
 
 
 async def test_any_tool_can_read_a_segment(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), stories.crowded("sbx_a", 1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.crowded("sbx_a", 1))
     async with opened(tmp_path) as here:
         (name,) = (await here.compact()).segments
     path = tmp_path / segments.FOLDER / name
@@ -362,7 +366,7 @@ async def test_any_tool_can_read_a_segment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [0, 10, 300, -1])
 async def test_a_damaged_segment_is_found(tmp_path: Path, at: int) -> None:
-    stories.write(str(tmp_path / "events.db"), stories.crowded("sbx_a", 1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.crowded("sbx_a", 1))
     async with opened(tmp_path) as here:
         (name,) = (await here.compact()).segments
         path = tmp_path / segments.FOLDER / name
@@ -381,11 +385,11 @@ async def test_ten_thousand_commands_leave_the_log_and_the_state_as_small_as_som
     sizes = []
     for day in range(5):
         boxes = [f"sbx_{day}_{number}" for number in range(4)]
-        story = [[(box, box, event)] for box in boxes for event in (stories.requested(), stories.created())]
+        story = [[(box, box, event)] for box in boxes for event in (log_stories.requested(), log_stories.created())]
         for number in range(2000):
-            story += stories.execution(boxes[number % 4], f"prc_{day}_{number}")
-        story += [append for box in boxes for append in stories.ending(box)]
-        stories.write(path, story)
+            story += log_stories.execution(boxes[number % 4], f"prc_{day}_{number}")
+        story += [append for box in boxes for append in log_stories.ending(box)]
+        log_stories.write(path, story)
         async with opened(tmp_path) as here:
             await here.compact()
             assert (here.state.sandboxes, here.state.processes) == ({}, {})
@@ -395,7 +399,7 @@ async def test_ten_thousand_commands_leave_the_log_and_the_state_as_small_as_som
 
 
 async def test_appends_go_on_meanwhile(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), [*stories.crowded("sbx_a", 1), *stories.ending("sbx_a")])
+    log_stories.write(str(tmp_path / "events.db"), [*log_stories.crowded("sbx_a", 1), *log_stories.ending("sbx_a")])
     async with opened(tmp_path) as here, trio.open_nursery() as nursery:
         appended = []
 
@@ -420,15 +424,15 @@ async def test_a_million_commands_leave_the_log_the_state_and_the_start_as_small
     sizes, folds = [], []
     for day in range(20):
         box = f"sbx_{day}"
-        story = [[(box, box, stories.requested())], [(box, box, stories.created())]]
+        story = [[(box, box, log_stories.requested())], [(box, box, log_stories.created())]]
         for number in range(50_000):
-            first, second = stories.execution(box, f"prc_{day}_{number}")
+            first, second = log_stories.execution(box, f"prc_{day}_{number}")
             story.append([*first, *second])
-        stories.write(path, [*story, *stories.ending(box)])
+        log_stories.write(path, [*story, *log_stories.ending(box)])
         async with opened(tmp_path) as here:
             await here.compact()
             assert here.log.verify() == []
-            folds.append(len(list(folded.records(offline.fold(here.log), here.log))))
+            folds.append(len(list(state_cache.records(offline.fold(here.log), here.log))))
         sizes.append(os.stat(path).st_size)
     assert max(sizes) <= 1.2 * sizes[0]
     assert folds == [1] * 20
@@ -436,7 +440,7 @@ async def test_a_million_commands_leave_the_log_the_state_and_the_start_as_small
 
 async def test_the_archive_tells_nothing_of_what_commands_were_given(tmp_path: Path) -> None:
     """Nor is a segment named by what is in it: ``log.compacted`` keeps the name, also once something is redacted."""
-    stories.write(str(tmp_path / "events.db"), stories.tangle(0))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.tangle(0))
     async with opened(tmp_path) as here:
         told = Meta(command_id="c", command="image.remove digest", owner="uid:0")
         await here.log.append([NewEvent("img_x", events.ImageRemoved())], told)

@@ -10,18 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from tests.golden import EXAMPLES, Example
-from tests.store import stories
-from tests.store.test_compaction import Opened, bytes_of, opened
+from tests.store.upkeep.test_compaction import Opened, bytes_of, opened
+from tests.support import log_stories
+from tests.support.golden import EXAMPLES, Example
 
 from sandkeep import events, model
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.events import LOG_STREAM, Event, LogRedactRequested, Meta
 from sandkeep.model import RedactReport
-from sandkeep_store import blanks, folded, offline, redaction, repair, segments
-from sandkeep_store.codec import CODEC
-from sandkeep_store.log import NewEvent
-from sandkeep_store.redaction import Redaction, Target
+from sandkeep_store.eventlog.codec import CODEC
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.upkeep import offline, redaction, repair, segments, state_cache
+from sandkeep_store.upkeep.redaction import Redaction, Target
+from sandkeep_store.views import blanks
 
 MARKER = "xyzzy-4711"
 HOLDER = [["sh", "-c", f"echo {MARKER}-{'y' * 5000}-{MARKER}"], ["true"]]
@@ -40,18 +41,18 @@ class Redacting(Opened):
         return Redaction(self.log, self.state, self._forget_event, self._renew)
 
     async def _forget_event(self, target: Target) -> None:
-        folded.discard(self.log.directory)
+        state_cache.discard(self.log.directory)
 
     async def _renew(self, target: Target) -> None:
         pass
 
 
-def lives(boxes: int = 3) -> Iterator[stories.Append]:
+def lives(boxes: int = 3) -> Iterator[log_stories.Append]:
     """Sandboxes that ended, each with commands of which every tenth holds the marker."""
     for number in range(boxes):
         box = f"sbx_{number}"
-        yield [(box, box, stories.requested())]
-        yield [(box, box, stories.created())]
+        yield [(box, box, log_stories.requested())]
+        yield [(box, box, log_stories.created())]
         for turn in range(60):
             process = f"prc_{number}_{turn}"
             command = HOLDER[0] if turn % 10 == 3 else HOLDER[1]
@@ -59,7 +60,7 @@ def lives(boxes: int = 3) -> Iterator[stories.Append]:
             yield [(process, box, asked)]
             yield [(process, box, events.ProcessExited(exit_code=0, stdout_bytes=0, stderr_bytes=0))]
         if number:
-            yield from stories.ending(box)
+            yield from log_stories.ending(box)
 
 
 def with_marker(directory: Path) -> list[int]:
@@ -91,11 +92,11 @@ def test_what_is_left_of_an_event_of_any_type_is_such_an_event(example: Example)
 
 
 async def test_in_the_log(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), lives())
+    log_stories.write(str(tmp_path / "events.db"), lives())
     wanted = with_marker(tmp_path)
     async with opened(tmp_path, Redacting) as here:
-        folded.save(str(tmp_path), here.state, here.log)
-        assert folded.FILE_NAME in files_with(tmp_path)
+        state_cache.save(str(tmp_path), here.state, here.log)
+        assert state_cache.FILE_NAME in files_with(tmp_path)
         for position in wanted:
             before = here.log.at(position)
             report = await here.redact(position)
@@ -127,7 +128,7 @@ def files_with_other_process(directory: Path) -> list[str]:
 
 
 async def test_in_the_archive_and_in_what_archiving_left_in_the_log(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), lives(6))
+    log_stories.write(str(tmp_path / "events.db"), lives(6))
     wanted = with_marker(tmp_path)
     async with opened(tmp_path, Redacting) as here:
         here.log._database.writer.execute("PRAGMA secure_delete = OFF")  # as SQLite comes, but not Debian's
@@ -148,7 +149,7 @@ async def test_in_the_archive_and_in_what_archiving_left_in_the_log(tmp_path: Pa
 
 
 async def test_twice(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), lives())
+    log_stories.write(str(tmp_path / "events.db"), lives())
     position = with_marker(tmp_path)[0]
     async with opened(tmp_path, Redacting) as here:
         await here.redact(position)
@@ -163,7 +164,7 @@ async def test_twice(tmp_path: Path) -> None:
 
 async def test_while_somebody_reads(tmp_path: Path) -> None:
     """A reader keeps the write-ahead log from being emptied; until that has been done, nothing is said to be gone."""
-    stories.write(str(tmp_path / "events.db"), lives())
+    log_stories.write(str(tmp_path / "events.db"), lives())
     position = with_marker(tmp_path)[0]
     reading, done = threading.Event(), threading.Event()
 
@@ -197,7 +198,7 @@ async def test_while_somebody_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["log.redact", "log.wipe", "redact_segments", "forget", "renew"])
 async def test_what_was_interrupted_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    stories.write(str(tmp_path / "events.db"), lives())
+    log_stories.write(str(tmp_path / "events.db"), lives())
     wanted = with_marker(tmp_path)
     async with opened(tmp_path, Redacting) as here:
         await here.compact()
@@ -230,7 +231,7 @@ async def test_what_was_interrupted_is_done_again(tmp_path: Path, monkeypatch: p
 
 
 async def test_an_event_that_is_gone_does_not_keep_a_redaction_waiting(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), lives())
+    log_stories.write(str(tmp_path / "events.db"), lives())
     async with opened(tmp_path, Redacting) as here:
         await here.compact()
         for name in segments.names(str(tmp_path)):
@@ -244,11 +245,11 @@ async def test_an_event_that_is_gone_does_not_keep_a_redaction_waiting(tmp_path:
 async def test_what_runs_by_it_keeps_it(tmp_path: Path) -> None:
     box, process = "sbx_live", "prc_live"
     appends = [
-        [(box, box, stories.requested())],
-        [(box, box, stories.created())],
-        [(process, box, stories.launch(box))],
+        [(box, box, log_stories.requested())],
+        [(box, box, log_stories.created())],
+        [(process, box, log_stories.launch(box))],
     ]
-    stories.write(str(tmp_path / "events.db"), appends)
+    log_stories.write(str(tmp_path / "events.db"), appends)
     async with opened(tmp_path, Redacting) as here:
         for position in (1, 3):
             with pytest.raises(StateError) as refused:
@@ -265,13 +266,13 @@ async def test_of_a_bearer_of_the_same_id_nothing_is_taken(tmp_path: Path) -> No
     spec = model.SandboxSpec(env={"A": MARKER})
     asked = events.SandboxCreateRequested(owner="uid:7", image_id="img_1", provider="fake", spec=spec)
     failed = events.SandboxCreateFailed(code="not_ready", message="interrupted", interrupted=True)
-    appends: list[stories.Append] = [
+    appends: list[log_stories.Append] = [
         [("box", "box", asked)],
         [("box", "box", failed)],
         [("box", "box", asked)],
-        [("box", "box", stories.created())],
+        [("box", "box", log_stories.created())],
     ]
-    stories.write(str(tmp_path / "events.db"), appends)
+    log_stories.write(str(tmp_path / "events.db"), appends)
     async with opened(tmp_path, Redacting) as here:
         await here.redact(1)
         assert here.state.sandboxes["box"].spec.env == {"A": MARKER}
@@ -280,7 +281,7 @@ async def test_of_a_bearer_of_the_same_id_nothing_is_taken(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("position", "code"), [(10**6, "not_found"), (1, "invalid")])
 async def test_what_cannot_be_redacted(tmp_path: Path, position: int, code: str) -> None:
-    stories.write(str(tmp_path / "events.db"), stories.tangle(1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.tangle(1))
     async with opened(tmp_path, Redacting) as here:
         head = here.log.head
         with pytest.raises(SandkeepError) as refused:
@@ -289,7 +290,7 @@ async def test_what_cannot_be_redacted(tmp_path: Path, position: int, code: str)
 
 
 async def test_copies_of_a_damaged_log_stand_in_the_way(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), lives())
+    log_stories.write(str(tmp_path / "events.db"), lives())
     wanted = with_marker(tmp_path)
     with sqlite3.connect(tmp_path / "events.db") as db:
         db.execute("UPDATE events SET crc = crc + 1 WHERE position = 5")
@@ -309,7 +310,7 @@ async def test_copies_of_a_damaged_log_stand_in_the_way(tmp_path: Path) -> None:
 
 
 async def test_what_killed_compactions_and_repairs_left_goes(tmp_path: Path) -> None:
-    stories.write(str(tmp_path / "events.db"), lives())
+    log_stories.write(str(tmp_path / "events.db"), lives())
     position = with_marker(tmp_path)[0]
     for left in ("archive/.000-001-abc.zst.new", "repair.work/new.db", "folded-state.new"):
         path = tmp_path / left

@@ -7,20 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store import stories
+from tests.support import log_stories
 
 from sandkeep.errors import DaemonError, StateError
-from sandkeep_store import metadata_files, offline
-from sandkeep_store.database import repairing
-from sandkeep_store.log import EventLog, Recorded
-from sandkeep_store.repair import QUARANTINE, repair
+from sandkeep_store import metadata_files
+from sandkeep_store.eventlog.database import repairing
+from sandkeep_store.eventlog.log import EventLog, Recorded
+from sandkeep_store.upkeep import offline
+from sandkeep_store.upkeep.repair import QUARANTINE, repair
 from sandkeep_store.views.metadata import document
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     found = str(tmp_path / "events.db")
-    stories.write(found, stories.tangle(1))
+    log_stories.write(found, log_stories.tangle(1))
     offline.rebuild(str(tmp_path))
     return found
 
@@ -144,7 +145,8 @@ def test_what_is_no_database_is_left_as_it_is(path: str) -> None:
 
 
 def test_not_while_a_daemon_uses_it(path: str) -> None:
-    hold = "import sys; from sandkeep_store.log import EventLog as E; E.open(sys.argv[1]); print(1, flush=1); input()"
+    log = "from sandkeep_store.eventlog.log import EventLog"
+    hold = f"import sys; {log}; EventLog.open(sys.argv[1]); print(1, flush=1); input()"
     with subprocess.Popen([sys.executable, "-c", hold, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert daemon.stdout is not None
         daemon.stdout.readline()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.store import stories
+from tests.support import log_stories
 
 from sandkeep import events
-from sandkeep_store import folded, offline
-from sandkeep_store.log import EventLog
+from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.upkeep import offline, state_cache
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.processes import RECENT_NAMED, RECENT_UNNAMED
 from sandkeep_store.views.sandboxes import SandboxState
@@ -20,7 +20,7 @@ from sandkeep_store.views.state import State
 
 @pytest.fixture
 def tangled(tmp_path: Path) -> Iterator[EventLog]:
-    stories.write(str(tmp_path / "events.db"), stories.tangle(1))
+    log_stories.write(str(tmp_path / "events.db"), log_stories.tangle(1))
     log = EventLog.open(str(tmp_path / "events.db"))
     yield log
     log.close()
@@ -31,34 +31,34 @@ def same(one: State, other: State, log: EventLog) -> bool:
     assert list(one.processes) == list(other.processes)
     documents = [[document(s, log.log_id) for s in state.sandboxes.values()] for state in (one, other)]
     assert documents[0] == documents[1]
-    return list(folded.records(one, log)) == list(folded.records(other, log))
+    return list(state_cache.records(one, log)) == list(state_cache.records(other, log))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_folding_quickly_equals_applying_every_event(tmp_path: Path, seed: int) -> None:
-    stories.write(str(tmp_path / "events.db"), [*stories.tangle(seed), *stories.crowded("sbx_big", seed)])
+    log_stories.write(str(tmp_path / "events.db"), [*log_stories.tangle(seed), *log_stories.crowded("sbx_big", seed)])
     log = EventLog.open(str(tmp_path / "events.db"))
     quick = offline.fold(log)
-    assert same(quick, stories.applied(log), log)
+    assert same(quick, log_stories.applied(log), log)
     assert max(len(s.recent_unnamed) for s in quick.sandboxes.values()) == RECENT_UNNAMED
     assert max(len(s.recent_named) for s in quick.sandboxes.values()) == RECENT_NAMED
     log.close()
 
 
 def test_from_a_cached_fold_at_any_position_the_state_is_the_same(tangled: EventLog, tmp_path: Path) -> None:
-    truth = stories.applied(tangled)
+    truth = log_stories.applied(tangled)
     for position in range(1, tangled.head, tangled.head // 20):
-        folded.save(str(tmp_path), stories.applied(tangled, position), tangled)
-        cached = folded.load(str(tmp_path), tangled)
+        state_cache.save(str(tmp_path), log_stories.applied(tangled, position), tangled)
+        cached = state_cache.load(str(tmp_path), tangled)
         assert cached is not None
         assert cached.position == cached.cached_upto == position
-        assert same(cached, stories.applied(tangled, position), tangled)
-        folded.catch_up(cached, tangled)
+        assert same(cached, log_stories.applied(tangled, position), tangled)
+        state_cache.catch_up(cached, tangled)
         assert same(cached, truth, tangled)
 
 
 def test_everything_of_a_sandbox_is_kept() -> None:
-    kept = {*folded._OWN_NAMES, *folded._REFERENCES, *folded._NOT_KEPT}
+    kept = {*state_cache._OWN_NAMES, *state_cache._REFERENCES, *state_cache._NOT_KEPT}
     assert kept == {field.name for field in msgspec.structs.fields(SandboxState)}
 
 
@@ -89,8 +89,8 @@ def _directory(path: Path) -> None:
     ("damage", "why"),
     [
         (_flipped(0), "no such file"),
-        (_flipped(len(folded._MAGIC)), "damaged"),
-        (_flipped(len(folded._MAGIC) + 40), "damaged"),
+        (_flipped(len(state_cache._MAGIC)), "damaged"),
+        (_flipped(len(state_cache._MAGIC) + 40), "damaged"),
         (_flipped(-1), "damaged"),
         (_cut, "damaged"),
         (_cut_within_the_first_line, "no such file"),
@@ -100,10 +100,10 @@ def _directory(path: Path) -> None:
 def test_what_is_damaged_is_passed_over_with_one_line(
     tangled: EventLog, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], why: str
 ) -> None:
-    folded.save(str(tmp_path), offline.fold(tangled), tangled)
-    damage(tmp_path / folded.FILE_NAME)
+    state_cache.save(str(tmp_path), offline.fold(tangled), tangled)
+    damage(tmp_path / state_cache.FILE_NAME)
     with caplog.at_level(logging.INFO):
-        assert folded.load(str(tmp_path), tangled) is None
+        assert state_cache.load(str(tmp_path), tangled) is None
     (line,) = caplog.records
     assert why in line.why  # type: ignore[attr-defined]
 
@@ -111,48 +111,48 @@ def test_what_is_damaged_is_passed_over_with_one_line(
 def test_of_another_version_of_the_code_it_is_passed_over(
     tangled: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folded.save(str(tmp_path), offline.fold(tangled), tangled)
-    monkeypatch.setattr(folded, "fingerprint", lambda: "other")
-    assert folded.load(str(tmp_path), tangled) is None
+    state_cache.save(str(tmp_path), offline.fold(tangled), tangled)
+    monkeypatch.setattr(state_cache, "fingerprint", lambda: "other")
+    assert state_cache.load(str(tmp_path), tangled) is None
 
 
 def test_of_another_log_it_is_passed_over(tangled: EventLog, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    stories.write(str(tmp_path / "other" / "events.db"), stories.tangle(1))
+    log_stories.write(str(tmp_path / "other" / "events.db"), log_stories.tangle(1))
     other = EventLog.open(str(tmp_path / "other" / "events.db"))
-    folded.save(str(tmp_path), offline.fold(other), other)
-    assert folded.load(str(tmp_path), tangled) is None
+    state_cache.save(str(tmp_path), offline.fold(other), other)
+    assert state_cache.load(str(tmp_path), tangled) is None
     other.close()
 
 
 def test_of_a_future_that_the_log_lost_it_is_passed_over(tmp_path: Path) -> None:
     """Also when the log has reached that position again meanwhile, with other events."""
     path = str(tmp_path / "events.db")
-    appends = list(stories.tangle(1))
-    stories.write(path, appends[:100])
+    appends = list(log_stories.tangle(1))
+    log_stories.write(path, appends[:100])
     log = EventLog.open(path)
     lost = log.head
-    folded.save(str(tmp_path), offline.fold(log), log)
+    state_cache.save(str(tmp_path), offline.fold(log), log)
     log._database.reopen(50)
     log.close()
     log = EventLog.open(path)
-    assert folded.load(str(tmp_path), log) is None
+    assert state_cache.load(str(tmp_path), log) is None
     log.close()
-    stories.write(path, [[("img_2", None, events.ImageRemoved())]] * (lost - 50), every_us=7)
+    log_stories.write(path, [[("img_2", None, events.ImageRemoved())]] * (lost - 50), every_us=7)
     log = EventLog.open(path)
     assert log.head == lost
-    assert folded.load(str(tmp_path), log) is None
+    assert state_cache.load(str(tmp_path), log) is None
     log.close()
 
 
 def test_verify_compares_it_with_the_log(tangled: EventLog, tmp_path: Path) -> None:
     truth = offline.fold(tangled)
-    folded.save(str(tmp_path), truth, tangled)
-    assert folded.difference(str(tmp_path), tangled, truth) == []
-    forged = stories.applied(tangled)
+    state_cache.save(str(tmp_path), truth, tangled)
+    assert state_cache.difference(str(tmp_path), tangled, truth) == []
+    forged = log_stories.applied(tangled)
     next(iter(forged.sandboxes.values())).exec_count += 1
-    folded.save(str(tmp_path), forged, tangled)
-    (problem,) = folded.difference(str(tmp_path), tangled, truth)
+    state_cache.save(str(tmp_path), forged, tangled)
+    (problem,) = state_cache.difference(str(tmp_path), tangled, truth)
     assert "differs from the log" in problem
     tangled.close()
     assert problem in offline.verify(str(tmp_path)).problems
@@ -162,14 +162,14 @@ def test_a_disk_without_room_leaves_the_older_one(
     tangled: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = offline.fold(tangled)
-    folded.save(str(tmp_path), state, tangled)
-    before = (tmp_path / folded.FILE_NAME).read_bytes()
+    state_cache.save(str(tmp_path), state, tangled)
+    before = (tmp_path / state_cache.FILE_NAME).read_bytes()
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        folded.save(str(tmp_path), state, tangled)
-    assert (tmp_path / folded.FILE_NAME).read_bytes() == before
-    assert not (tmp_path / f"{folded.FILE_NAME}.new").exists()
+        state_cache.save(str(tmp_path), state, tangled)
+    assert (tmp_path / state_cache.FILE_NAME).read_bytes() == before
+    assert not (tmp_path / f"{state_cache.FILE_NAME}.new").exists()

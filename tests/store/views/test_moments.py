@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store import stories
-from tests.store.test_compaction import opened
-from tests.store.test_snapshot_views import DELETED, ISOLATION, PLACE, Told
-from tests.store.test_views import Log, requested_sandbox, running_sandbox
+from tests.store.upkeep.test_compaction import opened
+from tests.store.views.test_snapshots import DELETED, ISOLATION, PLACE, Told
+from tests.store.views.test_views import Log, requested_sandbox, running_sandbox
+from tests.support import log_stories
 
 from sandkeep import events
 from sandkeep.errors import DataError, SandkeepError
 from sandkeep.events import Event
-from sandkeep_store.log import EventLog
+from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.moments import moments, newest
 from sandkeep_store.views.processes import RECENT_UNNAMED
@@ -31,15 +31,15 @@ def shown(state: State, box: str) -> list[Any]:
 # -- the state after any event ----------------------------------------------------------------------------------------
 
 
-def snapshots_of(box: str, name: str) -> Iterator[stories.Append]:
+def snapshots_of(box: str, name: str) -> Iterator[log_stories.Append]:
     """A sandbox whose files are kept, deleted, put back and forked while commands run in it."""
     asked, stored = snapshot(box)
     restore = events.SandboxRestoreRequested(snapshot_id=f"{name}_1", plan={"a": 1})
     restored = events.SandboxRestored(snapshot_id=f"{name}_1", isolation=ISOLATION)
-    yield [(box, box, stories.requested())]
-    yield [(box, box, stories.created())]
+    yield [(box, box, log_stories.requested())]
+    yield [(box, box, log_stories.created())]
     yield [(f"{name}_1", box, asked)]
-    yield from stories.execution(box, f"prc_{name}_1")
+    yield from log_stories.execution(box, f"prc_{name}_1")
     yield [(f"{name}_1", box, stored)]
     yield [(f"{name}_2", box, asked)]
     yield [(f"{name}_2", box, events.SnapshotFailed(code="internal", message="no"))]
@@ -50,14 +50,18 @@ def snapshots_of(box: str, name: str) -> Iterator[stories.Append]:
     yield from [[(f"{name}_1", box, event)] for event in DELETED]
     fork = events.SandboxForkRequested(sandbox_ids=["sbx_f"])
     yield from [[("frk_1", box, event)] for event in (fork, events.SandboxForked(pause_ms=1.5))]
-    yield from stories.ending(box)
+    yield from log_stories.ending(box)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_state_after_any_event_is_what_it_was_then(tmp_path: Path, seed: int) -> None:
     """Of every sandbox, in a log of many at once, in one of which more ended than its view shows."""
-    told = [*stories.tangle(seed, steps=150), *stories.crowded("sbx_big", seed), *snapshots_of("sbx_kept", "snp")]
-    stories.write(str(tmp_path / "events.db"), told)
+    told = [
+        *log_stories.tangle(seed, steps=150),
+        *log_stories.crowded("sbx_big", seed),
+        *snapshots_of("sbx_kept", "snp"),
+    ]
+    log_stories.write(str(tmp_path / "events.db"), told)
     log = EventLog.open(str(tmp_path / "events.db"))
     live, compared = State(), 0
 
@@ -89,9 +93,12 @@ async def test_between_two_of_its_events_it_is_what_it_was_after_the_first(tmp_p
 async def test_in_what_was_archived_nothing_is_guessed(tmp_path: Path) -> None:
     """Where events may be gone it is refused; later, only processes that ended long before are missing."""
     ended = RECENT_UNNAMED + 5
-    lives = [stories.execution("box", f"prc_{n}") for n in range(ended)]
-    begin: list[stories.Append] = [[("box", "box", stories.requested())], [("box", "box", stories.created())]]
-    stories.write(str(tmp_path / "events.db"), [*begin, *(append for life in lives for append in life)])
+    lives = [log_stories.execution("box", f"prc_{n}") for n in range(ended)]
+    begin: list[log_stories.Append] = [
+        [("box", "box", log_stories.requested())],
+        [("box", "box", log_stories.created())],
+    ]
+    log_stories.write(str(tmp_path / "events.db"), [*begin, *(append for life in lives for append in life)])
     async with opened(tmp_path, Told) as told:
         before, head = shown(told.state, "box"), told.log.head
         await told.compact()

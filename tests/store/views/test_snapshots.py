@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import msgspec
-from tests.store.test_compaction import NOBODY, Opened, opened, positions_in_log
+from tests.store.upkeep.test_compaction import NOBODY, Opened, opened, positions_in_log
 
 from sandkeep import events, model
 from sandkeep.events import Event
-from sandkeep_store import folded, offline
-from sandkeep_store.log import NewEvent
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.upkeep import offline, state_cache
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.snapshots import chain, children
 
@@ -106,11 +106,11 @@ async def test_it_is_the_same_from_a_cached_fold(tmp_path: Path) -> None:
         await told.snapshot("snp_1", "box")
         await told.snapshot("snp_2", None, *DELETED)
         await told.tell("frk_1", events.SandboxForkRequested(sandbox_ids=["other"]), box="box")
-        folded.save(str(tmp_path), told.state, told.log)
-        again = folded.load(str(tmp_path), told.log)
+        state_cache.save(str(tmp_path), told.state, told.log)
+        again = state_cache.load(str(tmp_path), told.log)
         assert again is not None
         truth = offline.fold(told.log)
-        assert list(folded.records(again, told.log)) == list(folded.records(truth, told.log))
+        assert list(state_cache.records(again, told.log)) == list(state_cache.records(truth, told.log))
         assert again.forks["frk_1"].sandbox_ids == ["other"]
         assert again.snapshots["snp_2"].status == "deleted"
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.golden import EXAMPLES
+from tests.support.golden import EXAMPLES
 
 from sandkeep import events, model
-from sandkeep_store.codec import CODEC
-from sandkeep_store.views.base import HANDLERS
+from sandkeep_store.eventlog.codec import CODEC
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.processes import RECENT_NAMED, RECENT_UNNAMED
 from sandkeep_store.views.state import State
+from sandkeep_store.views.view import HANDLERS
 
 SPEC = model.SandboxSpec()
 ISOLATION = model.Isolation(mechanism="fake", files="copy")

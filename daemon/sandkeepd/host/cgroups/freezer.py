@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from sandkeep.errors import DaemonError, ProviderError
-from sandkeepd import placement
+from sandkeepd.host.cgroups import placement
 
 DEADLINE_S: Final = 10.0
 """How long a process may take to stand still: it may wait in the kernel for a disk."""

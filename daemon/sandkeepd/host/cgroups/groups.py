@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import is_log_id, is_name
-from sandkeepd import placement, usage
-from sandkeepd.placement import CONTROLLERS, ROOT
+from sandkeepd.host.cgroups import placement, usage
+from sandkeepd.host.cgroups.placement import CONTROLLERS, ROOT
 
 PERIOD_US: Final = 100_000
 """The kernel's period of cpu bandwidth; a quota of half of it is half a cpu."""

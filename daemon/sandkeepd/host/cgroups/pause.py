@@ -19,9 +19,9 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep.errors import StateError
-from sandkeepd import cgroups
-from sandkeepd.freezer import Freezer, Switch, insist, read, switch_of, turn
-from sandkeepd.hostprocess import pids_where, reap, spawn
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups.freezer import Freezer, Switch, insist, read, switch_of, turn
+from sandkeepd.host.processes import pids_where, reap, spawn
 
 # What the guard of a control group does: $1 thaws it when it is written to $2, if its mark $3 is there.
 _THAW: Final = 'read -r _; [ ! -e "$3" ] || { echo "$1" >"$2"; rm -f "$3"; }'

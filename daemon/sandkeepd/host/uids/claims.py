@@ -21,10 +21,10 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
-from sandkeep.settings import UID_BASE, UID_RANGE
-from sandkeepd import uid_processes
-from sandkeepd.accounts import Accounts
-from sandkeepd.uid_registry import Entry, Registry, now
+from sandkeep.settings.daemon import UID_BASE, UID_RANGE
+from sandkeepd.host.uids import processes
+from sandkeepd.host.uids.accounts import Accounts
+from sandkeepd.host.uids.registry import Entry, Registry, now
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -85,7 +85,7 @@ class Claims:
         )
 
     def _take(self, uid: int, sandbox_id: str) -> bool:
-        if self._accounts.owner(uid) is not None or uid_processes.any_of(uid):
+        if self._accounts.owner(uid) is not None or processes.any_of(uid):
             return False
         if not self._registry.take(uid, self._entry(sandbox_id)):
             return False
@@ -169,7 +169,7 @@ class Claims:
         Does nothing to a uid that rests, or is anybody else's. Blocks.
         """
         if self._own(sandbox_id, uid):
-            uid_processes.end_all(uid)
+            processes.end_all(uid)
 
     def release(self, sandbox_id: str, uid: int) -> None:
         """The same, and give the uid back once no process has it. Safe to repeat. Blocks.
@@ -178,7 +178,7 @@ class Claims:
         """
         try:
             if self._own(sandbox_id, uid):
-                ended = uid_processes.end_all(uid)
+                ended = processes.end_all(uid)
                 failpoints.reach("uid.emptied")
                 self._let_go(uid)
                 self._registry.put(uid, self._entry(sandbox_id)._replace(state="resting" if ended else "stuck"))
@@ -258,7 +258,7 @@ class Claims:
 
     def _is_orphan(self, uid: int, entry: Entry) -> bool:
         """Tell if nobody will ever give that back. A daemon that we are wrong about takes it up again; see `renew`."""
-        if now() - entry.since < REST_S or uid in self._held or uid_processes.any_of(uid):
+        if now() - entry.since < REST_S or uid in self._held or processes.any_of(uid):
             return False
         return os.path.isabs(entry.home) and not os.path.lexists(entry.home)
 
@@ -279,6 +279,6 @@ class Claims:
 
 
 def _why_stuck(uid: int) -> str:
-    pids = uid_processes.living(uid)
+    pids = processes.living(uid)
     numbers = ", ".join(map(str, pids[:5])) or "that ended too late"
     return f"processes of it could not be ended ({numbers}), so nobody gets it before the machine is booted"

@@ -12,9 +12,9 @@ import sys
 import time
 from typing import Final
 
-from sandkeep.backoff import pauses
-from sandkeepd import spawning
-from sandkeepd.hostprocess import TOOL_ENV, has_ended, ordinary_priority, owned_by, pids_where
+from sandkeep.system.backoff import pauses
+from sandkeepd.host import spawn
+from sandkeepd.host.processes import TOOL_ENV, has_ended, ordinary_priority, owned_by, pids_where
 
 DEADLINE_S: Final = 10.0
 """How long killed processes may take to be gone."""
@@ -86,7 +86,7 @@ def _kill_as(uid: int) -> bool:
     try:
         with ordinary_priority():
             argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(uid)]
-            child = spawning.start(argv, TOOL_ENV, dict.fromkeys(range(3), null), [signal.SIGPIPE])
+            child = spawn.start(argv, TOOL_ENV, dict.fromkeys(range(3), null), [signal.SIGPIPE])
     except OSError:  # there is no room for one more process now
         return False
     finally:

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Final, Literal, NamedTuple, get_args
 
 from sandkeep.errors import ProviderError, SetupError
-from sandkeep.settings import UID_REGISTRY
-from sandkeepd.hostprocess import boot_id
+from sandkeep.settings.daemon import UID_REGISTRY
+from sandkeepd.host.processes import boot_id
 
 State = Literal["claimed", "resting", "stuck", "images", "unreadable"]
 

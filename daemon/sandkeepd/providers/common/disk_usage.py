@@ -5,11 +5,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from sandkeep.openat2 import open_in_root
-from sandkeepd import cgroups, mounts
-from sandkeepd.hostile_files import HostileTree
-from sandkeepd.hostprocess import pids_where, run_tool
-from sandkeepd.providers.shown import open_for_careful
+from sandkeep.system.openat2 import open_in_root
+from sandkeepd.host import mounts
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.host.processes import pids_where, run_tool
+from sandkeepd.providers.common.views import open_for_careful
 
 BLOCK_BYTES: Final = 4096
 """What a file or directory counts as at least: a filesystem runs out of entries, too."""

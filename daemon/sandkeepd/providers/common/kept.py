@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
-from sandkeepd.hostile_files import HostileRoot, HostileTree, NotAFileError
-from sandkeepd.hostprocess import Identity, keep_descriptors_private, open_process, reap, wait_ended
-from sandkeepd.keeper import dropping, journal, pty
+from sandkeepd.contract.provider import Chunk, Dropped, Ending, Exit
+from sandkeepd.host.fairness import my_turn
+from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
+from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
+from sandkeepd.keeper import journal, pty, retention
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.base import Chunk, Dropped, Ending, Exit
-from sandkeepd.turns import my_turn
 
 logger = logging.getLogger("sandkeepd")
 
@@ -203,11 +203,11 @@ class KeptProvider(ABC, Generic[InstanceT]):
 
     def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
         """See `Provider.trim_output`."""
-        return dropping.trim(self._out(sandbox_id), running, most_bytes)
+        return retention.trim(self._out(sandbox_id), running, most_bytes)
 
     def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
         """See `Provider.drop_output`."""
-        dropping.drop(self._out(sandbox_id), process_ids)
+        retention.drop(self._out(sandbox_id), process_ids)
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str, uid: int) -> int:
         """See `Provider.open_journal`."""

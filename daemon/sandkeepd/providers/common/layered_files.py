@@ -14,15 +14,15 @@ import trio
 
 from sandkeep.errors import CallerError
 from sandkeep_store.threads import Threads
-from sandkeepd.hostpath import digest_tree, import_tree
-from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, KeptArchive, Progress
-from sandkeepd.providers.local_bubblewrap import WORKSPACE
-from sandkeepd.providers.local_layers import Layers
-from sandkeepd.providers.local_layout import IMAGE_MARK, Layout, write_mark
-from sandkeepd.providers.local_plan import Layer
-from sandkeepd.providers.local_start import translate
-from sandkeepd.providers.shown import shown
-from sandkeepd.watched import watched
+from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, KeptArchive, Progress
+from sandkeepd.host.caller_paths import digest_tree, import_tree
+from sandkeepd.host.threads import watched
+from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, write_mark
+from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.local.bubblewrap import WORKSPACE
+from sandkeepd.providers.local.plan import Layer
+from sandkeepd.providers.local.start import translate
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -10,18 +10,18 @@ from collections.abc import Collection
 from typing import Final
 
 from sandkeep import failpoints
-from sandkeep.durable import sync_directory
 from sandkeep.errors import DaemonError
-from sandkeep_store.archives import swapping
-from sandkeep_store.archives.overlaying import unpack_layer
-from sandkeep_store.archives.tree import Overlay
-from sandkeep_store.archives.unpack import unpack
-from sandkeep_store.syncfs import flushing
-from sandkeepd.hostprocess import run_tool
-from sandkeepd.providers.base import KeptArchive
-from sandkeepd.providers.local_layout import LAYER_MARK, Layout, write_mark
-from sandkeepd.providers.tree_copies import copy_tree
-from sandkeepd.watched import Meter
+from sandkeep.system.durable import sync_directory
+from sandkeep_store.archives.trees import swap
+from sandkeep_store.archives.trees.overlay import unpack_layer
+from sandkeep_store.archives.trees.tree import Overlay
+from sandkeep_store.archives.trees.unpack import unpack
+from sandkeep_store.files.syncfs import flushing
+from sandkeepd.contract.provider import KeptArchive
+from sandkeepd.host.processes import run_tool
+from sandkeepd.host.threads import Meter
+from sandkeepd.providers.common.layout import LAYER_MARK, Layout, write_mark
+from sandkeepd.providers.common.tree_copies import copy_tree
 
 MAKING: Final = "making"
 """Where a layer lies until it is complete."""
@@ -67,7 +67,7 @@ class Layers:
     def discard_stages(self, name: str) -> None:
         """Remove what the making of a layer that is complete has left, when the machine itself went down then."""
         if self.is_there(name):
-            self._layout.discard(swapping.leftovers(self._layout.layer(name)))
+            self._layout.discard(swap.leftovers(self._layout.layer(name)))
 
     def discard(self, names: Collection[str]) -> None:
         """Remove layers, complete or half made."""

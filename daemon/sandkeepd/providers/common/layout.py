@@ -24,11 +24,11 @@ from typing import Final
 
 from sandkeep.errors import DaemonError
 from sandkeep.ids import PROCESS, check_name, is_log_id
-from sandkeepd import mounts
-from sandkeepd.hostile_files import NotAFileError
-from sandkeepd.hostprocess import run_tool
+from sandkeepd.host import mounts
+from sandkeepd.host.hostile_files import NotAFileError
+from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper.journal import open_regular
-from sandkeepd.providers.shown import open_for_careful
+from sandkeepd.providers.common.views import open_for_careful
 
 MANY: Final = 1000
 """How many files are looked at here; more than that are left to a program, which holds no lock of the interpreter's."""

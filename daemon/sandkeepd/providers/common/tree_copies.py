@@ -13,9 +13,9 @@ from functools import partial
 from typing import Final
 
 from sandkeep.errors import DaemonError, ProviderError
-from sandkeepd import privileges
-from sandkeepd.hostprocess import in_fresh_thread, poll_in, spawn
-from sandkeepd.providers.shown import writable
+from sandkeepd.host import privileges
+from sandkeepd.host.processes import in_fresh_thread, poll_in, spawn
+from sandkeepd.providers.common.views import writable
 
 STUCK_S: Final = 20
 """How long it may wait for one and the same thing: for what was a file and is a FIFO when it is opened, or for a file's

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from sandkeep.errors import ProviderError, SetupError
-from sandkeep_store.archives.reading import can_enter_namespaces
-from sandkeepd import mounts
-from sandkeepd.hostprocess import in_fresh_thread, reap, spawn
+from sandkeep_store.archives.trees.read import can_enter_namespaces
+from sandkeepd.host import mounts
+from sandkeepd.host.processes import in_fresh_thread, reap, spawn
 
 _OPTIONS: Final = "nosuid,nodev,noexec,nosymfollow"
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
-from sandkeepd.providers.docker_dockerfile import Step
-from sandkeepd.providers.docker_stream import Document
+from sandkeepd.providers.docker.dockerfile import Step
+from sandkeepd.providers.docker.stream import Document
 
 Tell = Callable[[str], None]
 

@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 import trio
 
-from sandkeep import docker_settings, failpoints
+from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, SandkeepError
-from sandkeepd import references
-from sandkeepd.hostpath import import_tree
-from sandkeepd.providers import docker_build, docker_context, docker_dockerfile
-from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Progress
-from sandkeepd.providers.docker_container import LOG_LABEL
-from sandkeepd.providers.docker_dockerfile import Step
-from sandkeepd.providers.docker_engine import Engine, RefusedError
-from sandkeepd.providers.docker_plan import WORKSPACE
-from sandkeepd.providers.docker_stream import Asking, telling
-from sandkeepd.providers.local_layout import Layout
+from sandkeep.settings import docker
+from sandkeepd.contract import image_references
+from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Progress
+from sandkeepd.host.caller_paths import import_tree
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.docker import build as docker_build
+from sandkeepd.providers.docker import context as docker_context
+from sandkeepd.providers.docker import dockerfile
+from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.dockerfile import Step
+from sandkeepd.providers.docker.engine import Engine, RefusedError
+from sandkeepd.providers.docker.plan import WORKSPACE
+from sandkeepd.providers.docker.stream import Asking, telling
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -90,14 +93,14 @@ class Builder:
         self, tree: str, request: ImageRequest, progress: Progress
     ) -> tuple[str, list[Step | None]]:
         path = request.dockerfile or "Dockerfile"
-        content = await trio.to_thread.run_sync(docker_context.read_below, tree, path, docker_dockerfile.MOST_BYTES)
+        content = await trio.to_thread.run_sync(docker_context.read_below, tree, path, dockerfile.MOST_BYTES)
         if content is None:
             raise CallerError("invalid", f"dockerfile: {path} is no file below {request.source}", field="dockerfile")
-        offline = docker_settings.NETWORK() == "none"
-        read = docker_dockerfile.read(content, offline=offline)
+        offline = docker.NETWORK() == "none"
+        read = dockerfile.read(content, offline=offline)
         for image in read.images:
             found = await self._have(image, progress, anew=request.clean)
-            docker_dockerfile.check_triggers((found.get("Config") or {}).get("OnBuild") or (), offline=offline)
+            dockerfile.check_triggers((found.get("Config") or {}).get("OnBuild") or (), offline=offline)
         return read.marked(UNFINISHED_LABEL, self._log_id)
 
     async def _onto_base(self, request: ImageRequest, progress: Progress) -> tuple[str, list[Step | None]]:
@@ -108,12 +111,12 @@ class Builder:
         if config.get("OnBuild"):
             words = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"
             raise CallerError("invalid", words, field="base")
-        user = docker_settings.USER() or config.get("User") or ""
+        user = docker.USER() or config.get("User") or ""
         if user and not _USER.fullmatch(user):
             raise CallerError("invalid", f"base: the user of {request.base} is not understood", field="base")
         owner = f"--chown={user} " if user else ""
         lines = [f"FROM {base['Id']}", f"COPY {owner}{TREE}/ {WORKSPACE}/", f"WORKDIR {WORKSPACE}"]
-        return docker_dockerfile.of_ours(lines).marked(UNFINISHED_LABEL, self._log_id)
+        return dockerfile.of_ours(lines).marked(UNFINISHED_LABEL, self._log_id)
 
     async def _run(
         self,
@@ -123,9 +126,9 @@ class Builder:
         request: ImageRequest,
         progress: Progress,
     ) -> None:
-        network = "none" if request.kind == "directory" else docker_settings.NETWORK()
+        network = "none" if request.kind == "directory" else docker.NETWORK()
         params = {
-            "t": f"{references.OUR_NAME}:{image_id}",
+            "t": f"{image_references.OUR_NAME}:{image_id}",
             "dockerfile": docker_context.OUR_DOCKERFILE,
             "rm": "1",
             "forcerm": "1",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sandkeep.model import SandboxSpec
 from sandkeepd.keeper import program
-from sandkeepd.providers.docker_plan import INSIDE, Plan, Volume, name_of
+from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume, name_of
 
 SANDBOX_LABEL: Final = "sandkeep.sandbox"
 OWNER_LABEL: Final = "sandkeep.owner"

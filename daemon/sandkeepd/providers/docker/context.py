@@ -19,8 +19,8 @@ from contextlib import ExitStack, suppress
 from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
-from sandkeepd.hostprocess import TOOL_ENV, in_fresh_thread, ordinary_priority
-from sandkeepd.providers import docker_ignore
+from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
+from sandkeepd.providers.docker import ignore as docker_ignore
 
 OUR_DOCKERFILE: Final = ".sandkeep.dockerfile"
 """What the file is called that the engine builds by; it does not get into the image."""

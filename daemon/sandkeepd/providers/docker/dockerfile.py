@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep.errors import CallerError
-from sandkeepd import references
+from sandkeepd.contract import image_references
 
 MOST_BYTES: Final = 1024 * 1024
 SCRATCH: Final = "scratch"
@@ -177,8 +177,8 @@ class _Images:
 
     def _use(self, step: Step, name: str) -> None:
         """Note the reference of an image."""
-        references.parse(name, f"Dockerfile, line {step.first_line}")
-        if references.could_be_an_id(name):
+        image_references.parse(name, f"Dockerfile, line {step.first_line}")
+        if image_references.could_be_an_id(name):
             raise _refusal(step.first_line, f"{name!r} could be the beginning of an image's id: write {name}:latest")
         self.found[name] = None
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from sandkeep import docker_settings
 from sandkeep.errors import ProviderError, SetupError
+from sandkeep.settings import docker
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -85,7 +85,7 @@ class Engine:
     @property
     def path(self) -> str:
         """Its socket. Raises `not_configured`."""
-        return self._path or docker_settings.HOST()
+        return self._path or docker.HOST()
 
     @property
     def is_there(self) -> bool:

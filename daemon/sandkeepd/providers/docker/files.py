@@ -15,12 +15,12 @@ from typing import Final, NamedTuple, TypeVar
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry
-from sandkeep.openat2 import open_in_root
-from sandkeepd.hostprocess import Identity, identify, in_fresh_thread
+from sandkeep.system.openat2 import open_in_root
+from sandkeepd.contract.provider import Directory
+from sandkeepd.host.processes import Identity, identify, in_fresh_thread
 from sandkeepd.keeper import files
 from sandkeepd.keeper.failure import failure
 from sandkeepd.keeper.pipes import HELPER
-from sandkeepd.providers.base import Directory
 
 T = TypeVar("T")
 

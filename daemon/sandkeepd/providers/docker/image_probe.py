@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from msgspec import Struct
 
 from sandkeep.errors import CallerError
-from sandkeepd.providers.docker_container import LOG_LABEL
-from sandkeepd.providers.docker_plan import WORKSPACE, Details
+from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.plan import WORKSPACE, Details
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -14,16 +14,16 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep.settings import DOCKER_BASE
-from sandkeepd import references
-from sandkeepd.providers import docker_build, docker_image_probe
-from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Ledger, Progress, Swept
-from sandkeepd.providers.docker_builder import Builder
-from sandkeepd.providers.docker_container import LOG_LABEL
-from sandkeepd.providers.docker_engine import Engine, RefusedError
-from sandkeepd.providers.docker_plan import Details
-from sandkeepd.providers.docker_stream import Asking, telling
-from sandkeepd.providers.local_layout import Layout
+from sandkeep.settings.daemon import DOCKER_BASE
+from sandkeepd.contract import image_references
+from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.docker import build, image_probe
+from sandkeepd.providers.docker.builder import Builder
+from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.engine import Engine, RefusedError
+from sandkeepd.providers.docker.plan import Details
+from sandkeepd.providers.docker.stream import Asking, telling
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -81,7 +81,9 @@ class DockerImages:
         await self._engine.call(lambda client: client.ping())  # before anything is copied for it
         if request.kind == "reference":
             found = await self.have(request.source, progress, anew=request.clean)
-            await self._engine.call(lambda client: client.tag(found["Id"], references.OUR_NAME, image_id, force=True))
+            await self._engine.call(
+                lambda client: client.tag(found["Id"], image_references.OUR_NAME, image_id, force=True)
+            )
             made, named = ImportedImage(digest=found["Id"], size_bytes=found["Size"]), request.source
         else:
             copied = await self._builder.build(image_id, request, caller, progress)
@@ -95,11 +97,9 @@ class DockerImages:
 
     async def _probe(self, image_id: str, found: Document, progress: Progress) -> Details:
         await progress("finding out what the image has")
-        look = partial(
-            docker_image_probe.probe, image_id=image_id, found=found, tag=_tag(image_id), log_id=self._log_id
-        )
+        look = partial(image_probe.probe, image_id=image_id, found=found, tag=_tag(image_id), log_id=self._log_id)
         details = await self._engine.call(look)
-        if details.why in (None, docker_image_probe.NO_SHELL):  # other answers may be better another time
+        if details.why in (None, image_probe.NO_SHELL):  # other answers may be better another time
             self._probed[details.docker_image_id] = details
             if len(self._probed) > MOST_PROBED:
                 del self._probed[next(iter(self._probed))]
@@ -111,7 +111,7 @@ class DockerImages:
 
         Raises `not_found`, `permission_denied` (by the registry), `provider_unavailable`.
         """
-        wanted = references.parse(reference, "source")
+        wanted = image_references.parse(reference, "source")
         found = await self._known(wanted.in_full)
         if found is None or (anew and found.get("RepoDigests")):
             try:
@@ -122,7 +122,7 @@ class DockerImages:
                 await progress(f"taking {wanted.in_full} as it is here: {error.message}")
             found = await self._known(wanted.in_full)
         if found is None:
-            raise docker_build.not_pulled(wanted.in_full, "not found")
+            raise build.not_pulled(wanted.in_full, "not found")
         return found
 
     async def _known(self, name: str) -> Document | None:
@@ -133,16 +133,16 @@ class DockerImages:
                 return None
             raise
 
-    async def _pull(self, wanted: references.Reference, progress: Progress) -> None:
+    async def _pull(self, wanted: image_references.Reference, progress: Progress) -> None:
         await progress(f"pulling {wanted.in_full}")
-        log = docker_build.PullLog(wanted.in_full, telling(progress))
+        log = build.PullLog(wanted.in_full, telling(progress))
         params = {"fromImage": wanted.name, "tag": wanted.digest or wanted.tag or "latest"}
         try:
             await Asking("/images/create", params, log.take, headers=partial(_login, wanted.name)).run(self._engine)
         except RefusedError as refused:
-            raise docker_build.not_pulled(wanted.in_full, refused.words) from None
+            raise build.not_pulled(wanted.in_full, refused.words) from None
         if log.error is not None:
-            raise docker_build.not_pulled(wanted.in_full, log.error)
+            raise build.not_pulled(wanted.in_full, log.error)
 
     def tag(self, image_id: str) -> str:
         """What the engine calls an image."""
@@ -153,7 +153,9 @@ class DockerImages:
         self._making.add(image_id)
         try:
             found = await self._engine.call(partial(_inspect, name=source))
-            await self._engine.call(lambda client: client.tag(found["Id"], references.OUR_NAME, image_id, force=True))
+            await self._engine.call(
+                lambda client: client.tag(found["Id"], image_references.OUR_NAME, image_id, force=True)
+            )
             failpoints.reach("docker.tagged")
             details = await self._probe(image_id, found, progress)
         except BaseException:
@@ -197,7 +199,7 @@ class DockerImages:
 
 
 def _tag(image_id: str) -> str:
-    return f"{references.OUR_NAME}:{image_id}"
+    return f"{image_references.OUR_NAME}:{image_id}"
 
 
 def _inspect(client: "APIClient", name: str) -> Document:
@@ -231,17 +233,17 @@ def untag(client: "APIClient", tag: str) -> None:
 def _tagged(client: "APIClient") -> list[tuple[str, str | None]]:
     """The ids that are in names of ours, each with the id of the log that the image says it is of."""
     found = []
-    for image in client.images(name=references.OUR_NAME):
+    for image in client.images(name=image_references.OUR_NAME):
         labels, names = image.get("Labels") or {}, image.get("RepoTags") or ()
         for name in names:
             repository, _, image_id = name.rpartition(":")
-            if repository == references.OUR_NAME:
+            if repository == image_references.OUR_NAME:
                 found.append((image_id, labels.get(LOG_LABEL)))
     return found
 
 
 def _probes(client: "APIClient", log_id: str) -> list[tuple[str, str]]:
-    label = docker_image_probe.PROBE_LABEL
+    label = image_probe.PROBE_LABEL
     found = client.containers(all=True, filters={"label": [label, f"{LOG_LABEL}={log_id}"]})
     return [(container["Id"], container["Labels"][label]) for container in found]
 

@@ -11,9 +11,9 @@ import os
 import time
 from typing import Final
 
-from sandkeepd.hostprocess import Identity, identify, run_tool
+from sandkeepd.host.pools import ceilings
+from sandkeepd.host.processes import Identity, identify, run_tool
 from sandkeepd.keeper import program
-from sandkeepd.pools import ceilings
 
 logger = logging.getLogger("sandkeepd")
 

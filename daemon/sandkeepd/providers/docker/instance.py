@@ -11,13 +11,14 @@ import trio
 
 from sandkeep.errors import SetupError
 from sandkeep.model import FileContent
-from sandkeepd import cgroups, freezer
-from sandkeepd.hostprocess import Identity
-from sandkeepd.providers import docker_files, docker_start
-from sandkeepd.providers.base import Directory
-from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.docker_plan import Plan
-from sandkeepd.providers.kept import KeptInstance
+from sandkeepd.contract.provider import Directory
+from sandkeepd.host.cgroups import freezer
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.processes import Identity
+from sandkeepd.providers.common.kept import KeptInstance
+from sandkeepd.providers.docker import files, start
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.plan import Plan
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -58,13 +59,13 @@ class DockerInstance(KeptInstance):
     async def suspend(self) -> None:
         """See `Pausing.suspend`."""
         async with self._in_turn():
-            await self.engine.call(lambda client: docker_start.pause(client, self.container_id))
+            await self.engine.call(lambda client: start.pause(client, self.container_id))
         self.pause.set(True)
 
     async def resume(self) -> None:
         """See `Pausing.resume`."""
         async with self._in_turn():
-            await self.engine.call(lambda client: docker_start.pause(client, self.container_id, paused=False))
+            await self.engine.call(lambda client: start.pause(client, self.container_id, paused=False))
             freezer.thaw(self.control_groups)  # a daemon may have died while its files were read, and its guard, too
         self.pause.set(False)
 
@@ -101,21 +102,21 @@ class ShelllessInstance(DockerInstance):
         self.no_terminals = "the sandbox's image has no shell, which terminals need: launch without tty"
         self.no_copies = "the sandbox's image has no shell, which copies need: read and write single files"
         first = msgspec.convert(self.handle["first"], Identity)
-        self._root = docker_files.Root(self.sandbox_id, first, (plan.uid, plan.gid), self.working_dir)
+        self._root = files.Root(self.sandbox_id, first, (plan.uid, plan.gid), self.working_dir)
         self._files = trio.CapacityLimiter(FILES_AT_ONCE)
 
     async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
         """See `Instance.read_piece`."""
-        return await self._outside(docker_files.read_piece, self._root, path, offset, max_bytes)
+        return await self._outside(files.read_piece, self._root, path, offset, max_bytes)
 
     async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
         """See `Instance.write_whole`."""
-        write = partial(docker_files.write_whole, mode=mode, parents=parents, most_bytes=self.disk_bytes)
+        write = partial(files.write_whole, mode=mode, parents=parents, most_bytes=self.disk_bytes)
         await self._outside(write, self._root, path, data)
 
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
         """See `Instance.list_directory`."""
-        return await self._outside(docker_files.list_directory, self._root, path, after, limit)
+        return await self._outside(files.list_directory, self._root, path, after, limit)
 
     async def _outside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Do work with its files in a thread, once it does not stand still."""

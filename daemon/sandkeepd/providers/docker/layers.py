@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError
-from sandkeepd.providers.docker_container import LOG_LABEL
-from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.docker_plan import Details
-from sandkeepd.providers.docker_stream import Asking
+from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.plan import Details
+from sandkeepd.providers.docker.stream import Asking
 
 if TYPE_CHECKING:
     from docker import APIClient

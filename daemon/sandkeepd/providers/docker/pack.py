@@ -10,24 +10,24 @@ from typing import NamedTuple
 import msgspec
 
 from sandkeep import failpoints
-from sandkeep_store.archives.inspect import Examined
-from sandkeep_store.archives.layers import flatten
-from sandkeep_store.archives.pack import NO_LIMITS, Packed, write
-from sandkeep_store.archives.reading import Remarks
-from sandkeep_store.archives.tree import reserved
-from sandkeep_store.archives.unpack import check_digest
-from sandkeep_store.archives.whiteouts import is_reserved
-from sandkeepd.freezing import Pause, frozen
-from sandkeepd.hostprocess import Identity, identify
-from sandkeepd.providers import docker_trees
-from sandkeepd.providers.base import KeptArchive, PackedFiles, PackRequest
-from sandkeepd.providers.docker_instance import DockerInstance
-from sandkeepd.providers.docker_layers import Layer
-from sandkeepd.providers.docker_trees import ContainerFiles, ContainerTree
-from sandkeepd.providers.packing import CODECS, told
-from sandkeepd.providers.shown import shown
-from sandkeepd.unnamed_file import unnamed
-from sandkeepd.watched import Meter
+from sandkeep_store.archives.tar.inspect import Examined
+from sandkeep_store.archives.tar.whiteouts import is_reserved
+from sandkeep_store.archives.trees.layers import flatten
+from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed, write
+from sandkeep_store.archives.trees.read import Remarks
+from sandkeep_store.archives.trees.tree import reserved
+from sandkeep_store.archives.trees.unpack import check_digest
+from sandkeepd.contract.provider import KeptArchive, PackedFiles, PackRequest
+from sandkeepd.host.cgroups.pause import Pause, frozen
+from sandkeepd.host.processes import Identity, identify
+from sandkeepd.host.threads import Meter
+from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.providers.common.packing import CODECS, told
+from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.docker import trees
+from sandkeepd.providers.docker.instance import DockerInstance
+from sandkeepd.providers.docker.layers import Layer
+from sandkeepd.providers.docker.trees import ContainerFiles, ContainerTree
 
 
 class Changes(NamedTuple):
@@ -68,7 +68,7 @@ class Packer:
         self, files: ContainerFiles, container: DockerInstance | None, request: PackRequest, moved: Meter
     ) -> PackedFiles:
         """The same of some paths, which are read where they are."""
-        include, exclude = docker_trees.paths(request.include), docker_trees.paths(request.exclude)
+        include, exclude = trees.paths(request.include), trees.paths(request.exclude)
         with self._shown(files) as root, _standing(container) as pause:
             failpoints.reach("snapshot.frozen")
             source = ContainerTree(files, root, include=include, exclude=exclude, never=[self._state_dir])

@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sandkeep import docker_settings as settings
 from sandkeep.errors import CallerError, SetupError
 from sandkeep.model import Network, SandboxSpec
+from sandkeep.settings import docker as settings
 
 INSIDE: Final = "/run/sandkeep"
 WORKSPACE: Final = "/workspace"

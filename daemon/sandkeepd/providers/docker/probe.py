@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
-from sandkeepd.providers.docker_keeping import files_features
+from sandkeepd.providers.docker.snapshots import files_features
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -19,23 +19,26 @@ from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeep_store.threads import Threads
-from sandkeepd.hostile_files import HostileTree
-from sandkeepd.hostprocess import open_process
+from sandkeepd.contract.provider import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.host.processes import open_process
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import disk_usage, docker_inotify, docker_plan, docker_probe, docker_start
-from sandkeepd.providers.base import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
-from sandkeepd.providers.disk_watch import DiskWatch
-from sandkeepd.providers.docker_container import LOG_LABEL, SANDBOX_LABEL
-from sandkeepd.providers.docker_engine import Engine, Event, RefusedError
-from sandkeepd.providers.docker_image_probe import NO_SHELL
-from sandkeepd.providers.docker_images import DockerImages
-from sandkeepd.providers.docker_instance import DockerInstance, ShelllessInstance
-from sandkeepd.providers.docker_keeping import Keeping
-from sandkeepd.providers.docker_plan import Plan
-from sandkeepd.providers.docker_replacing import Replacements
-from sandkeepd.providers.docker_start import Handle, Job
-from sandkeepd.providers.kept import KeptProvider, running
-from sandkeepd.providers.local_layout import TEMPORARY, Layout
+from sandkeepd.providers.common import disk_usage
+from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.common.kept import KeptProvider, running
+from sandkeepd.providers.common.layout import TEMPORARY, Layout
+from sandkeepd.providers.docker import inotify, probe
+from sandkeepd.providers.docker import plan as docker_plan
+from sandkeepd.providers.docker import start as docker_start
+from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
+from sandkeepd.providers.docker.engine import Engine, Event, RefusedError
+from sandkeepd.providers.docker.image_probe import NO_SHELL
+from sandkeepd.providers.docker.images import DockerImages
+from sandkeepd.providers.docker.instance import DockerInstance, ShelllessInstance
+from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.replace import Replacements
+from sandkeepd.providers.docker.snapshots import Keeping
+from sandkeepd.providers.docker.start import Handle, Job
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -242,7 +245,7 @@ class DockerProvider(KeptProvider[DockerInstance], Keeping, Replacements):
         if plan.uid == 0:
             notes.append("its code is root inside, and on the host, without any capabilities")
         if not counted:
-            notes.append(docker_inotify.SHARED)
+            notes.append(inotify.SHARED)
         if plan.shell is None:
             notes.append(f"{plan.why_no_shell or NO_SHELL}, so it has no terminals and no copies of trees")
         return Isolation(
@@ -349,11 +352,11 @@ class DockerProvider(KeptProvider[DockerInstance], Keeping, Replacements):
         """See `Provider.capabilities`."""
         try:
             with trio.fail_after(ASKED_S):
-                found = await self.engine.call(docker_probe.look)
+                found = await self.engine.call(probe.look)
         except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
             why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
             return ProviderCapabilities(provider=self.name, works=False, why=why)
-        return self._with_watches(docker_probe.report(self.name, found, root=os.geteuid() == 0))
+        return self._with_watches(probe.report(self.name, found, root=os.geteuid() == 0))
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""

@@ -18,12 +18,13 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
 from sandkeep.model import SandboxSpec
-from sandkeepd.hostprocess import identify
-from sandkeepd.providers import docker_plan, docker_start
-from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.docker_instance import DockerInstance
-from sandkeepd.providers.docker_plan import Plan
-from sandkeepd.providers.docker_start import Handle, Job
+from sandkeepd.host.processes import identify
+from sandkeepd.providers.docker import plan as docker_plan
+from sandkeepd.providers.docker import start as docker_start
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.instance import DockerInstance
+from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.start import Handle, Job
 
 if TYPE_CHECKING:
     from docker import APIClient

@@ -21,8 +21,7 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, SandkeepError, SetupError
 from sandkeep.model import Capability, SandboxSpec
 from sandkeep_store.threads import Threads
-from sandkeepd.providers import docker_layers, docker_trees
-from sandkeepd.providers.base import (
+from sandkeepd.contract.provider import (
     Frozen,
     ImportedImage,
     KeptArchive,
@@ -33,18 +32,20 @@ from sandkeepd.providers.base import (
     Source,
     Swept,
 )
-from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.docker_images import DockerImages, untag
-from sandkeepd.providers.docker_instance import DockerInstance
-from sandkeepd.providers.docker_layers import Layer
-from sandkeepd.providers.docker_packing import Packer, as_layer
-from sandkeepd.providers.docker_plan import Plan
-from sandkeepd.providers.docker_start import Handle
-from sandkeepd.providers.docker_trees import ContainerFiles
-from sandkeepd.providers.local_layout import Layout
-from sandkeepd.providers.shown import open_shown
-from sandkeepd.unnamed_file import unnamed
-from sandkeepd.watched import watched
+from sandkeepd.host.threads import watched
+from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.views import open_shown
+from sandkeepd.providers.docker import layers as docker_layers
+from sandkeepd.providers.docker import trees
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.images import DockerImages, untag
+from sandkeepd.providers.docker.instance import DockerInstance
+from sandkeepd.providers.docker.layers import Layer
+from sandkeepd.providers.docker.pack import Packer, as_layer
+from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.start import Handle
+from sandkeepd.providers.docker.trees import ContainerFiles
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -72,14 +73,14 @@ class Keeping(ABC):
         await self._require_files()
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         return await self.engine.call(
-            partial(docker_trees.find, container_id=handle.container_id, sandbox_id=source.sandbox_id, plan=plan)
+            partial(trees.find, container_id=handle.container_id, sandbox_id=source.sandbox_id, plan=plan)
         )
 
     async def _require_files(self) -> None:
         """Raise `not_supported` unless the engine's files can be read, and written, as they are understood here."""
         if not self._has_files:
             found = await self.engine.call(lambda client: client.info())
-            why = docker_trees.why_not(found, root=os.geteuid() == 0)
+            why = trees.why_not(found, root=os.geteuid() == 0)
             if why is not None:
                 raise SetupError("not_supported", why)
             self._has_files = True
@@ -108,7 +109,7 @@ class Keeping(ABC):
     async def _layers_of_image(self, image: str) -> list[str]:
         """The directories of an image, by what the engine calls it. Raises `not_found`, `not_supported`."""
         found = await self.engine.call(partial(_inspect_image, image=image))
-        return docker_trees.layers_of(found)
+        return trees.layers_of(found)
 
     async def open_image(self, image_id: str) -> int:
         """See `Layering.open_image`."""
@@ -221,7 +222,7 @@ def _inspect_image(client: "APIClient", image: str) -> dict[str, Any]:
 
 def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capability]:
     """What works of all this with an engine that says this of itself, for `Provider.capabilities`."""
-    why = docker_trees.why_not(found, root=root)
+    why = trees.why_not(found, root=root)
     works = why is None
     return {
         "snapshots": Capability(works=works, why=why),

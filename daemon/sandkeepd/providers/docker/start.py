@@ -15,17 +15,18 @@ from msgspec import Struct, field
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd import mounts
-from sandkeepd.hostile_files import HostileTree, NotAFileError
-from sandkeepd.hostprocess import Identity, identify, run_tool
+from sandkeepd.host import mounts
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
+from sandkeepd.host.processes import Identity, identify, run_tool
+from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.keeper import program
 from sandkeepd.keeper.program import COUNTED
-from sandkeepd.providers import docker_inotify, docker_plan
-from sandkeepd.providers.docker_container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
-from sandkeepd.providers.docker_plan import Plan
-from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
-from sandkeepd.providers.shown import open_for_careful
-from sandkeepd.seccomp import docker_profile
+from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
+from sandkeepd.providers.common.views import open_for_careful
+from sandkeepd.providers.docker import inotify
+from sandkeepd.providers.docker import plan as docker_plan
+from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
+from sandkeepd.providers.docker.plan import Plan
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -153,7 +154,7 @@ def start(client: "APIClient", job: Job) -> Handle:
 
 def _keeper(plan: Plan) -> list[str]:
     filtered = plan.seccomp != "unconfined"
-    return keeper(plan.disk_bytes, counted=filtered and docker_inotify.can_count())
+    return keeper(plan.disk_bytes, counted=filtered and inotify.can_count())
 
 
 def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
@@ -175,7 +176,7 @@ def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
     first = identify(state["Pid"]) if state.get("Pid") else None
     if first is None:
         raise ProviderError("provider_unavailable", why_not_started(job, state))
-    counted = COUNTED in found["Config"]["Entrypoint"] and docker_inotify.begin(first, job.directory)
+    counted = COUNTED in found["Config"]["Entrypoint"] and inotify.begin(first, job.directory)
     return Handle(
         first=first, container_id=container_id, secrets=job.secrets, written=_written(found, job.plan), counted=counted,
         keeper=True,

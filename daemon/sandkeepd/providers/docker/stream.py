@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeepd.providers.docker_engine import Engine
+from sandkeepd.providers.docker.engine import Engine
 
 if TYPE_CHECKING:
     from docker import APIClient

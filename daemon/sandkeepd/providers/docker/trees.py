@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from sandkeep.docker_settings import VOLUME_MODE
 from sandkeep.errors import CallerError, SetupError, StateError
-from sandkeep_store.archives import whiteouts
-from sandkeep_store.archives.members import TOP, Member
-from sandkeep_store.archives.reading import Remarks
-from sandkeep_store.archives.tree import Overlay, Tree, directory_member
-from sandkeepd import mounts
-from sandkeepd.providers.docker_plan import INSIDE, Plan
+from sandkeep.settings.docker import VOLUME_MODE
+from sandkeep_store.archives.tar import whiteouts
+from sandkeep_store.archives.tar.members import TOP, Member
+from sandkeep_store.archives.trees.read import Remarks
+from sandkeep_store.archives.trees.tree import Overlay, Tree, directory_member
+from sandkeepd.host import mounts
+from sandkeepd.providers.docker.plan import INSIDE, Plan
 
 if TYPE_CHECKING:
     from docker import APIClient

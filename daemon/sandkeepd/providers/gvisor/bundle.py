@@ -15,14 +15,14 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep.model import SandboxSpec
-from sandkeep.openat2 import open_in_root
-from sandkeepd import mounts
-from sandkeepd.hostprocess import run_tool
+from sandkeep.system.openat2 import open_in_root
+from sandkeepd.host import mounts
+from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper import program
-from sandkeepd.providers.gvisor_plan import Plan
-from sandkeepd.providers.local_bubblewrap import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
-from sandkeepd.providers.shown import shown
-from sandkeepd.providers.tree_copies import copy_tree
+from sandkeepd.providers.common.tree_copies import copy_tree
+from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.gvisor.plan import Plan
+from sandkeepd.providers.local.bubblewrap import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
 
 FROM_HOST: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs")
 _TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")

@@ -21,14 +21,15 @@ from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.model import Isolation, SandboxSpec
 from sandkeep_store.threads import Threads
-from sandkeepd.hostile_files import HostileTree, NotAFileError
-from sandkeepd.hostprocess import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
-from sandkeepd.providers import gvisor_plan, gvisor_runsc, gvisor_start
-from sandkeepd.providers.base import Checkpointed, Ending
-from sandkeepd.providers.gvisor_instance import GvisorInstance
-from sandkeepd.providers.gvisor_plan import Plan
-from sandkeepd.providers.gvisor_start import IMAGE, SHARED, Job, Started
-from sandkeepd.providers.shown import shown, writable
+from sandkeepd.contract.provider import Checkpointed, Ending
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
+from sandkeepd.host.processes import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
+from sandkeepd.providers.common.views import shown, writable
+from sandkeepd.providers.gvisor import plan as gvisor_plan
+from sandkeepd.providers.gvisor import runsc, start
+from sandkeepd.providers.gvisor.instance import GvisorInstance
+from sandkeepd.providers.gvisor.plan import Plan
+from sandkeepd.providers.gvisor.start import IMAGE, SHARED, Job, Started
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -88,7 +89,7 @@ class Saving(ABC):
         instance.let_go_of_process()
         try:
             with trio.CancelScope(shield=True):
-                work = functools.partial(gvisor_start.save, job, container, go_on=go_on, digest=digest)
+                work = functools.partial(start.save, job, container, go_on=go_on, digest=digest)
                 found = await self._in_thread(work)
         except SandkeepError:
             os.close(pidfd)
@@ -105,11 +106,11 @@ class Saving(ABC):
 
     async def _after_failure(self, instance: GvisorInstance, job: Job) -> None:
         """What could not be saved goes on: it runs still, or was saved although there was an error."""
-        await self._in_thread(gvisor_start.end_saved, job)
-        found = await self._in_thread(gvisor_runsc.running, job.bundle)
+        await self._in_thread(start.end_saved, job)
+        found = await self._in_thread(runsc.running, job.bundle)
         if found is not None and self._is_held(instance, *found):
             instance.go()
-        elif await self._in_thread(gvisor_start.recover_saved, job.bundle):
+        elif await self._in_thread(start.recover_saved, job.bundle):
             with suppress(SandkeepError):  # else it stands still, which is seen
                 await self._bring_back(instance, job)
         else:
@@ -131,8 +132,8 @@ class Saving(ABC):
                 started = await self._start_saved(job)
                 self._hold(instance, started.container, started.first)
             except BaseException as error:
-                if await self._in_thread(gvisor_start.recover_saved, job.bundle):
-                    await self._in_thread(gvisor_start.stay, job)
+                if await self._in_thread(start.recover_saved, job.bundle):
+                    await self._in_thread(start.stay, job)
                     instance.set_suspended(True)
                 else:
                     words = f"it could not be brought back: {error}"
@@ -142,7 +143,7 @@ class Saving(ABC):
             instance.set_suspended(False)
 
     async def _start_saved(self, job: Job) -> Started:
-        work = functools.partial(gvisor_start.start, job, restore=True)
+        work = functools.partial(start.start, job, restore=True)
         return await self._starts(in_fresh_thread, work)
 
     # Checkpoints
@@ -158,9 +159,9 @@ class Saving(ABC):
     def facts(self) -> dict[str, str]:
         """See `Checkpointing.facts`."""
         return {
-            "runsc": gvisor_runsc.version(),
+            "runsc": runsc.version(),
             "machine": os.uname().machine,
-            "cpu": gvisor_runsc.cpu_features(),
+            "cpu": runsc.cpu_features(),
         }
 
     def why_not_here(self, facts: Mapping[str, str]) -> str | None:
@@ -265,8 +266,8 @@ class Saving(ABC):
     async def _put_aside(self, before: GvisorInstance | None, job: Job) -> AsyncIterator[None]:
         """Have what runs of a sandbox stand still for the length of a block, and go on if that fails."""
         if before is None or before.is_closed:
-            await self._in_thread(gvisor_runsc.end, job.root)
-            await self._in_thread(gvisor_start.put_nothing_aside, job)
+            await self._in_thread(runsc.end, job.root)
+            await self._in_thread(start.put_nothing_aside, job)
             yield
             return
         async with before.turn:
@@ -275,7 +276,7 @@ class Saving(ABC):
                 await self._save(before, earlier, go_on=True)
             was_suspended = before.is_suspended
             try:
-                await self._in_thread(gvisor_start.put_aside, earlier)
+                await self._in_thread(start.put_aside, earlier)
                 failpoints.reach("gvisor.aside")
                 yield
             except BaseException:
@@ -286,7 +287,7 @@ class Saving(ABC):
     async def _undo_aside(self, before: GvisorInstance, job: Job, *, go_on: bool) -> None:
         """Have a sandbox be what it was. When that fails, it has ended, and what it was stays aside."""
         try:
-            await self._in_thread(gvisor_start.put_back, job)
+            await self._in_thread(start.put_back, job)
             before.put_back()
         except (SandkeepError, OSError, NotAFileError) as error:
             words = f"it could not be put back: {error}"
@@ -313,11 +314,11 @@ class Saving(ABC):
         self._instances.pop(sandbox_id, None)  # whoever had it has closed it
         decided = msgspec.convert(plan, Plan)
         job = await self._job(sandbox_id, handle["image_id"], SandboxSpec(), handle.get("secrets", []), decided)
-        return await self._in_thread(gvisor_start.put_back, job)
+        return await self._in_thread(start.put_back, job)
 
     async def drop_replaced(self, sandbox_id: str) -> None:
         """See `Replacing.drop_replaced`."""
-        await self._in_thread(gvisor_start.drop_aside, self.bundle(sandbox_id))
+        await self._in_thread(start.drop_aside, self.bundle(sandbox_id))
 
     @abstractmethod
     def bundle(self, sandbox_id: str) -> str:
@@ -354,7 +355,7 @@ async def _see_gone(pidfd: int, root: str, container: str) -> None:
             await wait_ended(pidfd)
         if not has_ended(pidfd):
             await trio.to_thread.run_sync(kill_and_wait, pidfd, abandon_on_cancel=True)
-        await trio.to_thread.run_sync(gvisor_runsc.forget, root, container)
+        await trio.to_thread.run_sync(runsc.forget, root, container)
     finally:
         trio.lowlevel.notify_closing(pidfd)
         os.close(pidfd)
@@ -368,12 +369,12 @@ def _keep(job: Job, directory: str, journals: Collection[str], *, stays: bool) -
     there is of the sandbox from now on, it is on the disk then. Raises `storage_unavailable`.
     """
     try:
-        for name in gvisor_start.saved_files(job.saved):
+        for name in start.saved_files(job.saved):
             os.chmod(f"{job.saved}/{name}", 0o600)
             _link(f"{job.saved}/{name}", f"{directory}/{name}")
         _pack_shared(job.files, job.directory, f"{directory}/{SHARED}", journals)
         if stays:
-            gvisor_start.have_written(job)  # last, as the disk is writing meanwhile
+            start.have_written(job)  # last, as the disk is writing meanwhile
     except OSError as error:
         words = f"the checkpoint cannot be written: {error.strerror}: make room there"
         raise DaemonError("storage_unavailable", words) from None
@@ -430,7 +431,7 @@ def _open_journals(job: Job, container: str, process_ids: Collection[str]) -> se
     What runs there beside the processes on record may hold the journal of what started it; and `runsc` can bring back
     nothing that has a file open which is not there.
     """
-    opened = _open_inodes(gvisor_runsc.holders(job.root, container))
+    opened = _open_inodes(runsc.holders(job.root, container))
     found = {name for name, inode in _journals(job.files).items() if inode in opened}
     found.update(f"{process_id}.{end}" for process_id in process_ids for end in ("stdout", "stderr"))
     return found
@@ -451,7 +452,7 @@ def _open_inodes(pids: Collection[int]) -> set[tuple[int, int]]:
 def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
     """Put what a checkpoint holds where a sandbox has it. What a sandbox that is not `anew` has written stays."""
     try:
-        gvisor_start.claim(job)
+        start.claim(job)
         os.makedirs(job.directory, mode=0o700, exist_ok=True)
         keep = [] if anew else ["--skip-old-files"]
         if not anew:
@@ -462,10 +463,10 @@ def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
         argv = ["-x", "-S", "-p", *keep, "--numeric-owner", "-f", shared]
         with writable(job.directory) as opened:
             _tar(argv, opened)
-        gvisor_start.make_directories(job)
-        gvisor_start.drop(f"{job.bundle}/saved")
+        start.make_directories(job)
+        start.drop(f"{job.bundle}/saved")
         os.mkdir(f"{job.bundle}/saved", 0o700)
-        for name in gvisor_start.saved_files(directory):
+        for name in start.saved_files(directory):
             _link(f"{directory}/{name}", f"{job.saved}/{name}")
     except OSError as error:
         words = f"the state directory cannot be written: {error.strerror}: make room there"

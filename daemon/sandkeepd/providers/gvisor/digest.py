@@ -8,7 +8,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from sandkeepd.digests import BLAKE3, Digest
+from sandkeepd.host.digests import BLAKE3, Digest
 
 _PIECE_BYTES: Final = 1 << 20
 _BEGIN_BYTES: Final = 8 << 20

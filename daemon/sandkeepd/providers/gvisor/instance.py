@@ -9,15 +9,15 @@ import trio
 
 from sandkeep.errors import StateError
 from sandkeep.model import SandboxSpec
+from sandkeepd.contract.provider import Ending
 from sandkeepd.keeper import pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
 from sandkeepd.keeper.place import CONTROL
 from sandkeepd.keeper.viewers import Viewers
-from sandkeepd.providers import gvisor_plan
-from sandkeepd.providers.base import Ending
-from sandkeepd.providers.gvisor_plan import Plan
-from sandkeepd.providers.gvisor_viewers import GvisorViewers, Runsc
-from sandkeepd.providers.kept import KeptInstance
+from sandkeepd.providers.common.kept import KeptInstance
+from sandkeepd.providers.gvisor import plan as gvisor_plan
+from sandkeepd.providers.gvisor.plan import Plan
+from sandkeepd.providers.gvisor.viewers import GvisorViewers, Runsc
 
 HELPERS_S: Final = 30.0
 """How long files that are being copied, and the like, may keep a sandbox from being saved."""

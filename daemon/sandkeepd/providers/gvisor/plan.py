@@ -4,11 +4,11 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from sandkeep import gvisor_settings as settings
 from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
-from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.providers.local_plan import Layer, inner_user
+from sandkeep.settings import gvisor as settings
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.providers.local.plan import Layer, inner_user
 
 PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "

@@ -2,23 +2,23 @@
 
 import trio
 
-from sandkeep import gvisor_settings
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Capability, ProviderCapabilities
-from sandkeepd.cgroups import Hierarchies
+from sandkeep.settings import gvisor
+from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.keeper import program
-from sandkeepd.providers import gvisor_plan, gvisor_runsc
+from sandkeepd.providers.gvisor import plan, runsc
 
 MISSING = "runsc is missing: install the package runsc, or gVisor's own"
 
 
 async def capabilities(name: str, hierarchies: Hierarchies, *, root: bool) -> ProviderCapabilities:
     """See `Provider.capabilities`."""
-    why = program.why_missing() or (None if gvisor_runsc.program() else MISSING)
+    why = program.why_missing() or (None if runsc.program() else MISSING)
     if why is None:
         try:
             with trio.fail_after(20):
-                await trio.to_thread.run_sync(gvisor_runsc.version)
+                await trio.to_thread.run_sync(runsc.version)
         except (SandkeepError, trio.TooSlowError) as error:
             why = str(error)
     return ProviderCapabilities(provider=name, works=why is None, why=why, features=_features(hierarchies, root=root))
@@ -38,9 +38,9 @@ def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
         "overlay": Capability(works=True, why="what is written lies in memory, also in checkpoints"),
         "limit_memory": _limit(hierarchies, "memory", "when it is used up, all of the sandbox is killed"),
         "limit_cpus": _limit(hierarchies, "cpu", None),
-        "limit_pids": Capability(works=False, why=gvisor_plan.PIDS),
+        "limit_pids": Capability(works=False, why=plan.PIDS),
         "stats": Capability(works=not counted, why=without.format(", ".join(counted)) if counted else None),
-        "network_host": Capability(works=True, why=gvisor_plan.HOST_NETWORK),
+        "network_host": Capability(works=True, why=plan.HOST_NETWORK),
         "network_bridge": Capability(
             works=False, why="this runsc cannot bring a network of its own back from a checkpoint: use none or host"
         ),
@@ -58,7 +58,7 @@ FORKS = "files lie in the memory of gVisor's kernel: make a checkpoint that leav
 
 
 def _saving(note: str, *, root: bool) -> Capability:
-    why = gvisor_plan.why_not_saved("none", rootless=not root or gvisor_settings.ROOTLESS())
+    why = plan.why_not_saved("none", rootless=not root or gvisor.ROOTLESS())
     return Capability(works=why is None, why=why or note)
 
 

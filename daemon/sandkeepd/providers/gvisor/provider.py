@@ -17,29 +17,33 @@ import trio
 from msgspec import Struct, field
 
 from sandkeep import failpoints
-from sandkeep import gvisor_settings as settings
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeep.ids import is_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
+from sandkeep.settings import gvisor as settings
 from sandkeep_store.threads import Threads
-from sandkeepd import cgroups, freezer
-from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.hostprocess import Identity, in_fresh_thread, kill_all, kill_and_wait, kill_known, open_process, reap
+from sandkeepd.contract.provider import Caller, Ending, Ledger, Swept
+from sandkeepd.host.cgroups import freezer
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_and_wait, kill_known, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import disk_usage, gvisor_bundle, gvisor_plan, gvisor_probe, gvisor_runsc, gvisor_start
-from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
-from sandkeepd.providers.disk_watch import DiskWatch
-from sandkeepd.providers.gvisor_bundle import Lower
-from sandkeepd.providers.gvisor_instance import GvisorInstance
-from sandkeepd.providers.gvisor_keeping import Keeping
-from sandkeepd.providers.gvisor_plan import Plan
-from sandkeepd.providers.gvisor_saving import Saving
-from sandkeepd.providers.gvisor_start import Job, Started
-from sandkeepd.providers.gvisor_viewers import Runsc
-from sandkeepd.providers.kept import KeptProvider, running
-from sandkeepd.providers.local_bubblewrap import INSIDE, environment
-from sandkeepd.providers.local_layers import Layers
-from sandkeepd.providers.local_layout import Layout, log_of
+from sandkeepd.providers.common import disk_usage
+from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.common.kept import KeptProvider, running
+from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.layout import Layout, log_of
+from sandkeepd.providers.gvisor import bundle as gvisor_bundle
+from sandkeepd.providers.gvisor import plan as gvisor_plan
+from sandkeepd.providers.gvisor import probe, runsc, start
+from sandkeepd.providers.gvisor.bundle import Lower
+from sandkeepd.providers.gvisor.checkpoints import Saving
+from sandkeepd.providers.gvisor.instance import GvisorInstance
+from sandkeepd.providers.gvisor.plan import Plan
+from sandkeepd.providers.gvisor.snapshots import Keeping
+from sandkeepd.providers.gvisor.start import Job, Started
+from sandkeepd.providers.gvisor.viewers import Runsc
+from sandkeepd.providers.local.bubblewrap import INSIDE, environment
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -105,7 +109,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
-        return self._with_watches(await gvisor_probe.capabilities(self.name, self._hierarchies, root=self.root))
+        return self._with_watches(await probe.capabilities(self.name, self._hierarchies, root=self.root))
 
     # Sandboxes
 
@@ -123,8 +127,8 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         self.layout.image(image_id)
-        if gvisor_runsc.program() is None:
-            raise SetupError("not_supported", gvisor_probe.MISSING)
+        if runsc.program() is None:
+            raise SetupError("not_supported", probe.MISSING)
         decided = gvisor_plan.decide(sandbox_id, spec, self._hierarchies, disk_limit=self._disk_limit, root=self.root)
         document: dict[str, Any] = msgspec.to_builtins(decided)
         return document
@@ -136,7 +140,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         self.layout.prepare()
         job = await self._job(sandbox_id, image_id, spec, list(secrets), msgspec.convert(plan, Plan))
         try:
-            await self._in_thread(gvisor_start.make_directories, job)
+            await self._in_thread(start.make_directories, job)
             failpoints.reach("gvisor.directories")
             instance = await self._start(job, image_id)
             await instance.share_secrets(secrets)
@@ -167,7 +171,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
 
     async def _start(self, job: Job, image_id: str) -> GvisorInstance:
         with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-            work = functools.partial(gvisor_start.start, job)
+            work = functools.partial(start.start, job)
             started = await self._starts(in_fresh_thread, work)
             self._nursery.start_soon(_reap, started.child)
         return self._made(job, image_id, started)
@@ -204,7 +208,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         return instance
 
     def _runsc(self, sandbox_id: str, plan: Plan) -> Runsc:
-        words = gvisor_runsc.command(
+        words = runsc.command(
             self.runsc_root(sandbox_id), plan.network, writable=plan.writable, rootless=plan.rootless,
             sandbox_id=sandbox_id,
         )  # fmt: skip
@@ -267,10 +271,10 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Kill what there is. Blocks."""
         if self._whose(sandbox_id) in (None, self.log_id):
-            found = gvisor_runsc.running(self.bundle(sandbox_id))
+            found = runsc.running(self.bundle(sandbox_id))
             if found is not None:
                 kill_known(found[1])
-            gvisor_runsc.end(self.runsc_root(sandbox_id))
+            runsc.end(self.runsc_root(sandbox_id))
         everything = Limits(memory_bytes=1, cpus=1, pids=1)
         groups = plan["cgroups"] if plan else self._hierarchies.plan(sandbox_id, everything)
         if groups:
@@ -286,7 +290,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         if theirs:
             return
         for directory in (self.bundle(sandbox_id), self.runsc_root(sandbox_id)):  # perhaps not in the state directory
-            gvisor_start.drop(directory)
+            start.drop(directory)
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
         """See `Provider.forget`."""
@@ -309,7 +313,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
             names.update(name.removeprefix(prefix) for name in found if name.startswith(prefix))
             names.update(
                 os.path.basename(root).removeprefix(_ROOT)
-                for root in gvisor_runsc.roots_in_use(base)
+                for root in runsc.roots_in_use(base)
                 if os.path.basename(root).startswith(_ROOT)
             )
         return sorted(names)
@@ -342,7 +346,7 @@ class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
         """The id of the log that a bundle belongs to. One that does not say is ours, unless it lies where others have
         theirs, too.
         """
-        said = log_of(f"{self.bundle(sandbox_id)}/{gvisor_start.BUNDLE_MARK}")
+        said = log_of(f"{self.bundle(sandbox_id)}/{start.BUNDLE_MARK}")
         said = said or self.layout.log_of_sandbox(sandbox_id)
         shared = settings.BUNDLE_DIR_BASE() or settings.ROOT_DIR_BASE()
         return said or (None if shared else self.log_id)
@@ -372,17 +376,17 @@ def _look(job: Job) -> Found | None:
     """What there is of a sandbox, once nobody saves it any more. None: it is gone. Blocks."""
     if not os.path.isdir(job.bundle):
         return None
-    gvisor_start.await_saving(job, gvisor_start.SAVING_S)
-    gvisor_start.end_saved(job)
-    running_one = gvisor_runsc.running(job.bundle)
+    start.await_saving(job, start.SAVING_S)
+    start.end_saved(job)
+    running_one = runsc.running(job.bundle)
     if running_one is not None:
-        gvisor_start.drop_leftovers(job.bundle)
+        start.drop_leftovers(job.bundle)
         return Found(container=running_one[0], first=running_one[1])
-    if not gvisor_start.recover_saved(job.bundle):
+    if not start.recover_saved(job.bundle):
         return None
-    goes_on = os.path.exists(f"{job.saved}/{gvisor_start.GO_ON}")
+    goes_on = os.path.exists(f"{job.saved}/{start.GO_ON}")
     if not goes_on:
-        gvisor_start.stay(job)  # who was saving it may have died before it was on the disk
+        start.stay(job)  # who was saving it may have died before it was on the disk
     return Found(goes_on=goes_on)
 
 

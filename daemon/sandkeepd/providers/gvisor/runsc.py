@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from sandkeep import gvisor_settings as settings
 from sandkeep.errors import ProviderError
-from sandkeepd.hostprocess import TOOL_PATH, Identity, identify, kill_all, pids_where, run_tool
+from sandkeep.settings import gvisor as settings
+from sandkeepd.host.processes import TOOL_PATH, Identity, identify, kill_all, pids_where, run_tool
 
 PROGRAM_PATH: Final = f"/usr/local/bin:{TOOL_PATH}"
 _FIRST: Final = "runsc-cont-"

@@ -13,20 +13,20 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SetupError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeep_store.archives.inspect import Examined
-from sandkeep_store.archives.pack import NO_LIMITS, write
-from sandkeep_store.archives.reading import Remarks
-from sandkeepd.freezing import Pause
+from sandkeep_store.archives.tar.inspect import Examined
+from sandkeep_store.archives.trees.pack import NO_LIMITS, write
+from sandkeep_store.archives.trees.read import Remarks
+from sandkeepd.contract.provider import Frozen, PackedFiles, PackRequest, Progress, Source
+from sandkeepd.host.cgroups.pause import Pause
+from sandkeepd.host.threads import Meter, watched
+from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.keeper.copies import copying
-from sandkeepd.providers import gvisor_probe
-from sandkeepd.providers.base import Frozen, PackedFiles, PackRequest, Progress, Source
-from sandkeepd.providers.gvisor_instance import GvisorInstance
-from sandkeepd.providers.layered_files import LayeredFiles, document
-from sandkeepd.providers.local_bubblewrap import WORKSPACE
-from sandkeepd.providers.local_plan import Layer
-from sandkeepd.providers.packing import CODECS, told
-from sandkeepd.unnamed_file import unnamed
-from sandkeepd.watched import Meter, watched
+from sandkeepd.providers.common.layered_files import LayeredFiles, document
+from sandkeepd.providers.common.packing import CODECS, told
+from sandkeepd.providers.gvisor import probe
+from sandkeepd.providers.gvisor.instance import GvisorInstance
+from sandkeepd.providers.local.bubblewrap import WORKSPACE
+from sandkeepd.providers.local.plan import Layer
 
 _PIECE_BYTES: Final = 1 << 20
 
@@ -86,11 +86,11 @@ class Keeping(LayeredFiles):
 
     # Layers
 
-    no_forks: str | None = gvisor_probe.FORKS
+    no_forks: str | None = probe.FORKS
 
     async def freeze(self, name: str, source: Source) -> Frozen:
         """See `Layering.freeze`."""
-        raise SetupError("not_supported", gvisor_probe.FORKS)
+        raise SetupError("not_supported", probe.FORKS)
 
     async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         """See `Layering.filled`."""

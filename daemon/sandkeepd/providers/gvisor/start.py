@@ -30,20 +30,21 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep import failpoints
-from sandkeep.durable import sync
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError, SetupError
 from sandkeep.model import SandboxSpec
-from sandkeepd import mounts
-from sandkeepd.cgroups import Hierarchies
-from sandkeepd.hostile_files import HostileTree, NotAFileError
-from sandkeepd.hostprocess import Identity, has_ended, listen, reap, spawn
+from sandkeep.system.durable import sync
+from sandkeepd.host import mounts
+from sandkeepd.host.cgroups.groups import Hierarchies
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
+from sandkeepd.host.processes import Identity, has_ended, listen, reap, spawn
 from sandkeepd.keeper import program
-from sandkeepd.providers import gvisor_bundle, gvisor_room, gvisor_runsc
-from sandkeepd.providers.gvisor_bundle import Bundle, Lower
-from sandkeepd.providers.gvisor_digest import Follower
-from sandkeepd.providers.gvisor_plan import Plan
-from sandkeepd.providers.local_layout import SANDBOX_MARK, log_of, write_mark
-from sandkeepd.providers.local_start import translate
+from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
+from sandkeepd.providers.gvisor import bundle as gvisor_bundle
+from sandkeepd.providers.gvisor import disk_space, runsc
+from sandkeepd.providers.gvisor.bundle import Bundle, Lower
+from sandkeepd.providers.gvisor.digest import Follower
+from sandkeepd.providers.gvisor.plan import Plan
+from sandkeepd.providers.local.start import translate
 
 START_DEADLINE_S: Final = 60.0
 SAVING_S: Final = 120.0
@@ -88,7 +89,7 @@ class Job(Struct, frozen=True, kw_only=True):
     def words(self) -> list[str]:
         """The words before a subcommand of `runsc`."""
         plan = self.plan
-        return gvisor_runsc.command(
+        return runsc.command(
             self.root, plan.network, writable=plan.writable, rootless=plan.rootless, sandbox_id=self.sandbox_id
         )
 
@@ -169,12 +170,12 @@ def start(job: Job, *, restore: bool = False) -> Started:
     saved is there still then.
     """
     control = -1
-    container = gvisor_runsc.new_container(job.sandbox_id)
+    container = runsc.new_container(job.sandbox_id)
     try:
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         if not stat.S_ISFIFO(os.fstat(control).st_mode):
             raise DaemonError("storage_unavailable", f"{job.directory}/in/.control is no FIFO: create the sandbox anew")
-        gvisor_runsc.forget_ended(job.bundle)
+        runsc.forget_ended(job.bundle)
         whole = gvisor_bundle.is_root_file_system(job.lowers)
         _prepare(job, whole=whole)
         failpoints.reach("gvisor.prepared")
@@ -223,12 +224,12 @@ def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple
         for fd in (talk, talk_end):
             if fd >= 0:
                 os.close(fd)
-    found = gvisor_runsc.running(job.bundle)
+    found = runsc.running(job.bundle)
     if b"ready\n" in said and found is not None and found[0] == container:
         return found[1], child
-    gvisor_runsc.end(job.root)
+    runsc.end(job.root)
     reap(child)
-    raise ProviderError("provider_unavailable", f"the sandbox did not start: {gvisor_runsc.sentence(said)}")
+    raise ProviderError("provider_unavailable", f"the sandbox did not start: {runsc.sentence(said)}")
 
 
 def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
@@ -240,20 +241,20 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
     failpoints.reach("gvisor.renamed")
     pid_file = f"{job.bundle}/{container}.pid"
     words = ["restore", "--detach", "--bundle", job.bundle, f"--image-path={source}", "--pid-file", pid_file, container]
-    mark = gvisor_runsc.ran_mark(job.bundle, container)
+    mark = runsc.ran_mark(job.bundle, container)
     os.close(os.open(f"{mark}.not", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     argv = [*wrapper, *_then_move(job, 0o022, f"{mark}.not", mark), *job.words(), *words]
     with _locked(job) as lock:
         code, said = _run(argv, stdin=control, log=f"{job.bundle}/said", lock=lock)
     failpoints.reach("gvisor.restored")
-    found = gvisor_runsc.running(job.bundle)
+    found = runsc.running(job.bundle)
     if code == 0 and found is not None and found[0] == container:
         drop(source)
         return found[1], -1
-    gvisor_runsc.end(job.root)
-    gvisor_runsc.forget_ended(job.bundle)
+    runsc.end(job.root)
+    runsc.forget_ended(job.bundle)
     os.rename(source, job.saved)
-    words_ = f"runsc cannot bring it back: {gvisor_runsc.sentence(said)}"
+    words_ = f"runsc cannot bring it back: {runsc.sentence(said)}"
     raise DataError("snapshot_corrupt", words_)
 
 
@@ -290,7 +291,7 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
         if go_on:
             with open(f"{saving}/{GO_ON}", "wb"):
                 pass
-        with _locked(job) as lock, gvisor_room.reserved(saving, gvisor_runsc.most_saved(job.bundle)) as room:
+        with _locked(job) as lock, disk_space.reserved(saving, runsc.most_saved(job.bundle)) as room:
             follower.syncs = not go_on and not room.is_taken
 
             def meanwhile() -> bool:
@@ -318,8 +319,8 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     them on, takes 20 ms to begin.
     """
     log = f"{job.bundle}/said"
-    found = gvisor_runsc.running(job.bundle)
-    if found is not None and found[0] == container and gvisor_runsc.version() in gvisor_runsc.KNOWN_KERNELS:
+    found = runsc.running(job.bundle)
+    if found is not None and found[0] == container and runsc.version() in runsc.KNOWN_KERNELS:
         runner, image = program.on_host(job.bundle), f"{saving}/{IMAGE}"
         argv = program.saving(runner, container, found[1].pid, image, saving, job.saved)
         code, said = _run_watched(argv, log, lock, meanwhile)
@@ -356,7 +357,7 @@ def have_written(job: Job) -> None:
 
 def failed_to_save(said: bytes) -> SandkeepError:
     """The error for what `runsc` did not save."""
-    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {gvisor_runsc.sentence(said)}")
+    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {runsc.sentence(said)}")
 
 
 @contextmanager
@@ -426,9 +427,9 @@ def put_back(job: Job) -> bool:
     await_saving(job, SAVING_S)
     aside = f"{job.bundle}/aside"
     if not os.path.isdir(aside):
-        return gvisor_runsc.running(job.bundle) is None and not recover_saved(job.bundle)
-    gvisor_runsc.end(job.root)
-    gvisor_runsc.forget_ended(job.bundle)
+        return runsc.running(job.bundle) is None and not recover_saved(job.bundle)
+    runsc.end(job.root)
+    runsc.forget_ended(job.bundle)
     drop(job.saved)
     for name in os.listdir(job.bundle):
         if name.startswith("from-"):
@@ -489,7 +490,7 @@ def end_saved(job: Job) -> None:
     `provider_unavailable`.
     """
     if os.path.exists(f"{job.saved}/{IMAGE}"):
-        gvisor_runsc.end(job.root)
+        runsc.end(job.root)
 
 
 def recover_saved(bundle: str) -> bool:
@@ -500,7 +501,7 @@ def recover_saved(bundle: str) -> bool:
     for name in os.listdir(bundle):
         if name.startswith("from-") and not os.path.isdir(saved):
             container = name.removeprefix("from-")
-            if not gvisor_runsc.has_run(bundle, container) and os.path.exists(f"{bundle}/{name}/{IMAGE}"):
+            if not runsc.has_run(bundle, container) and os.path.exists(f"{bundle}/{name}/{IMAGE}"):
                 os.rename(f"{bundle}/{name}", saved)
     return os.path.exists(f"{saved}/{IMAGE}")
 

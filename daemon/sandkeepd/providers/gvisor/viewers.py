@@ -31,10 +31,10 @@ from msgspec import Struct
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import new_id
-from sandkeepd.hostprocess import has_ended, kill_and_wait, open_process, run_tool, spawn
+from sandkeepd.host.processes import has_ended, kill_and_wait, open_process, run_tool, spawn
 from sandkeepd.keeper import requests, terminal
 from sandkeepd.keeper.viewers import Viewers
-from sandkeepd.providers import gvisor_runsc
+from sandkeepd.providers.gvisor import runsc as gvisor_runsc
 
 START_DEADLINE_S: Final = 20.0
 """How long `runsc` has for starting a viewer."""

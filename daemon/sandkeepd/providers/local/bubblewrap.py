@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sandkeep import hostview
+from sandkeep.system import hostview
 
 HOME: Final = "/home/sandbox"
 WORKSPACE: Final = "/workspace"

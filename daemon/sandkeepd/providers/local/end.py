@@ -9,14 +9,15 @@ from typing import Any, Final
 
 import msgspec
 
-from sandkeepd import cgroups, freezer
-from sandkeepd.hostprocess import kill_all, kill_known, marked
-from sandkeepd.providers.local_bubblewrap import marks
-from sandkeepd.providers.local_layout import TEMPORARY, Layout
-from sandkeepd.providers.local_plan import Plan, Planner
-from sandkeepd.providers.local_start import Handle
-from sandkeepd.providers.local_strays import Strays
-from sandkeepd.uid_claims import Claims
+from sandkeepd.host.cgroups import freezer
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.processes import kill_all, kill_known, marked
+from sandkeepd.host.uids.claims import Claims
+from sandkeepd.providers.common.layout import TEMPORARY, Layout
+from sandkeepd.providers.local.bubblewrap import marks
+from sandkeepd.providers.local.plan import Plan, Planner
+from sandkeepd.providers.local.start import Handle
+from sandkeepd.providers.local.strays import Strays
 
 PARENT_S: Final = 0.01
 """How long bubblewrap may take to end after the first process of its namespace."""

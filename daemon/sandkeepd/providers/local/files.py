@@ -4,10 +4,10 @@ from contextlib import AbstractContextManager
 
 from msgspec import Struct
 
-from sandkeepd.freezing import Pause, frozen
-from sandkeepd.hostprocess import identify
-from sandkeepd.providers.local_plan import Plan
-from sandkeepd.providers.local_start import Handle
+from sandkeepd.host.cgroups.pause import Pause, frozen
+from sandkeepd.host.processes import identify
+from sandkeepd.providers.local.plan import Plan
+from sandkeepd.providers.local.start import Handle
 
 
 class HeldFiles(Struct, frozen=True, kw_only=True):

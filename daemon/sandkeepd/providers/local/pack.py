@@ -11,22 +11,22 @@ from typing import Final
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError
-from sandkeep_store.archives import changes
-from sandkeep_store.archives.changes import ChangedTree
-from sandkeep_store.archives.members import TOP
-from sandkeep_store.archives.pack import Packed, write
-from sandkeep_store.archives.reading import reading_only
-from sandkeep_store.archives.tree import Overlay, Tree
-from sandkeepd.freezing import Pause, processes
-from sandkeepd.hostprocess import run_tool
-from sandkeepd.mapped import mapped_files
-from sandkeepd.providers.base import PackedFiles, PackRequest
-from sandkeepd.providers.local_bubblewrap import WORKSPACE
-from sandkeepd.providers.local_files import HeldFiles
-from sandkeepd.providers.local_layers import Layers, unwritable
-from sandkeepd.providers.packing import CODECS, told
-from sandkeepd.providers.shown import shown
-from sandkeepd.watched import Meter
+from sandkeep_store.archives.tar.members import TOP
+from sandkeep_store.archives.trees import changes
+from sandkeep_store.archives.trees.changes import ChangedTree
+from sandkeep_store.archives.trees.pack import Packed, write
+from sandkeep_store.archives.trees.read import reading_only
+from sandkeep_store.archives.trees.tree import Overlay, Tree
+from sandkeepd.contract.provider import PackedFiles, PackRequest
+from sandkeepd.host.cgroups.pause import Pause, processes
+from sandkeepd.host.mapped_files import mapped_files
+from sandkeepd.host.processes import run_tool
+from sandkeepd.host.threads import Meter
+from sandkeepd.providers.common.layers import Layers, unwritable
+from sandkeepd.providers.common.packing import CODECS, told
+from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.local.bubblewrap import WORKSPACE
+from sandkeepd.providers.local.files import HeldFiles
 
 COPIED_BYTES: Final = 32 * 1024**2
 COPIED_FILES: Final = 2000

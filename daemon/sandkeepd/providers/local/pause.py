@@ -9,9 +9,9 @@ from typing import Final
 import trio
 
 from sandkeep.model import Capability
-from sandkeepd import freezer
-from sandkeepd.freezer import Freezer
-from sandkeepd.providers.kept import KeptInstance
+from sandkeepd.host.cgroups import freezer
+from sandkeepd.host.cgroups.freezer import Freezer
+from sandkeepd.providers.common.kept import KeptInstance
 
 LOOK_S: Final = 5.0
 """How often it is looked at whether somebody else has frozen sandboxes, or thawed them."""

@@ -7,9 +7,9 @@ from msgspec import Struct, field
 
 from sandkeep.errors import CallerError, SetupError
 from sandkeep.model import SandboxSpec
-from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.providers.base import Caller
-from sandkeepd.providers.local_probe import Abilities
+from sandkeepd.contract.provider import Caller
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.providers.local.probe import Abilities
 
 DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3

@@ -10,8 +10,8 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep.model import Capability
-from sandkeepd import mounts, seccomp
-from sandkeepd.hostprocess import in_fresh_thread, run_tool
+from sandkeepd.host import mounts, seccomp
+from sandkeepd.host.processes import in_fresh_thread, run_tool
 from sandkeepd.keeper import program
 
 

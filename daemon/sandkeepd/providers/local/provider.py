@@ -19,32 +19,33 @@ from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
-from sandkeep.settings import UID_REGISTRY
+from sandkeep.settings.daemon import UID_REGISTRY
 from sandkeep_store.threads import Threads
-from sandkeepd import cgroups
-from sandkeepd.cgroups import Hierarchies
-from sandkeepd.hostprocess import (
+from sandkeepd.contract.provider import Caller, Ending, Ledger, Swept
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups.groups import Hierarchies
+from sandkeepd.host.processes import (
     identify,
     in_fresh_thread,
     reap,
 )
+from sandkeepd.host.uids.claims import Claims
+from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers import disk_usage, local_plan
-from sandkeepd.providers.base import Caller, Ending, Ledger, Swept
-from sandkeepd.providers.disk_watch import DiskWatch
-from sandkeepd.providers.kept import KeptProvider, running
-from sandkeepd.providers.local_bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
-from sandkeepd.providers.local_end import Clearing
-from sandkeepd.providers.local_keeping import Keeping, files_features
-from sandkeepd.providers.local_layers import Layers
-from sandkeepd.providers.local_layout import Layout
-from sandkeepd.providers.local_pausing import Freezable, keep_looking, suspension
-from sandkeepd.providers.local_plan import Plan, Planner
-from sandkeepd.providers.local_probe import Abilities, probe
-from sandkeepd.providers.local_start import Handle, Job, Lower, Started, start
-from sandkeepd.providers.local_strays import Strays
-from sandkeepd.uid_claims import Claims
-from sandkeepd.uid_registry import Registry
+from sandkeepd.providers.common import disk_usage
+from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.common.kept import KeptProvider, running
+from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.local import plan as local_plan
+from sandkeepd.providers.local.bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
+from sandkeepd.providers.local.end import Clearing
+from sandkeepd.providers.local.pause import Freezable, keep_looking, suspension
+from sandkeepd.providers.local.plan import Plan, Planner
+from sandkeepd.providers.local.probe import Abilities, probe
+from sandkeepd.providers.local.snapshots import Keeping, files_features
+from sandkeepd.providers.local.start import Handle, Job, Lower, Started, start
+from sandkeepd.providers.local.strays import Strays
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

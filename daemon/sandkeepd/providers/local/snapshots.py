@@ -15,18 +15,18 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
 from sandkeep.model import Capability, SandboxSpec
-from sandkeepd.freezing import Pause
-from sandkeepd.providers.base import Frozen, PackedFiles, PackRequest, Progress, Source
-from sandkeepd.providers.layered_files import LayeredFiles, document
-from sandkeepd.providers.local_files import HeldFiles
-from sandkeepd.providers.local_layers import MOST_LAYERS
-from sandkeepd.providers.local_packing import Packer, paths
-from sandkeepd.providers.local_pausing import NO_FREEZER
-from sandkeepd.providers.local_plan import Layer, Plan
-from sandkeepd.providers.local_probe import Abilities
-from sandkeepd.providers.local_start import Handle
-from sandkeepd.providers.shown import shown
-from sandkeepd.watched import watched
+from sandkeepd.contract.provider import Frozen, PackedFiles, PackRequest, Progress, Source
+from sandkeepd.host.cgroups.pause import Pause
+from sandkeepd.host.threads import watched
+from sandkeepd.providers.common.layered_files import LayeredFiles, document
+from sandkeepd.providers.common.layers import MOST_LAYERS
+from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.local.files import HeldFiles
+from sandkeepd.providers.local.pack import Packer, paths
+from sandkeepd.providers.local.pause import NO_FREEZER
+from sandkeepd.providers.local.plan import Layer, Plan
+from sandkeepd.providers.local.probe import Abilities
+from sandkeepd.providers.local.start import Handle
 
 
 class Keeping(LayeredFiles):

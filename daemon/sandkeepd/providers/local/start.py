@@ -17,16 +17,16 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeepd import mounts, seccomp
-from sandkeepd.cgroups import Hierarchies
-from sandkeepd.hostprocess import TOOL_ENV, Identity, identify, listen, reap, run_tool, spawn
+from sandkeepd.host import mounts, seccomp
+from sandkeepd.host.cgroups.groups import Hierarchies
+from sandkeepd.host.pools import ceilings
+from sandkeepd.host.processes import TOOL_ENV, Identity, identify, listen, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
-from sandkeepd.pools import ceilings
-from sandkeepd.providers.local_bubblewrap import INSIDE, View, arguments, marks, write_etc
-from sandkeepd.providers.local_layout import SANDBOX_MARK, write_mark
-from sandkeepd.providers.local_plan import Plan
-from sandkeepd.providers.shown import shown, writable
-from sandkeepd.providers.tree_copies import copy_tree
+from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
+from sandkeepd.providers.common.tree_copies import copy_tree
+from sandkeepd.providers.common.views import shown, writable
+from sandkeepd.providers.local.bubblewrap import INSIDE, View, arguments, marks, write_etc
+from sandkeepd.providers.local.plan import Plan
 
 logger = logging.getLogger("sandkeepd")
 

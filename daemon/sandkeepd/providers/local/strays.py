@@ -10,11 +10,13 @@ import os
 from typing import Final
 
 from sandkeep.ids import is_log_id, is_name
-from sandkeepd import cgroups, freezer, mounts
-from sandkeepd.cgroups import Hierarchies, log_and_sandbox
-from sandkeepd.hostprocess import bearing, is_inside, kill_all
-from sandkeepd.providers.local_bubblewrap import LOG_MARK, MARK
-from sandkeepd.providers.local_layout import Layout
+from sandkeepd.host import mounts
+from sandkeepd.host.cgroups import freezer
+from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups.groups import Hierarchies, log_and_sandbox
+from sandkeepd.host.processes import bearing, is_inside, kill_all
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.local.bubblewrap import LOG_MARK, MARK
 
 MOST_TOLD: Final = 50
 """Of so many things of other logs it is told, each in a sentence."""

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from sandkeep.durable import make_directory, sync_directory
 from sandkeep.errors import SetupError
-from sandkeep_store.config import is_path
+from sandkeep.system.durable import make_directory, sync_directory
+from sandkeep_store.buckets.config import is_path
 
 _BASE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY: Final = _BASE | os.O_NOFOLLOW

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.config import Place, Root
+from sandkeep_store.buckets.config import Place, Root
 
 
 def in_order(recorded: Sequence[Place], configured: Sequence[Root]) -> tuple[Place, ...]:

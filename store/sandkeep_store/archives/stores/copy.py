@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from sandkeep.errors import StateError
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.archives.objects import Fence, Progress, Stored, corrupt
+from sandkeep_store.archives.stores.directory import DirectoryArchives
+from sandkeep_store.archives.stores.objects import Fence, Progress, Stored, corrupt
+from sandkeep_store.archives.stores.store import ArchiveStore
 
 DIGEST: Final = "sha256"
 """The key of the metadata that tells an archive's digest."""

@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.beneath import Beneath, NotPlainError
-from sandkeep_store.archives.objects import (
+from sandkeep_store.archives.stores.beneath import Beneath, NotPlainError
+from sandkeep_store.archives.stores.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
     Document,
@@ -26,7 +25,8 @@ from sandkeep_store.archives.objects import (
     corrupt,
     missing,
 )
-from sandkeep_store.config import PARTIAL, Root, checked_path
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.buckets.config import PARTIAL, Root, checked_path
 
 PART_BYTES: Final = 1024**2
 

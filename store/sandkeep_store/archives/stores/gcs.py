@@ -13,9 +13,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sandkeep.errors import SandkeepError, StateError
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.gcs_upload import GcsUpload
-from sandkeep_store.archives.objects import (
+from sandkeep_store.archives.stores.gcs_upload import GcsUpload
+from sandkeep_store.archives.stores.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
     WRITE_ID,
@@ -24,9 +23,10 @@ from sandkeep_store.archives.objects import (
     Waiting,
     conflict,
 )
-from sandkeep_store.archives.patience import PATIENCE_S
-from sandkeep_store.config import STORAGE, Root, Storage, is_path
-from sandkeep_store.gcs_client import TIMEOUT_S, connect, refusal, retrying, speaking_about
+from sandkeep_store.archives.stores.retry import PATIENCE_S
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
+from sandkeep_store.buckets.gcs_client import TIMEOUT_S, connect, refusal, retrying, speaking_about
 
 _LISTED: Final = "items(name,size,generation,metadata,updated),nextPageToken"
 

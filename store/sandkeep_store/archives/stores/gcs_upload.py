@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.objects import Stored, Waiting
-from sandkeep_store.archives.patience import Patience
-from sandkeep_store.gcs_client import TIMEOUT_S, refusal, speaking_about
+from sandkeep_store.archives.stores.objects import Stored, Waiting
+from sandkeep_store.archives.stores.retry import Patience
+from sandkeep_store.buckets.gcs_client import TIMEOUT_S, refusal, speaking_about
 
 PART_BYTES: Final = 8 * 1024**2
 """A multiple of 256 KiB, as the service wants it."""

@@ -2,11 +2,11 @@
 
 from typing import assert_never
 
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.archives.patience import PATIENCE_S
-from sandkeep_store.config import STORAGE, Root, Storage
-from sandkeep_store.sdks import require_sdk
+from sandkeep_store.archives.stores.directory import DirectoryArchives
+from sandkeep_store.archives.stores.retry import PATIENCE_S
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.buckets.config import STORAGE, Root, Storage
+from sandkeep_store.buckets.sdks import require_sdk
 
 
 def open_store(root: Root, storage: Storage = STORAGE, patience_s: float = PATIENCE_S) -> ArchiveStore:
@@ -27,9 +27,9 @@ def open_store(root: Root, storage: Storage = STORAGE, patience_s: float = PATIE
 def _bucket(root: Root, storage: Storage, patience_s: float) -> ArchiveStore:
     require_sdk(root)
     if root.where == "gcs":
-        from sandkeep_store.archives.gcs import GcsArchives
+        from sandkeep_store.archives.stores.gcs import GcsArchives
 
         return GcsArchives(root, storage, patience_s)
-    from sandkeep_store.archives.s3 import S3Archives
+    from sandkeep_store.archives.stores.s3 import S3Archives
 
     return S3Archives(root, storage, patience_s)

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from sandkeep.backoff import Backoff
 from sandkeep.errors import ProviderError
-from sandkeep_store.archives.objects import Waiting
+from sandkeep.system.backoff import Backoff
+from sandkeep_store.archives.stores.objects import Waiting
 
 T = TypeVar("T")
 

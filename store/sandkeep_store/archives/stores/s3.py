@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.objects import (
+from sandkeep_store.archives.stores.objects import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
     WRITE_ID,
@@ -22,10 +21,11 @@ from sandkeep_store.archives.objects import (
     Waiting,
     conflict,
 )
-from sandkeep_store.archives.patience import PATIENCE_S
-from sandkeep_store.archives.s3_upload import S3Upload
-from sandkeep_store.config import STORAGE, Root, Storage, is_path
-from sandkeep_store.s3_client import connect, refusal, speaking_about
+from sandkeep_store.archives.stores.retry import PATIENCE_S
+from sandkeep_store.archives.stores.s3_upload import S3Upload
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
+from sandkeep_store.buckets.s3_client import connect, refusal, speaking_about
 
 
 class S3Archives(ArchiveStore):

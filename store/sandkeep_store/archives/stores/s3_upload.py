@@ -11,9 +11,9 @@ from threading import Event
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.objects import Stored, Waiting
-from sandkeep_store.archives.patience import HEARD_EVERY_S, patiently
-from sandkeep_store.s3_client import speaking_about
+from sandkeep_store.archives.stores.objects import Stored, Waiting
+from sandkeep_store.archives.stores.retry import HEARD_EVERY_S, patiently
+from sandkeep_store.buckets.s3_client import speaking_about
 
 PART_BYTES: Final = 5 * 1024**2
 """The least that the service takes. Memory that was freed comes back late, so what counts is how large parts are."""

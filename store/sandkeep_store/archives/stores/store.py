@@ -41,7 +41,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.objects import (
+from sandkeep_store.archives.stores.objects import (
     MAX_DOCUMENT_BYTES,
     WRITE_ID,
     Document,
@@ -54,8 +54,8 @@ from sandkeep_store.archives.objects import (
     conflict,
     corrupt,
 )
-from sandkeep_store.archives.transfer import Measured, Reader, send
-from sandkeep_store.config import Root, checked_path
+from sandkeep_store.archives.stores.transfer import Measured, Reader, send
+from sandkeep_store.buckets.config import Root, checked_path
 
 __all__ = ["ArchiveStore", "Document", "Fence", "Progress", "Reader", "Source", "Stored"]
 

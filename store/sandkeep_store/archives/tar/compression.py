@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, Protocol
 
 from sandkeep.errors import DaemonError, SetupError
-from sandkeep_store.archives.members import corrupt
-from sandkeep_store.archives.output import Output
-from sandkeep_store.archives.stream import Stream
-from sandkeep_store.archives.zstdframes import MAGIC as _ZSTD
-from sandkeep_store.archives.zstdframes import SKIPPED as _SKIPPED
-from sandkeep_store.archives.zstdframes import Frames
+from sandkeep_store.archives.tar.members import corrupt
+from sandkeep_store.archives.tar.output import Output
+from sandkeep_store.archives.tar.stream import Stream
+from sandkeep_store.archives.tar.zstd_frames import MAGIC as _ZSTD
+from sandkeep_store.archives.tar.zstd_frames import SKIPPED as _SKIPPED
+from sandkeep_store.archives.tar.zstd_frames import Frames
 
 Codec = Literal["gzip", "zstd", "none"]
 

@@ -7,8 +7,8 @@ maker knows.
 from array import array
 from typing import Final
 
-from sandkeep_store.archives.links import Links
-from sandkeep_store.archives.members import TOP, Kind, Member, corrupt, shown
+from sandkeep_store.archives.tar.links import Links
+from sandkeep_store.archives.tar.members import TOP, Kind, Member, corrupt, shown
 
 _DIRECTORY, _FILE, _LINK, _DEVICE = 1, 2, 3, 4
 _CODES: Final[dict[Kind, int]] = {

@@ -4,7 +4,7 @@ import subprocess
 from typing import Final
 
 from sandkeep.errors import ProviderError
-from sandkeep_store.archives.members import Member, corrupt
+from sandkeep_store.archives.tar.members import Member, corrupt
 
 MAX_BYTES: Final = 64 << 20
 """How much memory the names may take."""

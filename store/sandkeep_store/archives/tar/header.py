@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 from zlib import adler32
 
-from sandkeep_store.archives.members import corrupt
+from sandkeep_store.archives.tar.members import corrupt
 
 BLOCK: Final = 512
 ZEROS: Final = bytes(BLOCK)

@@ -12,13 +12,13 @@ from contextlib import closing, contextmanager
 from msgspec import Struct
 
 from sandkeep.errors import DataError
-from sandkeep_store.archives.ahead import ahead
-from sandkeep_store.archives.compression import Codec, Input, decompressed
-from sandkeep_store.archives.contents import Contents
-from sandkeep_store.archives.limits import Limits, Tally
-from sandkeep_store.archives.members import Member, corrupt, is_too_long, shown
-from sandkeep_store.archives.tarreader import Reader
-from sandkeep_store.archives.whiteouts import check_whiteout
+from sandkeep_store.archives.tar.compression import Codec, Input, decompressed
+from sandkeep_store.archives.tar.contents import Contents
+from sandkeep_store.archives.tar.limits import Limits, Tally
+from sandkeep_store.archives.tar.members import Member, corrupt, is_too_long, shown
+from sandkeep_store.archives.tar.read_ahead import ahead
+from sandkeep_store.archives.tar.reader import Reader
+from sandkeep_store.archives.tar.whiteouts import check_whiteout
 
 Moved = Callable[[int], None]
 """Is told, now and then, how many bytes of an archive are through. What it raises ends the work."""

@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sandkeep_store.archives.members import Member, corrupt, shown
+from sandkeep_store.archives.tar.members import Member, corrupt, shown
 
 _TOO_SMALL_TO_TELL: Final = 64 << 20
 """Up to here an archive may expand as it likes."""

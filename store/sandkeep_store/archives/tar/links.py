@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sandkeep_store.archives.members import corrupt, shown
+from sandkeep_store.archives.tar.members import corrupt, shown
 
 MAX_LINK_BYTES: Final = 64 << 20
 """How much memory the links of one archive may take."""

@@ -9,12 +9,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from sandkeep_store.archives import header, sparse
-from sandkeep_store.archives.header import BLOCK, ZEROS, Fields
-from sandkeep_store.archives.members import MAX_NAME_BYTES, Kind, Member, corrupt, is_kept, plain_name, shown
-from sandkeep_store.archives.sparse import decimal
-from sandkeep_store.archives.stream import Stream
-from sandkeep_store.yielding import yielding
+from sandkeep_store.archives.tar import header, sparse
+from sandkeep_store.archives.tar.header import BLOCK, ZEROS, Fields
+from sandkeep_store.archives.tar.members import MAX_NAME_BYTES, Kind, Member, corrupt, is_kept, plain_name, shown
+from sandkeep_store.archives.tar.sparse import decimal
+from sandkeep_store.archives.tar.stream import Stream
+from sandkeep_store.fairness import yielding
 
 MAX_EXTENDED_BYTES: Final = 1 << 20
 """How large an extended header may be: it is held in memory."""

@@ -4,8 +4,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from sandkeep_store.archives import header
-from sandkeep_store.archives.members import corrupt, shown
+from sandkeep_store.archives.tar import header
+from sandkeep_store.archives.tar.members import corrupt, shown
 
 MAX_EXTENTS: Final = 1 << 20
 """How many pieces of data one file may have."""

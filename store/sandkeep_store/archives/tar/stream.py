@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from sandkeep_store.archives.members import corrupt
+from sandkeep_store.archives.tar.members import corrupt
 
 _MOST_PADDING: Final = 64 << 20
 _PADDING_PIECE: Final = 1 << 16

@@ -7,7 +7,7 @@ away all that these have in ``dir``. Such names are of the layer, never of a fil
 from typing import Final
 
 from sandkeep.errors import CallerError
-from sandkeep_store.archives.members import Member, corrupt, shown
+from sandkeep_store.archives.tar.members import Member, corrupt, shown
 
 PREFIX: Final = b".wh."
 OPAQUE: Final = b".wh..wh..opq"

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from sandkeep_store.archives import header, sparse
-from sandkeep_store.archives.header import BLOCK, ZEROS
-from sandkeep_store.archives.members import Kind, Member
+from sandkeep_store.archives.tar import header, sparse
+from sandkeep_store.archives.tar.header import BLOCK, ZEROS
+from sandkeep_store.archives.tar.members import Kind, Member
 
 Sink = Callable[[memoryview], object]
 """What takes the bytes. It may not keep what it is given."""

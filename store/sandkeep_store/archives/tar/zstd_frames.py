@@ -7,8 +7,8 @@ tells its length, and by that one sees.
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from sandkeep_store.archives.members import corrupt
-from sandkeep_store.archives.stream import Stream
+from sandkeep_store.archives.tar.members import corrupt
+from sandkeep_store.archives.tar.stream import Stream
 
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
 SKIPPED: Final = tuple(bytes((number, 0x2A, 0x4D, 0x18)) for number in range(0x50, 0x60))

@@ -17,12 +17,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, DataError, ProviderError
-from sandkeep.openat2 import open_beneath
-from sandkeep_store.archives import whiteouts
-from sandkeep_store.archives.members import TOP, Member, shown
-from sandkeep_store.archives.reading import Names, Program, Remarks
-from sandkeep_store.archives.tarreader import Reader
-from sandkeep_store.archives.tree import Overlay, is_opaque
+from sandkeep.system.openat2 import open_beneath
+from sandkeep_store.archives.tar import whiteouts
+from sandkeep_store.archives.tar.members import TOP, Member, shown
+from sandkeep_store.archives.tar.reader import Reader
+from sandkeep_store.archives.trees.read import Names, Program, Remarks
+from sandkeep_store.archives.trees.tree import Overlay, is_opaque
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 _RECENT_NS: Final = 50_000_000

@@ -15,11 +15,11 @@ from contextlib import contextmanager, suppress
 from typing import IO, Final
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeep.staging import Stage
-from sandkeep_store.archives import jail, pipes
-from sandkeep_store.archives.contents import Names
-from sandkeep_store.archives.members import TOP, Member, corrupt, shown
-from sandkeep_store.archives.tarwriter import Writer
+from sandkeep.system.staging import Stage
+from sandkeep_store.archives.tar.contents import Names
+from sandkeep_store.archives.tar.members import TOP, Member, corrupt, shown
+from sandkeep_store.archives.tar.writer import Writer
+from sandkeep_store.archives.trees import jail, pipes
 
 _NO_ROOM: Final = (b"No space left", b"Wrote only", b"quota")
 _NOT_BEGUN: Final = (b"bwrap:", b"setpriv:")

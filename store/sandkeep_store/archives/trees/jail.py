@@ -5,8 +5,8 @@ here, member by member, from what was understood and checked; no byte of a heade
 that fail, it still runs as the files' owner without any capability, without a network, in namespaces of its own, sees
 of the machine only the programs below ``/usr``, and can write nothing but the tree.
 
-Without bubblewrap, Landlock keeps it from writing elsewhere (see `sandkeep.confined`); it could then read what its user
-may read on this machine, and reach the network.
+Without bubblewrap, Landlock keeps it from writing elsewhere (see `sandkeep.system.confined`); it could then read what
+its user may read on this machine, and reach the network.
 """
 
 import os
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import IO, Any, Final
 
-from sandkeep import confined, hostview
 from sandkeep.errors import SetupError
+from sandkeep.system import confined, hostview
 
 _TAR: Final = (
     "tar", "--extract", "--file=-", "--no-same-owner", "--no-same-permissions", "--no-overwrite-dir",

@@ -6,16 +6,16 @@ a tree of which the oldest is a layer; without one, the oldest archive is whole.
 
 from collections.abc import Sequence
 
-from sandkeep_store.archives import hardlinks
-from sandkeep_store.archives.compression import Codec
-from sandkeep_store.archives.hardlinks import HardLinks
-from sandkeep_store.archives.inspect import Examined, Moved
-from sandkeep_store.archives.limits import Limits
-from sandkeep_store.archives.members import corrupt
-from sandkeep_store.archives.merging import Layer, Merged
-from sandkeep_store.archives.pack import Packed, write
-from sandkeep_store.archives.reading import Remarks
-from sandkeep_store.archives.tree import Tree
+from sandkeep_store.archives.tar import hardlinks
+from sandkeep_store.archives.tar.compression import Codec
+from sandkeep_store.archives.tar.hardlinks import HardLinks
+from sandkeep_store.archives.tar.inspect import Examined, Moved
+from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.members import corrupt
+from sandkeep_store.archives.trees.merge import Layer, Merged
+from sandkeep_store.archives.trees.pack import Packed, write
+from sandkeep_store.archives.trees.read import Remarks
+from sandkeep_store.archives.trees.tree import Tree
 
 
 def flatten(

@@ -9,10 +9,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from sandkeep_store.archives import whiteouts
-from sandkeep_store.archives.hardlinks import HardLinks
-from sandkeep_store.archives.members import TOP, Member
-from sandkeep_store.archives.tree import Source
+from sandkeep_store.archives.tar import whiteouts
+from sandkeep_store.archives.tar.hardlinks import HardLinks
+from sandkeep_store.archives.tar.members import TOP, Member
+from sandkeep_store.archives.trees.tree import Source
 
 _NAMED, _CLOSED, _PART = 1, 2, 4
 """What is known of a name above: it is there; nothing below counts in it; it is part of other names."""

@@ -10,13 +10,13 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-from sandkeep_store.archives import whiteouts
-from sandkeep_store.archives.extraction import extracting, unwritable
-from sandkeep_store.archives.inspect import Examined, Inspection, Moved
-from sandkeep_store.archives.limits import Limits
-from sandkeep_store.archives.members import TOP
-from sandkeep_store.archives.tree import Overlay
-from sandkeep_store.archives.unpack import check_digest, staged, take_place
+from sandkeep_store.archives.tar import whiteouts
+from sandkeep_store.archives.tar.inspect import Examined, Inspection, Moved
+from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.members import TOP
+from sandkeep_store.archives.trees.extract import extracting, unwritable
+from sandkeep_store.archives.trees.tree import Overlay
+from sandkeep_store.archives.trees.unpack import check_digest, staged, take_place
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -12,14 +12,14 @@ from typing import Final
 from msgspec import Struct, structs
 
 from sandkeep.errors import DaemonError
-from sandkeep_store.archives.compression import Codec, Compressor, compressing
-from sandkeep_store.archives.inspect import Moved
-from sandkeep_store.archives.limits import Limits, Tally
-from sandkeep_store.archives.members import TOP, Member
-from sandkeep_store.archives.output import Output, OutputError
-from sandkeep_store.archives.reading import Remarks
-from sandkeep_store.archives.tarwriter import Writer
-from sandkeep_store.archives.tree import Source, Tree
+from sandkeep_store.archives.tar.compression import Codec, Compressor, compressing
+from sandkeep_store.archives.tar.inspect import Moved
+from sandkeep_store.archives.tar.limits import Limits, Tally
+from sandkeep_store.archives.tar.members import TOP, Member
+from sandkeep_store.archives.tar.output import Output, OutputError
+from sandkeep_store.archives.tar.writer import Writer
+from sandkeep_store.archives.trees.read import Remarks
+from sandkeep_store.archives.trees.tree import Source, Tree
 
 NO_LIMITS: Final = Limits(members=1 << 62, content_bytes=1 << 62, ratio=1 << 62, outward_symlinks=True)
 _MODE: Final = 0o1777

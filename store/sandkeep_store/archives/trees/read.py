@@ -17,8 +17,8 @@ from typing import IO, Final, Literal
 from msgspec import Struct, field
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
-from sandkeep_store.archives import pipes
-from sandkeep_store.archives.members import shown
+from sandkeep_store.archives.tar.members import shown
+from sandkeep_store.archives.trees import pipes
 
 What = Literal[
     "socket",

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
-from sandkeep import staging
-from sandkeep.durable import sync_directory
-from sandkeep.staging import Stage
-from sandkeep_store.syncfs import sync_filesystem
+from sandkeep.system import staging
+from sandkeep.system.durable import sync_directory
+from sandkeep.system.staging import Stage
+from sandkeep_store.files.syncfs import sync_filesystem
 
 _RENAMEAT2: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 357, "s390x": 347}
 _NOREPLACE, _EXCHANGE = 1, 2

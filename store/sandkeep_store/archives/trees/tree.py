@@ -7,11 +7,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Final, Literal, Protocol
 
 from sandkeep.errors import CallerError, DataError
-from sandkeep.openat2 import open_beneath
-from sandkeep_store.archives import whiteouts
-from sandkeep_store.archives.members import TOP, Member, is_too_long, shown
-from sandkeep_store.archives.reading import Remarks, reading, unreadable
-from sandkeep_store.archives.tarreader import Reader
+from sandkeep.system.openat2 import open_beneath
+from sandkeep_store.archives.tar import whiteouts
+from sandkeep_store.archives.tar.members import TOP, Member, is_too_long, shown
+from sandkeep_store.archives.tar.reader import Reader
+from sandkeep_store.archives.trees.read import Remarks, reading, unreadable
 
 Overlay = Literal["trusted", "user"]
 """The kind of extended attributes by which an overlay marks what is opaque: ``user`` is that of a user's own mounts."""

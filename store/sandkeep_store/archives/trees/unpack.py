@@ -9,12 +9,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sandkeep.staging import Stage
-from sandkeep_store.archives.extraction import extracting, unwritable
-from sandkeep_store.archives.inspect import Examined, Inspection, Moved
-from sandkeep_store.archives.limits import Limits
-from sandkeep_store.archives.members import corrupt
-from sandkeep_store.archives.swapping import swap
+from sandkeep.system.staging import Stage
+from sandkeep_store.archives.tar.inspect import Examined, Inspection, Moved
+from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.members import corrupt
+from sandkeep_store.archives.trees.extract import extracting, unwritable
+from sandkeep_store.archives.trees.swap import swap
 
 
 def unpack(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.daemon.test_files import (  # noqa: F401  # these tests are ones of this file, too
+from tests.daemon.sandboxes.test_files import (  # noqa: F401  # these tests are ones of this file, too
     bound,
     box,
     shared_box,

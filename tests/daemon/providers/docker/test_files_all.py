@@ -1,8 +1,8 @@
 """Files in Docker sandboxes: all that `test_files` asks of local ones."""
 
 import pytest
-from tests.daemon.test_docker_files import image, shared_daemon  # noqa: F401
-from tests.daemon.test_files import *  # noqa: F403  # every test of that file is one of this, but for those below
+from tests.daemon.providers.docker.test_files import image, shared_daemon  # noqa: F401
+from tests.daemon.sandboxes.test_files import *  # noqa: F403  # every test of that file is one of this, but for those below
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.soak]
 

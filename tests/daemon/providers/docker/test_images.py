@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 import trio
-from tests import rootfs
-from tests.engine import PrivateEngine
-from tests.registry import Registry, serving
+from tests.support import rootfs
+from tests.support.engine import PrivateEngine
+from tests.support.registry import Registry, serving
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, new_id
-from sandkeepd.providers.base import Caller, ImageRequest, ImportedImage, Progress
-from sandkeepd.providers.docker import DockerProvider, open_docker
-from sandkeepd.providers.docker_builder import UNFINISHED_LABEL
-from sandkeepd.providers.docker_container import LOG_LABEL
-from sandkeepd.providers.docker_engine import Engine
-from sandkeepd.providers.docker_image_probe import PROBE_LABEL
+from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Progress
+from sandkeepd.providers.docker.builder import UNFINISHED_LABEL
+from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.image_probe import PROBE_LABEL
+from sandkeepd.providers.docker.provider import DockerProvider, open_docker
 
 pytestmark = pytest.mark.needs("docker")
 
@@ -561,7 +561,7 @@ async def test_a_shell_elsewhere(world: World) -> None:
     ],
 )
 async def test_a_shell_that_lies(world: World, script: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandkeepd.providers.docker_image_probe.ANSWER_S", 3)
+    monkeypatch.setattr("sandkeepd.providers.docker.image_probe.ANSWER_S", 3)
     made = await world.image_with_shell(script)
     assert made.details["shell"] is None
     assert why in made.details["why"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine import PrivateEngine
+from tests.support.engine import PrivateEngine
 
 from sandkeep.errors import SandkeepError
 

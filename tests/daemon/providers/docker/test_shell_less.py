@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.test_adoption import forge, recorded, refused, until
+from tests.daemon.app.test_adoption import forge, recorded, refused, until
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import PROCESS, SANDBOX, new_id
-from sandkeep_store.log import NewEvent
+from sandkeep_store.eventlog.log import NewEvent
 
 pytestmark = pytest.mark.needs("docker", "root", "busybox")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.daemon.keeping import archive, exported, imported, names, refused, sh, soon
-from tests.engine import PrivateEngine
+from tests.support.engine import PrivateEngine
+from tests.support.snapshots import archive, exported, imported, names, refused, sh, soon
 
 import sandkeep
 from sandkeep.errors import ProviderError

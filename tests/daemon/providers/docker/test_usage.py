@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.boxes import Box, until
+from tests.support.boxes import Box, until
 
 pytestmark = pytest.mark.needs("docker", "root", "busybox")
 

@@ -13,17 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.boxes import at_most
-from tests.exchanges import Closed
+from tests.support.boxes import at_most
+from tests.support.exchanges import Closed
 
 from sandkeep.errors import SandkeepError
 from sandkeep.model import SandboxSpec
-from sandkeepd.cgroups import Hierarchies, Limits
-from sandkeepd.hostile_files import HostileRoot
-from sandkeepd.providers import gvisor_bundle, gvisor_saving, gvisor_start
-from sandkeepd.providers.gvisor_bundle import Bundle, Lower
-from sandkeepd.providers.gvisor_plan import Plan
-from sandkeepd.providers.gvisor_start import EXITS, Job
+from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.host.hostile_files import HostileRoot
+from sandkeepd.providers.gvisor import bundle as gvisor_bundle
+from sandkeepd.providers.gvisor import checkpoints, start
+from sandkeepd.providers.gvisor.bundle import Bundle, Lower
+from sandkeepd.providers.gvisor.plan import Plan
+from sandkeepd.providers.gvisor.start import EXITS, Job
 
 pytestmark = pytest.mark.needs("root")
 
@@ -71,7 +72,7 @@ def job(tmp_path: Path) -> Job:
         root=str(tmp_path / "runsc"), lowers=[], plan=plan(), spec=SandboxSpec(), hierarchies=Hierarchies(),
         log_id="a" * 16, secrets=[], files=HostileRoot(str(tmp_path / "sandboxes")).tree("box"),
     )  # fmt: skip
-    gvisor_start.make_directories(made)
+    start.make_directories(made)
     Path(made.saved).mkdir()
     return made
 
@@ -88,11 +89,11 @@ def test_no_link_is_given_away(job: Job, closed: Closed, name: str) -> None:
     place.rename(f"{place}.before")
     place.symlink_to(closed.place / ("f1" if name == "exits" else "."))
     with pytest.raises(SandkeepError):
-        gvisor_start.make_directories(job)
+        start.make_directories(job)
     closed.require_untouched()
 
 
-@pytest.mark.parametrize("work", [gvisor_start.make_directories, gvisor_start.put_aside])
+@pytest.mark.parametrize("work", [start.make_directories, start.put_aside])
 def test_nobody_is_waited_for(job: Job, work: Callable[[Job], None]) -> None:
     os.unlink(f"{job.directory}/out/exits")
     os.mkfifo(f"{job.directory}/out/exits")
@@ -104,7 +105,7 @@ def test_nothing_is_kept_that_a_link_leads_to(job: Job, closed: Closed) -> None:
     os.unlink(f"{job.directory}/out/exits")
     os.symlink(closed.place / "f1", f"{job.directory}/out/exits")
     with pytest.raises(SandkeepError):
-        gvisor_start.put_aside(job)
+        start.put_aside(job)
     assert not os.path.exists(f"{job.saved}/{EXITS}")
 
 
@@ -126,13 +127,13 @@ def test_holes_stay_holes(job: Job) -> None:
     """Else the code inside has the daemon fill the disk far beyond what the sandbox may have."""
     exits = f"{job.directory}/out/exits"
     before = sparse(exits)
-    Path(job.saved, gvisor_start.IMAGE).touch()
-    gvisor_start.put_aside(job)
+    Path(job.saved, start.IMAGE).touch()
+    start.put_aside(job)
     kept = f"{job.bundle}/aside/{EXITS}"
     assert os.stat(kept).st_blocks * 512 < FEW_BYTES
     assert _digest(kept) == before
     os.unlink(exits)
-    assert not gvisor_start.put_back(job)
+    assert not start.put_back(job)
     found = os.stat(exits)
     assert (found.st_uid, found.st_size) == (STRANGER, SPARSE_BYTES)
 
@@ -143,7 +144,7 @@ def test_holes_stay_holes_on_another_file_system(job: Job) -> None:
         Path(kept).touch()
         assert os.stat(kept).st_dev != os.stat(job.directory).st_dev
         before = sparse(kept)
-        gvisor_start._replace_exits(job, kept)
+        start._replace_exits(job, kept)
     exits = f"{job.directory}/out/exits"
     found = os.stat(exits)
     assert found.st_uid == STRANGER
@@ -160,7 +161,7 @@ def test_journals_that_come_and_go_hold_up_no_checkpoint(job: Job) -> None:
             assert code.stdout is not None
             assert code.stdout.readline() == b"begun\n"
             for _ in range(500):
-                found = gvisor_saving._journals(job.files)
+                found = checkpoints._journals(job.files)
                 assert "stays" in found
                 assert "link" not in found
         finally:

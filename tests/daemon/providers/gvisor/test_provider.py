@@ -11,13 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.boxes import refused, until
 from tests.conftest import RunningDaemon
+from tests.support.boxes import refused, until
 
-from sandkeep import archiving, transfer
-from sandkeep.gvisor_settings import PLATFORM
+from sandkeep import archives, transfer
 from sandkeep.ids import new_id
-from sandkeepd.providers import gvisor_plan, gvisor_runsc, gvisor_start
+from sandkeep.settings.gvisor import PLATFORM
+from sandkeepd.providers.gvisor import plan, runsc
+from sandkeepd.providers.gvisor import start as gvisor_start
 
 pytestmark = [pytest.mark.needs("runsc"), pytest.mark.needs("busybox")]
 
@@ -141,7 +142,7 @@ def test_a_root_file_system_from_an_archive_of_this_machine(client: Any, root_tr
     """A local path is copied, then extracted into a new root directory."""
     image = client.image.create(str(root_tree), provider="gvisor").image_id
     (root_tree / "srv" / "data").write_text("of the archive\n")
-    snapshot = archiving.import_from(client, str(archive_of(root_tree, tmp_path / "a.tar.gz")), image_id=image)
+    snapshot = archives.import_from(client, str(archive_of(root_tree, tmp_path / "a.tar.gz")), image_id=image)
     (root_tree / "srv" / "data").write_text("of the image\n")
     one, other = (client.snapshot.restore(snapshot.snapshot_id).sandbox_id for _ in range(2))
     for box in (one, other):
@@ -168,7 +169,7 @@ def test_a_root_file_system_from_an_archive_in_a_bucket(
     with daemon.connect() as client:
         image = client.image.create(str(root_tree), provider="gvisor").image_id
         path = str(archive_of(root_tree, tmp_path / "a.tar.gz"))
-        snapshot = archiving.import_from(client, path, image_id=image, archive="bucket")
+        snapshot = archives.import_from(client, path, image_id=image, archive="bucket")
         assert snapshot.places[0].uri.startswith(f"gs://{gcs_bucket}/")
         box = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
         assert sh(client, box, "cat /srv/data") == "of the image\n"
@@ -234,7 +235,7 @@ def test_threads_of_the_host_are_bounded(client: Any, image: str) -> None:
     """The limit is made lower for one of two sandboxes: the machine's own is never near."""
     greedy, other = (client.sandbox.create(image).sandbox_id for _ in range(2))
     [group] = [place.parent for place in Path("/sys/fs/cgroup").glob(f"**/*{greedy}/pids.max")]
-    assert (group / "pids.max").read_text() == f"{gvisor_plan.HOST_THREADS}\n"
+    assert (group / "pids.max").read_text() == f"{plan.HOST_THREADS}\n"
     (group / "pids.max").write_text("120")
     client.process.launch(greedy, ["sh", "-c", "while :; do sleep 600 & done"], name="bomb")
     until(lambda: client.sandbox.get(greedy).status == "failed", 60)
@@ -255,7 +256,7 @@ def test_each_trap_is_told_in_a_sentence(client: Any) -> None:
 
 
 def test_its_settings_are_those_of_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = gvisor_runsc.command("/root", "none", writable=True, rootless=False)
+    base = runsc.command("/root", "none", writable=True, rootless=False)
     assert base[1:] == [
         "--root=/root",
         "--platform=ptrace",
@@ -268,7 +269,7 @@ def test_its_settings_are_those_of_the_words(monkeypatch: pytest.MonkeyPatch) ->
         "RUNSC_STRACE": "1", "GVISOR_LOG_PACKETS": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    assert gvisor_runsc.command("/root", "host", writable=False, rootless=True, sandbox_id="box")[1:] == [
+    assert runsc.command("/root", "host", writable=False, rootless=True, sandbox_id="box")[1:] == [
         "--root=/root", "--platform=systrap", "--network=host", "--rootless", "--debug",
         "--debug-log=/var/log/runsc/box/", "--strace", "--log-packets",
     ]  # fmt: skip

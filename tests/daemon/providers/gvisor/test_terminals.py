@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.boxes import refused, until
+from tests.support.boxes import refused, until
 
 from sandkeep.errors import SandkeepError
-from sandkeepd.hostprocess import pids_where
-from sandkeepd.providers import gvisor_viewers
+from sandkeepd.host.processes import pids_where
+from sandkeepd.providers.gvisor import viewers
 
 pytestmark = pytest.mark.needs("runsc", "tmux")
 
@@ -96,7 +96,7 @@ def test_a_shell_goes_on_here_and_in_a_restored_sandbox(client: Any, box: str) -
     with attached(client, box, "shell") as before:
         sees(before, b"known:42")
         checkpoint = client.checkpoint.create(box, leave_running=True)
-        assert gvisor_viewers.SAVED.encode() in gone(before)
+        assert viewers.SAVED.encode() in gone(before)
     (other,) = (made.sandbox_id for made in client.checkpoint.restore(checkpoint.checkpoint_id).sandboxes)
     with attached(client, box, "shell") as here, attached(client, other, "shell") as there:
         for fd in (here, there):
@@ -194,7 +194,7 @@ def test_a_viewer_goes_when_it_is_left_and_outlives_the_daemon(new_daemon: Any, 
     with daemon.connect() as client:
         typed(fd, "echo still:$told", b"still:42")
         client.sandbox.suspend(box)
-        assert gvisor_viewers.SAVED.encode() in gone(fd)
+        assert viewers.SAVED.encode() in gone(fd)
         os.close(fd)
         client.sandbox.resume(box)
         with attached(client, box, "shell") as fd:

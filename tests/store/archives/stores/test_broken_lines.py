@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import pytest
-from tests.gcs import GcsEmulator
-from tests.proxy import BreakingLine
+from tests.support.gcs import GcsEmulator
+from tests.support.proxy import BreakingLine
 
 from sandkeep.errors import DataError, ProviderError, SetupError, StateError
-from sandkeep_store.archives.base import ArchiveStore
-from sandkeep_store.archives.gcs import GcsArchives
-from sandkeep_store.archives.opening import open_store
-from sandkeep_store.config import Root, Storage
+from sandkeep_store.archives.stores.gcs import GcsArchives
+from sandkeep_store.archives.stores.open import open_store
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.buckets.config import Root, Storage
 
 PART = 8 * 1024**2
 DATA = random.Random(7).randbytes(2 * PART + 12_345)

@@ -6,13 +6,13 @@ import os
 from typing import Any
 
 import pytest
-from tests.memory_archives import MemoryArchives
+from tests.support.memory_archives import MemoryArchives
 
 from sandkeep.errors import CallerError, DataError, ProviderError, SandkeepError, SetupError
-from sandkeep_store.archives.choosing import in_order, most_telling
-from sandkeep_store.archives.copying import release, send
-from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.config import Root
+from sandkeep_store.archives.stores.choice import in_order, most_telling
+from sandkeep_store.archives.stores.copy import release, send
+from sandkeep_store.archives.stores.directory import DirectoryArchives
+from sandkeep_store.buckets.config import Root
 
 MOUNT, GCS, S3 = Root("mount", "/mnt/shots"), Root("gcs", "shots"), Root("s3", "s3-shots")
 DISK, STATE, OTHER = Root("directory", "/archives"), Root("state", "/state/archives"), Root("gcs", "other")
@@ -125,9 +125,9 @@ def test_a_damaged_archive_is_not_sent(local: DirectoryArchives) -> None:
 def test_a_bucket_that_fails_leaves_the_copy_on_disk(
     local: DirectoryArchives, gcs_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.proxy import BreakingLine
+    from tests.support.proxy import BreakingLine
 
-    from sandkeep_store.archives.opening import open_store
+    from sandkeep_store.archives.stores.open import open_store
 
     with BreakingLine(1) as line:
         line.down = True

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sandkeep.errors import DaemonError, DataError, ProviderError, SetupError, StateError
-from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.config import Root
+from sandkeep_store.archives.stores.directory import DirectoryArchives
+from sandkeep_store.buckets.config import Root
 
 PATH = "ses_1/snp_1.tar.gz"
 
@@ -138,8 +138,8 @@ def test_only_plain_files_are_archives(store: DirectoryArchives, base: str) -> N
 def test_what_a_writer_that_died_left_is_swept(store: DirectoryArchives, base: str) -> None:
     program = """
 import os, signal, sys
-from sandkeep_store.archives.directory import DirectoryArchives
-from sandkeep_store.config import Root
+from sandkeep_store.archives.stores.directory import DirectoryArchives
+from sandkeep_store.buckets.config import Root
 def source():
     yield bytes(3_000_000)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkeep.errors import DataError, ProviderError
-from sandkeep_store.archives.objects import Stored
-from sandkeep_store.archives.patience import Patience
-from sandkeep_store.archives.transfer import Measured, Reader, send
+from sandkeep_store.archives.stores.objects import Stored
+from sandkeep_store.archives.stores.retry import Patience
+from sandkeep_store.archives.stores.transfer import Measured, Reader, send
 
 
 class Recorded:
@@ -124,8 +124,10 @@ def test_patience_has_an_end_which_is_the_error_itself() -> None:
 
 def test_no_sdk_is_imported_before_a_bucket_is_used() -> None:
     program = (
-        "import sys; from sandkeep_store.archives.opening import open_store; from sandkeep_store.config import Root; "
-        "import sandkeep_store.archives.gcs, sandkeep_store.archives.s3; open_store(Root('directory', '/nowhere')); "
+        "import sys; from sandkeep_store.archives.stores.open import open_store; "
+        "from sandkeep_store.buckets.config import Root; "
+        "import sandkeep_store.archives.stores.gcs, sandkeep_store.archives.stores.s3; "
+        "open_store(Root('directory', '/nowhere')); "
         "print([name for name in ('google.cloud', 'boto3', 'botocore', 'requests', 'trio') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

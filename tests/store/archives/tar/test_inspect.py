@@ -14,13 +14,13 @@ from random import Random
 
 import pytest
 import zstandard
-from tests.store import tars
-from tests.store.tars import END, archive, extended, header, member
+from tests.support import tars
+from tests.support.tars import END, archive, extended, header, member
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives import links, sparse
-from sandkeep_store.archives.inspect import Examined, Inspection, inspect, opened
-from sandkeep_store.archives.limits import Limits
+from sandkeep_store.archives.tar import links, sparse
+from sandkeep_store.archives.tar.inspect import Examined, Inspection, inspect, opened
+from sandkeep_store.archives.tar.limits import Limits
 
 Look = Callable[..., Inspection]
 PLAIN = archive(member(b"d/", b"5"), member(b"d/a", data=b"x" * 700), member(b"d/l", b"2", target=b"a"))
@@ -515,8 +515,8 @@ def test_a_million_entries_take_little_memory(tmp_path: str) -> None:
     path = os.path.join(tmp_path, "archive.tar.gz")
     script = """
 import sys, resource
-from sandkeep_store.archives.inspect import inspect, opened
-from sandkeep_store.archives.limits import Limits
+from sandkeep_store.archives.tar.inspect import inspect, opened
+from sandkeep_store.archives.tar.limits import Limits
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with opened(sys.argv[1]) as archive:
     print(inspect(archive, Limits(members=2 * 10**6, ratio=1 << 40)).members)

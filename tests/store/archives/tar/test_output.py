@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from sandkeep_store.archives import output
-from sandkeep_store.archives.output import CHUNK, Output, OutputError
+from sandkeep_store.archives.tar import output
+from sandkeep_store.archives.tar.output import CHUNK, Output, OutputError
 
 
 @pytest.fixture(params=["on a disk", "in memory"])

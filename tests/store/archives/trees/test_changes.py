@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives import changes
-from sandkeep_store.archives.changes import ChangedTree
-from sandkeep_store.archives.layers import flatten
-from sandkeep_store.archives.members import TOP
-from sandkeep_store.archives.pack import pack, write
-from sandkeep_store.archives.reading import reading_only
-from sandkeep_store.archives.unpack import unpack
+from sandkeep_store.archives.tar.members import TOP
+from sandkeep_store.archives.trees import changes
+from sandkeep_store.archives.trees.changes import ChangedTree
+from sandkeep_store.archives.trees.layers import flatten
+from sandkeep_store.archives.trees.pack import pack, write
+from sandkeep_store.archives.trees.read import reading_only
+from sandkeep_store.archives.trees.unpack import unpack
 
 NAMES = ("a", "b", "c", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f")
 

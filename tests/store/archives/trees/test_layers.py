@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.store import tars, trees
-from tests.store.tars import archive, member
-from tests.store.trees import NEW, described
+from tests.support import tars, trees
+from tests.support.tars import archive, member
+from tests.support.trees import NEW, described
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives import layers
-from sandkeep_store.archives.inspect import Examined, inspect
-from sandkeep_store.archives.overlaying import unpack_layer
-from sandkeep_store.archives.pack import NO_LIMITS, Packed, pack
-from sandkeep_store.archives.tree import Overlay
-from sandkeep_store.archives.unpack import unpack
+from sandkeep_store.archives.tar.inspect import Examined, inspect
+from sandkeep_store.archives.trees import layers
+from sandkeep_store.archives.trees.overlay import unpack_layer
+from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed, pack
+from sandkeep_store.archives.trees.tree import Overlay
+from sandkeep_store.archives.trees.unpack import unpack
 
 OWNER = (70_001, 70_001) if os.geteuid() == 0 else None
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
-from tests.store import trees
-from tests.store.trees import NEW, described
+from tests.support import trees
+from tests.support.trees import NEW, described
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives import pack as packing
-from sandkeep_store.archives.inspect import Examined, inspect
-from sandkeep_store.archives.pack import Packed, pack
-from sandkeep_store.archives.unpack import unpack
+from sandkeep_store.archives.tar.inspect import Examined, inspect
+from sandkeep_store.archives.trees import pack as packing
+from sandkeep_store.archives.trees.pack import Packed, pack
+from sandkeep_store.archives.trees.unpack import unpack
 
 Pack = Callable[..., Packed]
 OWNER = (70_001, 70_001) if os.geteuid() == 0 else None
@@ -223,7 +223,7 @@ def test_the_place_of_archives_is_never_in_one(place: str, packed: Pack) -> None
 
 @pytest.mark.needs("root")
 def test_nor_where_it_turns_up_under_another_name(place: str, packed: Pack) -> None:
-    from sandkeepd import mounts
+    from sandkeepd.host import mounts
 
     write(f"{place}/archives/1.tar.gz")
     os.mkdir(f"{place}/tree/d")
@@ -261,7 +261,7 @@ def test_devices_are_left_out_and_told(place: str, packed: Pack) -> None:
 
 @pytest.mark.needs("root")
 def test_other_filesystems_are_left_out_and_told(place: str, packed: Pack) -> None:
-    from sandkeepd import mounts
+    from sandkeepd.host import mounts
 
     os.mkdir(f"{place}/tree/d")
     mounts.mount("none", f"{place}/tree/d", "tmpfs", 0)
@@ -369,8 +369,8 @@ def test_a_full_disk_is_told(place: str) -> None:
 
 def test_a_reader_that_goes_away_is_told(place: str) -> None:
     write(f"{place}/tree/a", os.urandom(3 * MIB))
-    reading, writing = os.pipe()
-    os.close(reading)
+    read, writing = os.pipe()
+    os.close(read)
     with trees.opened(f"{place}/tree") as top, pytest.raises(SandkeepError) as caught:
         pack(top, writing)
     os.close(writing)
@@ -391,7 +391,7 @@ def test_it_can_be_stopped_at_any_moment(place: str, packed: Pack) -> None:
 
 
 def test_what_cannot_be_read_makes_no_archive(place: str, packed: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sandkeep_store.archives import reading
+    from sandkeep_store.archives.trees import read
 
     for script, words in (
         ("echo 'tar: ./a: Read error at byte 0: Input/output error' >&2; exit 2", "Read error"),
@@ -399,7 +399,7 @@ def test_what_cannot_be_read_makes_no_archive(place: str, packed: Pack, monkeypa
         ("exit 3", "it ended with 3"),
         ("printf x; exit 0", "cut short"),
     ):
-        monkeypatch.setattr(reading, "_TAR", ("sh", "-c", script))
+        monkeypatch.setattr(read, "_TAR", ("sh", "-c", script))
         with pytest.raises(SandkeepError) as caught:
             packed()
         assert (caught.value.code, words in caught.value.message) == ("provider_unavailable", True), caught.value
@@ -421,9 +421,9 @@ def test_how_much_is_packed_is_told(place: str, packed: Pack) -> None:
 def test_two_gigabytes_take_little_memory(place: str, codec: str) -> None:
     script = """
 import os, resource, sys
-from sandkeep_store.archives.inspect import inspect
-from sandkeep_store.archives.pack import pack
-from sandkeep_store.archives.unpack import unpack
+from sandkeep_store.archives.tar.inspect import inspect
+from sandkeep_store.archives.trees.pack import pack
+from sandkeep_store.archives.trees.unpack import unpack
 root, codec = sys.argv[1:]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 output = os.open(root + "/archive", os.O_RDWR | os.O_CREAT)

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.store import tars, trees
-from tests.store.tars import archive, member
-from tests.store.test_inspect import CODECS, HOSTILE
-from tests.store.trees import NEW, described
+from tests.store.archives.tar.test_inspect import CODECS, HOSTILE
+from tests.support import tars, trees
+from tests.support.tars import archive, member
+from tests.support.trees import NEW, described
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives import jail, swapping
-from sandkeep_store.archives.inspect import Inspection
-from sandkeep_store.archives.limits import Limits
-from sandkeep_store.archives.pack import pack
-from sandkeep_store.archives.unpack import staged, unpack
+from sandkeep_store.archives.tar.inspect import Inspection
+from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.trees import jail, swap
+from sandkeep_store.archives.trees.pack import pack
+from sandkeep_store.archives.trees.unpack import staged, unpack
 
 Unpack = Callable[..., Inspection]
 SANDBOX = (70_001, 70_002)
@@ -199,7 +199,7 @@ def test_what_was_there_is_replaced(place: str, unpacked: Unpack) -> None:
 def test_where_names_cannot_be_exchanged_it_is_replaced_all_the_same(
     place: str, unpacked: Unpack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swapping, "_RENAMEAT2", {})
+    monkeypatch.setattr(swap, "_RENAMEAT2", {})
     unpacked(archive(member(b"first")))
     unpacked(archive(member(b"second")))
     assert os.listdir(f"{place}/target") == ["second"]
@@ -274,10 +274,10 @@ def test_a_place_that_is_not_there_is_told(place: str) -> None:
 def test_a_full_disk_leaves_what_was_there(
     place: str, full: str, foreseen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sandkeepd import mounts
+    from sandkeepd.host import mounts
 
     if not foreseen:  # others take the room when it was looked for already
-        monkeypatch.setattr("sandkeep_store.archives.unpack.staged", lambda target, *_: staged(target, 0, 0))
+        monkeypatch.setattr("sandkeep_store.archives.trees.unpack.staged", lambda target, *_: staged(target, 0, 0))
     data = archive(*(member(b"%d" % number, data=bytes(range(256)) * 800) for number in range(10)))
     write(f"{place}/data", data)
     os.mkdir(f"{place}/disk")
@@ -329,8 +329,8 @@ def test_a_crash_leaves_one_or_the_other_whole(place: str, when: str) -> None:
 def test_what_a_machine_that_went_down_left_is_found(place: str) -> None:
     os.mkdir(f"{place}/.sandkeep-abc")
     os.mkdir(f"{place}/target")
-    assert swapping.leftovers(place) == [f"{place}/.sandkeep-abc"]
-    assert swapping.leftovers(f"{place}/nowhere") == []
+    assert swap.leftovers(place) == [f"{place}/.sandkeep-abc"]
+    assert swap.leftovers(f"{place}/nowhere") == []
 
 
 # -- the jail ---------------------------------------------------------------------------------------------------------
@@ -409,8 +409,8 @@ def test_a_users_own_daemon_does_the_same(place: str) -> None:
     os.chown(f"{place}/mine", *SANDBOX)
     script = """
 import os, sys
-from sandkeep_store.archives.pack import pack
-from sandkeep_store.archives.unpack import unpack
+from sandkeep_store.archives.trees.pack import pack
+from sandkeep_store.archives.trees.unpack import unpack
 place = sys.argv[1]
 os.mkdir(place + "/tree")
 os.makedirs(place + "/tree/closed/inside")
