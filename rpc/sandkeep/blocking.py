@@ -11,8 +11,6 @@ import contextlib
 import os
 import time
 from _socket import (
-    AF_UNIX,
-    SOCK_STREAM,
     socket,
 )  # what the socket module wraps; that takes three milliseconds to import
 from _thread import allocate_lock
@@ -26,6 +24,7 @@ from msgspec import DecodeError
 from sandkeep.clients import dial as dialing
 from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
 from sandkeep.clients.dial import Daemon, Trial
+from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Event, ProcessOutput
 from sandkeep.protocol import jsonrpc
@@ -57,20 +56,6 @@ def connect(
     """
     daemon = Daemon(path, client, patience_s)
     return Client(daemon, dial(daemon.path))
-
-
-def dial(path: str) -> socket:
-    """A connection. Raises what `connect` does."""
-    sock = socket(AF_UNIX, SOCK_STREAM)
-    try:
-        sock.connect(path)
-    except OSError as error:
-        sock.close()
-        raise dialing.cannot_connect(path, error) from None
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 class Client(BlockingMethods):

@@ -18,7 +18,7 @@ from tests.support.hostile import ENEMIES, Burden, Enemy, python, traces_of
 from tests.support.siege import MEMORY_BUDGET, Box, House, attack, follow, fought
 from tests.support.soak import times
 
-from sandkeepd.providers.local.bubblewrap import PATH
+from sandkeepd.providers.common.inside import PATH
 
 pytestmark = pytest.mark.needs("bwrap")
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from sandkeep.blocking import Client, dial
+from sandkeep.blocking import Client
 from sandkeep.cli import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import (
     CHECKPOINT,
@@ -31,6 +31,7 @@ from sandkeep.cli.words import (
     VARIABLE,
 )
 from sandkeep.clients.dial import Daemon
+from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Volume
 from sandkeep.settings.daemon import parse_size

@@ -12,7 +12,7 @@ from sandkeep.cli.words import FILE
 _CLI: Final = "sandkeep.cli."
 
 COMMANDS: Final = {
-    "demo": ("demo:demo", "See Sandkeep do its job, in half a minute."),
+    "demo": ("sandkeep.demo.command:demo", "See Sandkeep do its job, in half a minute."),
     "daemon": ("daemon:daemon", "Run the daemon in the foreground."),
     "status": ("daemon:status", "How the daemon is and what it looks after."),
     "capabilities": ("daemon:capabilities", "What works on this machine, and why something does not."),
@@ -128,7 +128,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.table:
             return None
         module, attribute = self.table[cmd_name][0].split(":")
-        command = getattr(import_module(_CLI + module), attribute)
+        command = getattr(import_module(module if "." in module else _CLI + module), attribute)
         assert isinstance(command, click.Command)
         return command
 

@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 
 from msgspec import DecodeError
 
-from sandkeep.blocking import dial
 from sandkeep.clients.binding import bind, outcome
 from sandkeep.clients.dial import GREETING_ID, Daemon, Trial
+from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Answer

@@ -17,12 +17,11 @@ from sandkeep_store.threads import Threads
 from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, KeptArchive, Progress
 from sandkeepd.host.caller_paths import digest_tree, import_tree
 from sandkeepd.host.threads import watched
-from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.inside import WORKSPACE
+from sandkeepd.providers.common.layers import Layer, Layers
 from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, write_mark
 from sandkeepd.providers.common.views import shown
-from sandkeepd.providers.local.bubblewrap import WORKSPACE
-from sandkeepd.providers.local.plan import Layer
-from sandkeepd.providers.local.start import translate
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -9,6 +9,8 @@ import os
 from collections.abc import Collection
 from typing import Final
 
+from msgspec import Struct
+
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
 from sandkeep.system.durable import sync_directory
@@ -30,6 +32,15 @@ _BLOCK: Final = 512
 _FEW: Final = 500
 MOST_LAYERS: Final = 24
 """With more beneath it, a fork gets a copy of all files instead: each costs a start about two milliseconds."""
+
+
+class Layer(Struct, frozen=True, kw_only=True):
+    """Files that a sandbox begins with, by the name under which they are kept. They belong to `uid`, None for the
+    daemon's own user's.
+    """
+
+    name: str
+    uid: int | None
 
 
 class Layers:

@@ -19,10 +19,10 @@ from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.inside import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.gvisor.plan import Plan
-from sandkeepd.providers.local.bubblewrap import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
 
 FROM_HOST: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs")
 _TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")

@@ -8,7 +8,8 @@ from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
 from sandkeep.settings import gvisor as settings
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
-from sandkeepd.providers.local.plan import Layer, inner_user
+from sandkeepd.providers.common.inside import inner_user
+from sandkeepd.providers.common.layers import Layer
 
 PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "

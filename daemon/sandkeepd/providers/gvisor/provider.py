@@ -30,6 +30,7 @@ from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_a
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.common.inside import INSIDE, environment
 from sandkeepd.providers.common.kept import KeptProvider, running
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout, log_of
@@ -43,7 +44,6 @@ from sandkeepd.providers.gvisor.plan import Plan
 from sandkeepd.providers.gvisor.snapshots import Keeping
 from sandkeepd.providers.gvisor.start import Job, Started
 from sandkeepd.providers.gvisor.viewers import Runsc
-from sandkeepd.providers.local.bubblewrap import INSIDE, environment
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

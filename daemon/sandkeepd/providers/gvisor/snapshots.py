@@ -21,12 +21,12 @@ from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.keeper.copies import copying
+from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layered_files import LayeredFiles, document
+from sandkeepd.providers.common.layers import Layer
 from sandkeepd.providers.common.packing import CODECS, told
 from sandkeepd.providers.gvisor import probe
 from sandkeepd.providers.gvisor.instance import GvisorInstance
-from sandkeepd.providers.local.bubblewrap import WORKSPACE
-from sandkeepd.providers.local.plan import Layer
 
 _PIECE_BYTES: Final = 1 << 20
 

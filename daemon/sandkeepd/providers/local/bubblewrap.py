@@ -1,23 +1,12 @@
-"""What a local sandbox sees: the arguments of bubblewrap, and the few files of `/etc` that are made for it."""
+"""Arguments of bubblewrap: all that a local sandbox sees."""
 
-import os
 from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
 
 from sandkeep.system import hostview
-
-HOME: Final = "/home/sandbox"
-WORKSPACE: Final = "/workspace"
-INSIDE: Final = "/run/sandkeep"
-"""Where a sandbox sees the directories that it shares with the daemon."""
-
-PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MARK: Final = "SANDKEEP_SANDBOX"
-"""The variable by which the processes of a sandbox are found when nothing else is known of them."""
-LOG_MARK: Final = "SANDKEEP_LOG"
-"""The variable that says of which log a sandbox is. Its first processes have it, and those that run unisolated."""
+from sandkeepd.providers.common.inside import HOME, INSIDE, WORKSPACE, environment, marks
 
 _FROM_HOST: Final = ("/usr", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ssl/certs")
 _ETC: Final = ("passwd", "group", "hosts", "resolv.conf", "nsswitch.conf")
@@ -63,16 +52,6 @@ def arguments(view: View, info_fd: int) -> list[str]:
     ]  # fmt: skip
 
 
-def environment(sandbox_id: str) -> dict[str, str]:
-    """The variables that every process starts with."""
-    return {"PATH": PATH, "HOME": HOME, "USER": "sandbox", MARK: sandbox_id}
-
-
-def marks(sandbox_id: str, log_id: str) -> dict[str, str]:
-    """The variables by which the first processes of a sandbox are found."""
-    return {MARK: sandbox_id, LOG_MARK: log_id} if log_id else {MARK: sandbox_id}
-
-
 def _variables(view: View) -> Iterator[str]:
     for name, value in {**environment(view.sandbox_id), **marks(view.sandbox_id, view.log_id)}.items():
         yield from ("--setenv", name, value)
@@ -104,33 +83,3 @@ def _shared(view: View) -> Iterator[str]:
     yield from ("--ro-bind", view.out_dir, f"{INSIDE}/out")
     for name in ("p", "exits"):
         yield from ("--bind", f"{view.out_dir}/{name}", f"{INSIDE}/out/{name}")
-
-
-def write_etc(directory: str, sandbox_id: str, uid: int, gid: int, *, host_network: bool) -> None:
-    """Write the files of `/etc` that tell of nothing but the sandbox.
-
-    With the host's network, its resolver's settings too.
-    """
-    os.mkdir(directory, 0o755)
-    resolver = _host_resolver() if host_network else ""
-    user = "" if uid == 0 else f"sandbox:x:{uid}:{gid}:sandbox:{HOME}:/bin/sh\n"
-    group = "" if gid == 0 else f"sandbox:x:{gid}:\n"
-    root = f"root:x:0:0:root:{HOME if uid == 0 else '/root'}:/bin/sh\n"
-    texts = {
-        "passwd": f"{root}{user}nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
-        "group": f"root:x:0:\n{group}nogroup:x:65534:\n",
-        "hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {sandbox_id[:63]}\n",
-        "resolv.conf": resolver,
-        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    }
-    for name, text in texts.items():
-        with open(f"{directory}/{name}", "w", encoding="utf-8") as file:
-            file.write(text)
-
-
-def _host_resolver() -> str:
-    try:
-        with open("/etc/resolv.conf", encoding="utf-8", errors="replace") as file:
-            return file.read(65536)
-    except OSError:
-        return ""

@@ -13,8 +13,8 @@ from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import kill_all, kill_known, marked
 from sandkeepd.host.uids.claims import Claims
+from sandkeepd.providers.common.inside import marks
 from sandkeepd.providers.common.layout import TEMPORARY, Layout
-from sandkeepd.providers.local.bubblewrap import marks
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.start import Handle
 from sandkeepd.providers.local.strays import Strays

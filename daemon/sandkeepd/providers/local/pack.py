@@ -22,10 +22,10 @@ from sandkeepd.host.cgroups.pause import Pause, processes
 from sandkeepd.host.mapped_files import mapped_files
 from sandkeepd.host.processes import run_tool
 from sandkeepd.host.threads import Meter
+from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layers import Layers, unwritable
 from sandkeepd.providers.common.packing import CODECS, told
 from sandkeepd.providers.common.views import shown
-from sandkeepd.providers.local.bubblewrap import WORKSPACE
 from sandkeepd.providers.local.files import HeldFiles
 
 COPIED_BYTES: Final = 32 * 1024**2

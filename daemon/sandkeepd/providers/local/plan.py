@@ -5,24 +5,17 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from sandkeep.errors import CallerError, SetupError
+from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.provider import Caller
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.providers.common.inside import inner_user
+from sandkeepd.providers.common.layers import Layer
 from sandkeepd.providers.local.probe import Abilities
 
 DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
 """The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
-
-
-class Layer(Struct, frozen=True, kw_only=True):
-    """Files that a sandbox begins with, by the name under which they are kept. They belong to `uid`, None for the
-    daemon's own user's.
-    """
-
-    name: str
-    uid: int | None
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -155,17 +148,3 @@ def _check_bare(spec: SandboxSpec) -> None:
 def _scratch(memory_bytes: int | None, disk_bytes: int) -> int:
     """The size of each of the three file systems that lie in memory: together they leave a quarter to the processes."""
     return min(DEFAULT_SCRATCH_BYTES, disk_bytes, (memory_bytes or disk_bytes) // 4)
-
-
-def inner_user(user: str | None) -> tuple[int, int]:
-    """The uid and gid inside. Raises `invalid`."""
-    if user is None:
-        return 1000, 1000
-    uid, colon, gid = user.partition(":")
-    if not _is_id(uid) or (colon and not _is_id(gid)):
-        raise CallerError("invalid", f"user: {user[:80]!r} is not a uid such as 1000, or uid:gid", field="user")
-    return int(uid), int(gid) if colon else int(uid)
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10

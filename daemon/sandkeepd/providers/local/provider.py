@@ -34,11 +34,11 @@ from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.kept import KeptProvider, running
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.local import plan as local_plan
-from sandkeepd.providers.local.bubblewrap import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.local.end import Clearing
 from sandkeepd.providers.local.pause import Freezable, keep_looking, suspension
 from sandkeepd.providers.local.plan import Plan, Planner

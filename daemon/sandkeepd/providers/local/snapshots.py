@@ -19,12 +19,12 @@ from sandkeepd.contract.provider import Frozen, PackedFiles, PackRequest, Progre
 from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import watched
 from sandkeepd.providers.common.layered_files import LayeredFiles, document
-from sandkeepd.providers.common.layers import MOST_LAYERS
+from sandkeepd.providers.common.layers import MOST_LAYERS, Layer
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.local.files import HeldFiles
 from sandkeepd.providers.local.pack import Packer, paths
 from sandkeepd.providers.local.pause import NO_FREEZER
-from sandkeepd.providers.local.plan import Layer, Plan
+from sandkeepd.providers.local.plan import Plan
 from sandkeepd.providers.local.probe import Abilities
 from sandkeepd.providers.local.start import Handle
 

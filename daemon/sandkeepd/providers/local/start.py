@@ -1,6 +1,6 @@
 """Starting a local sandbox: its directories, its mounts, and its first process.
 
-Everything here blocks, and `start` must run in a thread of its own (`hostprocess.in_fresh_thread`): with root's daemon
+Everything here blocks, and `start` must run in a thread of its own (`sandkeep.system.fresh_thread`): with root's daemon
 that thread enters a mount namespace in which it builds what the sandbox will see. A user's daemon cannot do that in a
 thread, since only a program of one thread may enter a user namespace; there ``unshare`` and a shell do the same.
 """
@@ -16,16 +16,18 @@ import msgspec
 from msgspec import Struct, field
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeep.errors import ProviderError
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.pools import ceilings
 from sandkeepd.host.processes import TOOL_ENV, Identity, identify, listen, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
+from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown, writable
-from sandkeepd.providers.local.bubblewrap import INSIDE, View, arguments, marks, write_etc
+from sandkeepd.providers.local.bubblewrap import View, arguments
 from sandkeepd.providers.local.plan import Plan
 
 logger = logging.getLogger("sandkeepd")
@@ -128,14 +130,6 @@ def start(job: Job) -> Started:
     finally:
         if control >= 0:
             os.close(control)
-
-
-def translate(error: OSError, made: str = "the sandbox") -> SandkeepError:
-    """What an operating system's error means for a caller who wants something `made`."""
-    what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-    if error.errno in (28, 30, 122):  # ENOSPC, EROFS, EDQUOT
-        return DaemonError("storage_unavailable", f"the state directory cannot be written: {what}: make room there")
-    return ProviderError("provider_unavailable", f"{made} could not be made: {what}")
 
 
 def _make_directories(job: Job) -> None:

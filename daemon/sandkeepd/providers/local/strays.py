@@ -15,8 +15,8 @@ from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, log_and_sandbox
 from sandkeepd.host.processes import bearing, is_inside, kill_all
+from sandkeepd.providers.common.inside import LOG_MARK, MARK
 from sandkeepd.providers.common.layout import Layout
-from sandkeepd.providers.local.bubblewrap import LOG_MARK, MARK
 
 MOST_TOLD: Final = 50
 """Of so many things of other logs it is told, each in a sentence."""

@@ -3,6 +3,7 @@
 import click
 
 from sandkeep.cli.options import command
+from sandkeep.demo.main import run
 
 
 @command(examples=["sandkeep demo", "sandkeep demo --fast --keep"])
@@ -13,6 +14,4 @@ def demo(keep: bool, fast: bool) -> int:
 
     Exits with 1 when anything was not as it should be.
     """
-    from sandkeep.demo.main import run
-
     return run(keep=keep, fast=fast)
