@@ -46,14 +46,14 @@ check: setup-test
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m sandkeep.reference --check docs/reference
+	@PYTHONPATH=scripts $(BIN)/python -m sandkeep_reference --check docs/reference
 	@$(BIN)/python scripts/build-seccomp --check
 
 soak: setup-test
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 docs: setup-test
-	@$(BIN)/python -m sandkeep.reference --write docs/reference
+	@PYTHONPATH=scripts $(BIN)/python -m sandkeep_reference --write docs/reference
 
 clean:
 	rm -rf $(VENV) .setup .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

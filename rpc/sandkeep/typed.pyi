@@ -1,4 +1,4 @@
-"""The methods of both clients. Written by `python -m sandkeep.reference --write`: do not edit."""
+"""The methods of both clients. Written by `make docs`: do not edit."""
 
 # ruff: noqa: A002, PYI021
 

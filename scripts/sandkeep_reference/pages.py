@@ -1,12 +1,9 @@
-"""Writes the reference from the tables that the programs run by: `python -m sandkeep.reference --write docs/reference`.
+"""Pages of the reference, from the tables that the programs run by; and what of them is stale.
 
-With ``--check`` it writes nothing, names the files that are stale, and fails if there are any. The manual page, and
-`typed.pyi`, the clients' signatures, are written and checked with it.
+The manual page, and `typed.pyi`, the clients' signatures, are written and checked with them.
 """
 
-import argparse
 import os
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -16,38 +13,24 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from sandkeep import events, model, stubs
+import sandkeep
+from sandkeep import events, model
 from sandkeep.cli.manual import man_page
-from sandkeep.cli.markdown import cli_page
 from sandkeep.errors import CODES, MEANINGS
 from sandkeep.protocol import methods
 from sandkeep.protocol.jsonrpc import number_of
 from sandkeep.protocol.methods import METHODS, Access, Method
 from sandkeep.protocol.openrpc import error_codes
 from sandkeep.settings.all import ALL_SETTINGS
+from sandkeep_reference import stubs
+from sandkeep_reference.command import cli_page
 
-_TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "typed.pyi")
-_MADE: Final = "<!-- Written by `python -m sandkeep.reference --write docs/reference`: do not edit. -->"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write or check; 1 when something is stale."""
-    parser = argparse.ArgumentParser(prog="python -m sandkeep.reference", description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", metavar="DIR", help="write the reference there")
-    what.add_argument("--check", metavar="DIR", help="fail when what is there is stale")
-    given = parser.parse_args(arguments)
-    if given.write is not None:
-        write(given.write)
-        return 0
-    behind = stale(given.check)
-    for path in behind:
-        sys.stderr.write(f"{path} is stale: run `python -m sandkeep.reference --write {given.check}`\n")
-    return 1 if behind else 0
+_TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(sandkeep.__file__)), "typed.pyi")
+_MADE: Final = "<!-- Written by `make docs`: do not edit. -->"
 
 
 def write(directory: str) -> None:
-    """Write every page into `directory`, and the clients' signatures beside this module."""
+    """Write every page into `directory`, and the clients' signatures into the SDK."""
     os.makedirs(directory, exist_ok=True)
     for path, text in _files(directory):
         with open(path, "w", encoding="utf-8") as file:
@@ -267,6 +250,3 @@ PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "settings.md": settings_page,
     "cli.md": cli_page,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Writes `typed.pyi`: both clients' methods as signatures, so that type checkers and editors know what runs from the
+"""Text of `typed.pyi`: both clients' methods as signatures, so that type checkers and editors know what runs from the
 table.
 
 It is only read by type checkers; nothing imports it while the program runs.
@@ -17,14 +17,15 @@ from sandkeep.protocol import methods
 from sandkeep.protocol.methods import METHODS, Method
 
 _HEAD: Final = '''\
-"""The methods of both clients. Written by `python -m sandkeep.reference --write`: do not edit."""
+"""The methods of both clients. Written by `make docs`: do not edit."""
 
 # ruff: noqa: A002, PYI021
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from sandkeep import methods, model
+from sandkeep import model
+from sandkeep.protocol import methods
 '''
 
 

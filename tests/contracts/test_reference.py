@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from sandkeep import reference, stubs
 from sandkeep.errors import CODES
 from sandkeep.events import EVENTS
 from sandkeep.protocol import methods, openrpc
 from sandkeep.protocol.methods import METHODS
 from sandkeep.settings.daemon import SETTINGS
+from sandkeep_reference import pages as reference
+from sandkeep_reference import stubs
+from sandkeep_reference.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,11 +30,11 @@ def test_the_pages_in_the_tree_are_fresh() -> None:
 
 def test_a_stale_or_missing_page_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reference.write(str(tmp_path))
-    assert reference.main(["--check", str(tmp_path)]) == 0
+    assert main(["--check", str(tmp_path)]) == 0
     with open(tmp_path / "errors.md", "a") as page:
         page.write("by hand\n")
     os.unlink(tmp_path / "events.md")
-    assert reference.main(["--check", str(tmp_path)]) == 1
+    assert main(["--check", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "errors.md is stale" in said
     assert "events.md is stale" in said

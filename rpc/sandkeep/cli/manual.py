@@ -43,7 +43,7 @@ def man_page() -> str:
 
 
 def _page() -> Iterator[str]:
-    yield '.\\" Written by `python -m sandkeep.reference --write docs/reference`: do not edit.'
+    yield '.\\" Written by `make docs`: do not edit.'
     yield f'.TH SANDKEEP 1 "{_REVISED}" "sandkeep {VERSION}" "User Commands"'
     yield from (".SH NAME", "sandkeep \\- keep sandboxes, in which agents and developers run code")
     yield from (".SH SYNOPSIS", ".B sandkeep", "[\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]...")
