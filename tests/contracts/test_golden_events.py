@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from sandkeep_store.codec import CODEC, UPCASTS
-from tests.golden import CONTRACTS, EXAMPLES, Example
+from tests.support.golden import CONTRACTS, EXAMPLES, Example
 
 from sandkeep.events import EVENTS, Event
+from sandkeep_store.eventlog.codec import CODEC, UPCASTS
 
 LISTED = dict(reversed(line.split("  ", 1)) for line in (CONTRACTS / "SHA256SUMS").read_text().splitlines())
 KEPT = sorted(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-CONTRACTS = Path(__file__).parent / "contracts"
+CONTRACTS = Path(__file__).parents[1] / "contracts"
 
 
 class Example(NamedTuple):

@@ -12,7 +12,7 @@ from tests.conftest import RunningDaemon
 
 from sandkeepd.app.systemd import Manager
 
-LAUNCHER = Path(__file__).parents[1] / "unit.py"
+LAUNCHER = Path(__file__).parent / "unit.py"
 PATIENCE_S = 30.0
 
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -48,9 +49,7 @@ def command_as(uid: int, argv: list[str]) -> list[str]:
     Such places are shown to it through a mount namespace of its own, in which nothing else changes.
     """
     steps = ["set -e"]
-    needed = {
-        os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, os.path.dirname(os.path.dirname(__file__)))
-    }
+    needed = {os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, str(Path(__file__).parents[2]))}
     hidden: dict[str, list[str]] = {}
     for path in sorted(needed):
         closed = _first_closed(path)

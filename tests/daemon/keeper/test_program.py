@@ -14,7 +14,7 @@ import pytest
 
 from sandkeepd.keeper import program as keeper
 
-KEEPER = Path(keeper.__file__).parents[1]
+KEEPER = Path(keeper.__file__).parent
 BUILD = Path(__file__).parents[3] / "scripts" / "build-keeper"
 MACHINE = os.uname().machine
 SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
