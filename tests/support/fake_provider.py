@@ -33,7 +33,7 @@ from sandkeepd.host.processes import (
 )
 from sandkeepd.keeper import program
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common.kept import KeptInstance, KeptProvider, running
+from sandkeepd.providers.common.kept import HeldInstance, KeeperProvider, running
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
 """The variable by which the processes of a sandbox are found: its directory, as ids are other daemons' too."""
@@ -69,7 +69,7 @@ class Faults:
             raise self.down
 
 
-class FakeInstance(KeptInstance):
+class FakeInstance(HeldInstance):
     """A fake sandbox in `directory`. `identity` is its keeper's."""
 
     directory: str
@@ -89,7 +89,7 @@ class FakeInstance(KeptInstance):
         self.pause.set(False)
 
 
-class FakeProvider(KeptProvider[FakeInstance]):
+class FakeProvider(KeeperProvider[FakeInstance]):
     """See `Provider`. `open_fake` makes it; `faults` tells it to fail."""
 
     name = "fake"

@@ -15,7 +15,7 @@ from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app import daemon, handlers
-from sandkeepd.app.file_services import Kept
+from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.reconcile import Reconciler
 from sandkeepd.app.status import Software
 from sandkeepd.core.call import Call
@@ -23,7 +23,7 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.peer import Peer
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.locks.leases import Leases
-from sandkeepd.locks.publish import Publishing
+from sandkeepd.locks.publish import Publisher
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
@@ -39,10 +39,15 @@ class Inside:
 
     retention: Retention
     leases: Leases
-    publishing: Publishing
+    publishing: Publisher
 
     def __init__(
-        self, core: Core, provider: Any, parts: tuple[Images, Sandboxes, Processes], kept: Kept, dispatch: Any
+        self,
+        core: Core,
+        provider: Any,
+        parts: tuple[Images, Sandboxes, Processes],
+        kept: SnapshotServices,
+        dispatch: Any,
     ) -> None:
         self.core = core
         self.provider = provider
@@ -104,12 +109,12 @@ async def inside(
             software = Software(core, state_dir, "", trio.Event())
             software.adopting = sandboxes.adopting
             retention = Retention(core, sandboxes)
-            kept, leases = Kept(core, *parts, state_dir), leases_of(core)
+            kept, leases = SnapshotServices(core, *parts, state_dir), leases_of(core)
             dispatch = handlers.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
             made = Inside(core, provider, parts, kept, dispatch)
             made.retention, made.leases = retention, leases
             kept.archives.fence = leases.fence
-            made.publishing = Publishing(core, leases)
+            made.publishing = Publisher(core, leases)
             made.reconciler.announce()
             yield made
             carriers.cancel_scope.cancel()

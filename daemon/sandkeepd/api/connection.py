@@ -24,7 +24,7 @@ from sandkeepd.core.peer import Peer
 from sandkeepd.host.fairness import my_turn
 from sandkeepd.serving.defects import only_error, report
 from sandkeepd.serving.holdings import CALL_BYTES, Holdings
-from sandkeepd.serving.limits import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, Room
+from sandkeepd.serving.limits import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, CallLimits
 
 log: Final = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Connection:
         self._is_lonely = is_lonely
         self._descriptors_of_user = descriptors_of_user
         self._descriptors_asked_for = 0
-        self._room = Room()
+        self._room = CallLimits()
         self._reading = trio.CancelScope()
         self._waiting: set[trio.CancelScope] = set()
         self._stopped = False

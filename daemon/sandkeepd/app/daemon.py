@@ -10,7 +10,7 @@ The nursery tree, with what ends each task::
         ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
         ├── Collection.run            deletes the snapshots that retention lets go
-        ├── Output.run                keeps the output of each sandbox within its bounds
+        ├── OutputRetention.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
@@ -54,7 +54,7 @@ from sandkeep_store.upkeep import offline, state_cache
 from sandkeep_store.views.state import State
 from sandkeepd.api.server import serve
 from sandkeepd.app import handlers
-from sandkeepd.app.file_services import Kept
+from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.listeners import Listeners, opened
 from sandkeepd.app.reconcile import Reconciler
 from sandkeepd.app.status import Software
@@ -68,11 +68,11 @@ from sandkeepd.eventlog.retention import Retention
 from sandkeepd.host.instance_lock import alone
 from sandkeepd.host.processes import boot_id
 from sandkeepd.locks.leases import Leases
-from sandkeepd.locks.publish import Publishing
+from sandkeepd.locks.publish import Publisher
 from sandkeepd.providers.registry import open_providers
 from sandkeepd.sandboxes import reaper
 from sandkeepd.sandboxes.images import Images
-from sandkeepd.sandboxes.output_retention import Output
+from sandkeepd.sandboxes.output_retention import OutputRetention
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.serving.holdings import Holdings
@@ -146,7 +146,7 @@ async def _run_parts(
         images = Images(core)
         sandboxes = Sandboxes(core, images)
         processes = Processes(core, sandboxes)
-        kept = Kept(core, images, sandboxes, processes, config.state_dir)
+        kept = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
         reconciler = Reconciler(core, images, sandboxes, processes, kept)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
@@ -159,7 +159,7 @@ async def _run_parts(
         retention = Retention(core, sandboxes)
         leases = Leases(core)
         kept.archives.fence = leases.fence
-        publishing = Publishing(core, leases)
+        publishing = Publisher(core, leases)
         dispatch = handlers.dispatch(
             core, images, sandboxes, processes, software, stream_access, retention, kept, leases
         )
@@ -178,7 +178,7 @@ async def _run_parts(
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)
             carriers.start_soon(kept.collection.run)
-            carriers.start_soon(Output(core).run)
+            carriers.start_soon(OutputRetention(core).run)
             carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
             carriers.start_soon(verify.recover, core)

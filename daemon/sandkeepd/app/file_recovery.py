@@ -1,4 +1,4 @@
-"""Start-up, as far as the files of sandboxes go: snapshots, forks and restores that an earlier daemon had begun.
+"""Recovery at start-up of snapshots, forks and restores that an earlier daemon had begun.
 
 What was being made is as if it had never been; what was to be deleted is. A sandbox whose own files were about to be
 replaced has the ones that it had: it still runs, if nothing of it was ended, or can be resumed.
@@ -14,7 +14,7 @@ from sandkeep.errors import StateError
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.app.file_services import Kept
+from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.contract.provider import Provider, Replacing
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.oom import KILLED
@@ -26,10 +26,10 @@ FORK_INTERRUPTED = "the daemon stopped while the sandbox was being forked: fork 
 RESTORE_INTERRUPTED = "the daemon stopped while the sandbox was being restored, and it has the files that it had"
 
 
-class Settling:
+class FileRecovery:
     """Brings to an end what is on record as begun."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, kept: Kept) -> None:
+    def __init__(self, core: Core, sandboxes: Sandboxes, kept: SnapshotServices) -> None:
         self._core = core
         self._sandboxes = sandboxes
         self._kept = kept

@@ -1,33 +1,33 @@
-"""What is done with the files of sandboxes besides running in them: all parts of it, built together."""
+"""Services on the files of sandboxes, built together: snapshots, forks, checkpoints, restore, transfer."""
 
 from sandkeepd.checkpoints.checkpoints import Checkpoints
 from sandkeepd.checkpoints.files import CheckpointFiles
-from sandkeepd.checkpoints.time_travel import GoingBack
+from sandkeepd.checkpoints.time_travel import TimeTravel
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archives import SnapshotArchives
 from sandkeepd.snapshots.forks import Forks
-from sandkeepd.snapshots.gc import Collection
-from sandkeepd.snapshots.layers import KeptLayers
+from sandkeepd.snapshots.gc import GarbageCollector
+from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.restore import Restores
 from sandkeepd.snapshots.snapshots import Snapshots
-from sandkeepd.snapshots.transfer import Moves
+from sandkeepd.snapshots.transfer import Transfers
 
 
-class Kept:
+class SnapshotServices:
     """Forks, snapshots, checkpoints and restores."""
 
     def __init__(self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, state_dir: str) -> None:
-        self.layers = KeptLayers(core)
+        self.layers = LayerReferences(core)
         self.archives = SnapshotArchives(state_dir, core.log.log_id)
         self.forks = Forks(core, sandboxes, self.layers)
         self.snapshots = Snapshots(core, sandboxes, self.archives)
         self.restores = Restores(core, sandboxes, self.layers, self.archives)
-        self.moves = Moves(core, images, self.snapshots, self.restores, self.layers, self.archives)
+        self.moves = Transfers(core, images, self.snapshots, self.restores, self.layers, self.archives)
         files = CheckpointFiles(self.archives, core.log.log_id)
         self.checkpoints = Checkpoints(core, sandboxes, processes, self.layers, files)
-        self.going_back = GoingBack(core, sandboxes, self.restores, self.checkpoints)
-        self.collection = Collection(core, self.snapshots, self.archives)
+        self.going_back = TimeTravel(core, sandboxes, self.restores, self.checkpoints)
+        self.collection = GarbageCollector(core, self.snapshots, self.archives)
         sandboxes.on_ended.append(self.layers.release)

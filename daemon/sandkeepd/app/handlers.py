@@ -1,4 +1,4 @@
-"""Which handler answers which method: the table of `sandkeep.protocol.methods`, from the daemon's side."""
+"""Handlers of the methods in `sandkeep.protocol.methods`."""
 
 from functools import partial
 from typing import Any
@@ -7,20 +7,20 @@ from sandkeep.errors import CallerError
 from sandkeep.model import Empty, Sandbox
 from sandkeep.protocol.methods import SandboxRestore
 from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
-from sandkeepd.app.file_services import Kept
+from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.status import Software
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.eventlog.history import History
 from sandkeepd.eventlog.retention import Retention
-from sandkeepd.eventlog.verify import Upkeep
+from sandkeepd.eventlog.verify import Verification
 from sandkeepd.locks.leases import Leases
-from sandkeepd.locks.locks import Locking
+from sandkeepd.locks.locks import LockService
 from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.open_journals import Journals
 from sandkeepd.sandboxes.processes import Processes
-from sandkeepd.sandboxes.provider_choice import Choosing
+from sandkeepd.sandboxes.provider_choice import ProviderChooser
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sandboxes.stats import Stats
 from sandkeepd.sandboxes.suspend import Suspensions
@@ -38,18 +38,18 @@ def dispatch(
     software: Software,
     access: Access,
     retention: Retention,
-    kept: Kept,
+    kept: SnapshotServices,
     leases: Leases,
 ) -> Dispatch:
     """The daemon's handler of calls."""
     history, upkeep, terminals, files, suspensions = (
         History(core),
-        Upkeep(core, software.state_dir),
+        Verification(core, software.state_dir),
         Terminals(processes),
         Files(core, sandboxes),
         Suspensions(core, sandboxes),
     )
-    choosing, locking = Choosing(core), Locking(core, leases)
+    choosing, locking = ProviderChooser(core), LockService(core, leases)
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
         "daemon.shutdown": software.shutdown,
@@ -148,7 +148,7 @@ def _again(
     }
 
 
-def _kept_again(images: Images, sandboxes: Sandboxes, kept: Kept) -> dict[str, Again]:
+def _kept_again(images: Images, sandboxes: Sandboxes, kept: SnapshotServices) -> dict[str, Again]:
     """The same of what is done with the files of sandboxes."""
     return {
         "sandbox.fork": kept.forks.forked_before,
@@ -165,7 +165,7 @@ def _kept_again(images: Images, sandboxes: Sandboxes, kept: Kept) -> dict[str, A
     }
 
 
-async def _restore_own(kept: Kept, request: Request[SandboxRestore]) -> Sandbox:
+async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:
     """Give a sandbox the files of a snapshot, or have it be what it was at a checkpoint."""
     asked = request.params
     if (asked.snapshot_id is None) == (asked.checkpoint_id is None):

@@ -11,7 +11,7 @@ from msgspec import Struct
 from sandkeep.errors import SetupError
 from sandkeep.settings import daemon
 from sandkeepd.api.listener import listening
-from sandkeepd.app.socket_activation import Passed, address_of, held
+from sandkeepd.app.socket_activation import PassedSockets, address_of, held
 
 _BACKLOG: Final = 128
 
@@ -36,7 +36,7 @@ class Listeners(Struct, frozen=True, kw_only=True):
 
 
 @contextlib.contextmanager
-def opened(api_path: str, stream_addresses: Sequence[str], passed: Passed) -> Iterator[Listeners]:
+def opened(api_path: str, stream_addresses: Sequence[str], passed: PassedSockets) -> Iterator[Listeners]:
     """Listen on all of them but those that somebody opened before; closed afterwards.
 
     Raises `not_configured` and `conflict`, naming the setting.

@@ -21,8 +21,8 @@ from sandkeep import events, failpoints
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.app.file_recovery import Settling
-from sandkeepd.app.file_services import Kept
+from sandkeepd.app.file_recovery import FileRecovery
+from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.contract.provider import Ending, Instance, Pausing, Provider, Replacing, Reviving
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
@@ -31,7 +31,7 @@ from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes, start_in
 from sandkeepd.sandboxes.suspend import failure_of
-from sandkeepd.snapshots.layers import KeptLayers
+from sandkeepd.snapshots.layers import LayerReferences
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
 class Owned:
     """The `Ledger` of one provider: what the log says at the moment of asking."""
 
-    def __init__(self, core: Core, layers: KeptLayers, provider: str) -> None:
+    def __init__(self, core: Core, layers: LayerReferences, provider: str) -> None:
         self._state = core.state
         self._layers = layers
         self._provider = provider
@@ -104,10 +104,12 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, kept: Kept) -> None:
+    def __init__(
+        self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, kept: SnapshotServices
+    ) -> None:
         self._core = core
         self._kept = kept
-        self._settling = Settling(core, sandboxes, kept)
+        self._settling = FileRecovery(core, sandboxes, kept)
         self._images_due: set[str] = set()
         self._sandboxes_due: set[str] = set()
         self._images = images

@@ -1,4 +1,4 @@
-"""Sockets that were opened before the daemon started, by systemd or by whoever speaks as it does.
+"""Adopt listening sockets passed by systemd (`LISTEN_FDS`).
 
 They listen on while no daemon runs: who connects during a restart waits in their queue instead of being refused. Their
 mode, owner and file are the opener's, and stay as they are.
@@ -29,14 +29,14 @@ STREAM: Final = ("stream", "stream.sock")
 """What descriptors may be called. One with another name, such as its unit's, is known by its address."""
 
 
-class Passed(Struct, frozen=True, kw_only=True):
+class PassedSockets(Struct, frozen=True, kw_only=True):
     """What was given: listening, close-on-exec and non-blocking, to be closed but never unlinked."""
 
     rpc: socket.socket | None = None
     stream: list[socket.socket] = field(default_factory=list)
 
 
-def take_passed(environ: MutableMapping[str, str] = os.environ) -> Passed:
+def take_passed(environ: MutableMapping[str, str] = os.environ) -> PassedSockets:
     """The sockets that the environment names. Its variables are taken out, whomever they were meant for.
 
     Raises `not_configured`, naming the descriptor and what to do, when one cannot be served; it is closed then.
@@ -44,7 +44,7 @@ def take_passed(environ: MutableMapping[str, str] = os.environ) -> Passed:
     count, pid = environ.pop("LISTEN_FDS", ""), environ.pop("LISTEN_PID", "")
     names = environ.pop("LISTEN_FDNAMES", "").split(":")
     if pid != str(os.getpid()) or not (count.isascii() and count.isdecimal()) or not count.strip("0"):
-        return Passed()
+        return PassedSockets()
     if len(count) > MOST_DIGITS or int(count) > os.sysconf("SC_OPEN_MAX") - FIRST:
         raise _useless(f"LISTEN_FDS={count[: MOST_DIGITS + 1]}", "is more than a process can have")
     rpc: list[socket.socket] = []
@@ -59,7 +59,7 @@ def take_passed(environ: MutableMapping[str, str] = os.environ) -> Passed:
         if len(rpc) > 1:
             raise _useless(f"descriptor {rpc[1].fileno()}", "is a second socket for the API, of which there is one")
         undo.pop_all()
-    return Passed(rpc=rpc[0] if rpc else None, stream=stream)
+    return PassedSockets(rpc=rpc[0] if rpc else None, stream=stream)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Final
 import trio
 
 from sandkeep_store.eventlog.log import EventLog
-from sandkeepd.app.socket_activation import MOST_DIGITS, Passed, take_passed
+from sandkeepd.app.socket_activation import MOST_DIGITS, PassedSockets, take_passed
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -48,9 +48,9 @@ class Manager:
     `watchdog_s` is the time after which the manager takes a silent daemon for dead; None when it does not look.
     """
 
-    def __init__(self, address: str = "", watchdog_s: float | None = None, passed: Passed | None = None) -> None:
+    def __init__(self, address: str = "", watchdog_s: float | None = None, passed: PassedSockets | None = None) -> None:
         self.watchdog_s = watchdog_s if address else None
-        self.passed = passed if passed is not None else Passed()
+        self.passed = passed if passed is not None else PassedSockets()
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._told = ""
         self._is_deaf = False

@@ -42,7 +42,7 @@ from sandkeepd.core.retry import insist
 from sandkeepd.sandboxes.oom import KILLED
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Maker, Pending, Runtime, Sandboxes, start_in
-from sandkeepd.snapshots.layers import KeptLayers
+from sandkeepd.snapshots.layers import LayerReferences
 
 INTERRUPTED: Final = "the daemon stopped while it was being made: make it again"
 MANIFEST: Final = "processes.json"
@@ -62,7 +62,7 @@ class Checkpoints:
     """The handlers of ``checkpoint.*``, and of ``sandbox.restore`` for checkpoints."""
 
     def __init__(
-        self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: KeptLayers, files: CheckpointFiles
+        self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: LayerReferences, files: CheckpointFiles
     ) -> None:
         self._core = core
         self._sandboxes = sandboxes

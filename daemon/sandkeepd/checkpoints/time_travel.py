@@ -1,4 +1,4 @@
-"""Going back: a new sandbox that is like another was at a moment, from the newest of what was kept of it by then."""
+"""Time travel: a new sandbox from the newest snapshot or checkpoint at or before a moment."""
 
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     until_us: int | None = None
 
 
-class GoingBack:
+class TimeTravel:
     """The handler of ``sandbox.restore_at``."""
 
     def __init__(self, core: Core, sandboxes: Sandboxes, restores: Restores, checkpoints: Checkpoints) -> None:

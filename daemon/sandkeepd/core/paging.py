@@ -1,4 +1,4 @@
-"""How lists are cut into pages."""
+"""Paging of lists."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice

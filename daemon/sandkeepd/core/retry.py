@@ -1,4 +1,4 @@
-"""What has to be done, by whoever may not answer now: tried again, at growing intervals, until it is done."""
+"""Retry an operation with exponential backoff until the engine answers."""
 
 import logging
 import math

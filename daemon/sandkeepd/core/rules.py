@@ -1,4 +1,4 @@
-"""Pure decisions: from the state and a command to the event to append, or an error that says why not.
+"""Rules: pure decisions, from the state and a command to the event to append or the error.
 
 Nothing here waits, reads or writes. `SANDBOX_MAY` is the table of a sandbox's life: the states in which each event may
 be appended.

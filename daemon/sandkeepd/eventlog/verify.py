@@ -25,7 +25,7 @@ async def recover(core: Core) -> None:
             await core.log.try_again()
 
 
-class Upkeep:
+class Verification:
     """The handlers of ``store.*``."""
 
     def __init__(self, core: Core, state_dir: str) -> None:

@@ -1,4 +1,4 @@
-"""Many tasks that are woken at once take turns, so that the event loop looks at its sockets in between.
+"""Fairness on the event loop: tasks woken together yield to it in turn.
 
 One commit, or a crowd that asks for the same at once, wakes hundreds of tasks. The event loop runs all of them before
 it looks at what came in, and each has files to open, or a program to wake. Whoever asks for something small meanwhile

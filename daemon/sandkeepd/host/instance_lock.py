@@ -1,4 +1,4 @@
-"""Being the only daemon at a place: a file whose lock the kernel holds for one process, and drops when that ends."""
+"""Instance lock: one daemon at a place, held by a kernel file lock that ends with the process."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Which files processes may write to without a call: those that they share as memory.
+"""Writable shared mappings of processes: files they may change without a system call.
 
 Once such a page was written to, the kernel does not see it being written to again until it has put it on the disk. So
 a file's times tell nothing while somebody has it mapped so.

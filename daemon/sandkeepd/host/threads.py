@@ -1,4 +1,4 @@
-"""Long work that blocks, in a thread, of which its caller hears how far it is, and which he can give up."""
+"""Run a blocking function in a thread, with progress and cancellation."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar

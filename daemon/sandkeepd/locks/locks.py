@@ -29,7 +29,7 @@ from sandkeepd.core.paging import page
 from sandkeepd.locks.leases import GIVEN_UP, Leases
 
 
-class Locking:
+class LockService:
     """The handlers of ``lock.*``."""
 
     def __init__(self, core: Core, leases: Leases, storage: Storage = STORAGE) -> None:

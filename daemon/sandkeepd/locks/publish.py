@@ -36,7 +36,7 @@ LAST_S: Final = 10.0
 ENDS_IT: Final = ("lock_lost", "lock_damaged")
 
 
-class Publishing:
+class Publisher:
     """See the module."""
 
     def __init__(self, core: Core, leases: Leases, storage: Storage = STORAGE) -> None:

@@ -1,4 +1,4 @@
-"""Which processes the kernel killed for want of memory.
+"""Attribute exits to the kernel's OOM killer.
 
 The kernel tells how many it has killed in a sandbox's group, and not which. So a process counts as one of them when all
 that is known speaks for it: it ended as SIGKILL ends a process, which nobody had ordered for it and no time limit had;
@@ -27,7 +27,7 @@ class Mark(NamedTuple):
     told: int
 
 
-class Kills:
+class OomWatcher:
     """The kernel's kills in one sandbox. Where they are not counted, none is told."""
 
     def __init__(self, instance: Instance) -> None:

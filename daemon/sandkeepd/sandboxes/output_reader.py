@@ -13,7 +13,7 @@ from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 
 
-class Outputs:
+class OutputReader:
     """Reads the journals of processes, whether their sandboxes run or have ended."""
 
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:

@@ -36,9 +36,9 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core
 from sandkeepd.core.paging import page
-from sandkeepd.sandboxes.output_reader import Outputs
+from sandkeepd.sandboxes.output_reader import OutputReader
 from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes, start_in
-from sandkeepd.sandboxes.supervisor import Carriers
+from sandkeepd.sandboxes.supervisor import Supervisor
 
 
 class Processes:
@@ -47,8 +47,8 @@ class Processes:
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
         self._core = core
         self._sandboxes = sandboxes
-        self.carriers = Carriers(core, sandboxes)
-        self.outputs = Outputs(core, sandboxes)
+        self.carriers = Supervisor(core, sandboxes)
+        self.outputs = OutputReader(core, sandboxes)
         self._naming: set[tuple[str, str]] = set()
 
     # -- starting -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Which provider is used by whoever leaves that to the daemon: Docker if it works here, else local ones.
+"""Choice of a provider for callers that leave it to the daemon: Docker if it works here, else local.
 
-Who names a provider gets that one or an error; only here is anything taken for another.
+A caller that names a provider gets that one or an error; only here is one replaced by another.
 """
 
 from typing import Final
@@ -18,8 +18,8 @@ WANTED: Final = "docker"
 FALLBACK: Final = "local"
 
 
-class Choosing:
-    """The handler of ``provider.choose``."""
+class ProviderChooser:
+    """Handler of ``provider.choose``."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -30,7 +30,7 @@ from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.core.paging import page
 from sandkeepd.core.retry import insist
 from sandkeepd.sandboxes.images import Images
-from sandkeepd.sandboxes.oom import KILLED, Kills
+from sandkeepd.sandboxes.oom import KILLED, OomWatcher
 
 logger = logging.getLogger("sandkeepd")
 
@@ -50,7 +50,7 @@ class Runtime:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.kills = Kills(instance)
+        self.kills = OomWatcher(instance)
         self.io_seen = (0, 0)
         self.scope = trio.CancelScope()
         self.nursery: trio.Nursery | None = None

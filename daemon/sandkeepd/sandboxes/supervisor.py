@@ -1,4 +1,4 @@
-"""What carries a process: one task, in the nursery of its sandbox, from its start to the record of its end.
+"""Supervision of processes: one task each, from its start to the record of its exit.
 
 It starts the process, records that it started and how it ended (in one append when the end came first), and enforces
 its time limit.
@@ -27,7 +27,7 @@ GRACE_S = 0.1
 """How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
 
 
-class Carriers:
+class Supervisor:
     """Carries processes, newly launched ones and those of an earlier daemon."""
 
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:

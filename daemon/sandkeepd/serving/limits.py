@@ -1,4 +1,4 @@
-"""How much one connection, and one user, may have under way."""
+"""Per-connection and per-user limits on calls in flight."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ MAX_DESCRIPTORS_OF_USER: Final = 256
 """Descriptors that calls under way may give, and those that were given and lie unread in the kernel."""
 
 
-class Room:
+class CallLimits:
     """Bounds the calls of a connection that are under way, and the bytes that they hold. One task takes, any give
     back.
     """

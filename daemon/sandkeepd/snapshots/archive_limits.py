@@ -1,4 +1,4 @@
-"""One archive of a snapshot as something that a provider can make files of."""
+"""Archives of snapshots as sources for a provider, within limits on what they may unpack to."""
 
 from typing import Final
 

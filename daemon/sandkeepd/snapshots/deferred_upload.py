@@ -1,4 +1,4 @@
-"""Archives that could not be sent where they were to be, as nothing answered there: they lie on this machine meanwhile.
+"""Deferred upload: archives whose store did not answer wait on this machine until it does.
 
 A snapshot is of one moment, which does not come again. So it counts as made when its archive is on the disk of this
 machine, and is sent as soon as the bucket answers; the next daemon goes on with that. Only then the one on the disk
@@ -30,7 +30,7 @@ def not_sent(snapshot: SnapshotState) -> ProviderError:
     )
 
 
-class Sending:
+class DeferredUploads:
     """One carrier for each archive that is to be sent still."""
 
     def __init__(self, core: Core, archives: SnapshotArchives) -> None:

@@ -20,13 +20,13 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.sandboxes.sandboxes import Sandboxes
-from sandkeepd.snapshots.layers import KeptLayers
+from sandkeepd.snapshots.layers import LayerReferences
 
 
 class Forks:
     """The handler of ``sandbox.fork``."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, layers: KeptLayers) -> None:
+    def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences) -> None:
         self._core = core
         self._sandboxes = sandboxes
         self._layers = layers

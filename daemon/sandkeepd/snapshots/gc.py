@@ -1,4 +1,4 @@
-"""Retention of snapshots, and what is left in stores that no event owns.
+"""Snapshot retention, and garbage collection of archives that no event references.
 
 Rules say how many snapshots of each sandbox are kept, and how old they may be; the first rule that fits a snapshot's
 labels decides. The last good one of a sandbox stays whatever the rules say, as it may be all that is left of it.
@@ -81,7 +81,7 @@ def _due_of(
             yield snapshot, "age"
 
 
-class Collection:
+class GarbageCollector:
     """The handler of ``snapshot.gc``, and the task that applies retention."""
 
     def __init__(self, core: Core, snapshots: Snapshots, archives: SnapshotArchives) -> None:

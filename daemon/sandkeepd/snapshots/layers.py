@@ -1,4 +1,4 @@
-"""Kept files that sandboxes begin with: shared by all that do, and removed with the last of them.
+"""References to layers: kept files that sandboxes begin with, removed with the last sandbox that uses them.
 
 Who needs them is what the log says: the plans of sandboxes that have not ended. `holds` counts those that are about to
 go on record, as `Images.holds` does.
@@ -22,7 +22,7 @@ from sandkeepd.core.core import Core
 logger = logging.getLogger("sandkeepd")
 
 
-class KeptLayers:
+class LayerReferences:
     """Which kept files are needed, and the end of those that are not."""
 
     def __init__(self, core: Core) -> None:

@@ -24,13 +24,13 @@ from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes
 from sandkeepd.snapshots.archive_limits import archive_of
 from sandkeepd.snapshots.archives import SnapshotArchives
 from sandkeepd.snapshots.forks import layering
-from sandkeepd.snapshots.layers import KeptLayers
+from sandkeepd.snapshots.layers import LayerReferences
 
 
 class Restores:
     """The handlers of ``snapshot.restore`` and ``sandbox.restore``; ``sandbox.restore_at`` goes through it."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, layers: KeptLayers, archives: SnapshotArchives) -> None:
+    def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, archives: SnapshotArchives) -> None:
         self._core = core
         self._sandboxes = sandboxes
         self._layers = layers

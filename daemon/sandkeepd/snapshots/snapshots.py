@@ -32,7 +32,7 @@ from sandkeepd.core.paging import page
 from sandkeepd.core.retry import insist
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archives import Making, SnapshotArchives
-from sandkeepd.snapshots.deferred_upload import Sending, not_sent
+from sandkeepd.snapshots.deferred_upload import DeferredUploads, not_sent
 from sandkeepd.snapshots.forks import source_of
 
 MOST_BENEATH: Final = 64
@@ -48,7 +48,7 @@ class Snapshots:
         self._core = core
         self._sandboxes = sandboxes
         self._archives = archives
-        self.sending = Sending(core, archives)
+        self.sending = DeferredUploads(core, archives)
         self._held: Counter[str] = Counter()  # those that others are about to be built on
         self._dropping: set[str] = set()
 

@@ -36,7 +36,7 @@ from sandkeepd.sandboxes.images import Images
 from sandkeepd.snapshots.archive_limits import limits_of_import
 from sandkeepd.snapshots.archives import SnapshotArchives, check
 from sandkeepd.snapshots.forks import layering
-from sandkeepd.snapshots.layers import KeptLayers
+from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.pipe_intake import Intake, enlarge
 from sandkeepd.snapshots.restore import Restores, image_beneath, names_of
 from sandkeepd.snapshots.snapshots import Snapshots, snapshotting
@@ -47,7 +47,7 @@ IMPORTED: Final = "imported"
 _FORMATS: Final[dict[Codec, ArchiveFormat]] = {"none": "tar", "gzip": "tar.gz", "zstd": "tar.zst"}
 
 
-class Moves:
+class Transfers:
     """The handlers of ``snapshot.export``, ``import`` and ``promote``."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Moves:
         images: Images,
         snapshots: Snapshots,
         restores: Restores,
-        layers: KeptLayers,
+        layers: LayerReferences,
         archives: SnapshotArchives,
     ) -> None:
         self._core = core

@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(r"skt_([0-9]{1,10})_([A-Za-z0-9_-]{43})")
 _KEY_BYTES: Final = 32
 
 
-class Kept(Struct, frozen=True, kw_only=True):
+class StoredToken(Struct, frozen=True, kw_only=True):
     """What the file holds: the key, and each uid's generation, which a renewal raises."""
 
     key: bytes
@@ -89,24 +89,24 @@ class Tokens:
         digest = hmac.new(self._kept.key, said, hashlib.sha256).digest()
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
-    def _load(self) -> Kept | None:
+    def _load(self) -> StoredToken | None:
         content = private_file.read(self._path, "the stream server's tokens")
         if content is None:
             return None
         try:
-            kept = msgspec.json.decode(content, type=Kept)
+            kept = msgspec.json.decode(content, type=StoredToken)
         except msgspec.DecodeError:
             logger.warning("the stream server's tokens are damaged: all are worthless now", extra={"path": self._path})
             return None
         return kept if len(kept.key) == _KEY_BYTES else None
 
-    def _begin(self) -> Kept:
-        kept = Kept(key=secrets.token_bytes(_KEY_BYTES))
+    def _begin(self) -> StoredToken:
+        kept = StoredToken(key=secrets.token_bytes(_KEY_BYTES))
         try:
             self._write(kept)
         except DaemonError as error:  # a full disk is no reason not to start
             logger.warning("tokens hold only until the daemon stops", extra={"why": error.message})
         return kept
 
-    def _write(self, kept: Kept) -> None:
+    def _write(self, kept: StoredToken) -> None:
         private_file.write(self._path, msgspec.json.encode(kept))

@@ -11,7 +11,7 @@ from typing import Final
 RESERVE_BYTES: Final = 1024 * 1024
 
 
-class Reserve:
+class Ballast:
     """The file `path`, which takes up `RESERVE_BYTES` of the disk while it is held."""
 
     def __init__(self, path: str) -> None:

@@ -22,7 +22,7 @@ import trio
 from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import Event, Meta
 from sandkeep.protocol.clock import now_us
-from sandkeep_store.eventlog.ballast import Reserve
+from sandkeep_store.eventlog.ballast import Ballast
 from sandkeep_store.eventlog.codec import CODEC, Codec, UnknownEvent
 from sandkeep_store.eventlog.command_key import CommandKey, open_key, without_digest
 from sandkeep_store.eventlog.commands import FILE_NAME as COMMANDS_NAME
@@ -85,7 +85,7 @@ class EventLog:
         self._reader = LogReader(database, codec)
         recorder = LogRecorder(database)
         self._ring = Ring(recorder.head)
-        reserve = Reserve(os.path.join(database.directory, "ballast"))
+        reserve = Ballast(os.path.join(database.directory, "ballast"))
         with contextlib.suppress(OSError):  # a full disk is told to those who append
             reserve.hold()
         self._recorder = recorder

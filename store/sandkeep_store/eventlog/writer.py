@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SandkeepError, StateError
-from sandkeep_store.eventlog.ballast import Reserve
+from sandkeep_store.eventlog.ballast import Ballast
 from sandkeep_store.eventlog.record import Recorded, Row
 from sandkeep_store.eventlog.recorder import Draft, IntegrityError, LogRecorder, PersistenceError
 
@@ -56,7 +56,7 @@ class Append(Struct, gc=False):
 class Writer:
     """Group commit. `serve` is the thread's body; everything else is for the threads that bring appends."""
 
-    def __init__(self, recorder: LogRecorder, reserve: Reserve, directory: str) -> None:
+    def __init__(self, recorder: LogRecorder, reserve: Ballast, directory: str) -> None:
         self.failure: str | None = None
         self._recorder = recorder
         self._reserve = reserve

@@ -258,14 +258,14 @@ def test_pings_stop_while_the_loop_hangs(notices: Notices) -> None:
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., socket_activation.Passed]]:
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., socket_activation.PassedSockets]]:
     """Passes copies of sockets, at descriptors that are free in this process."""
     first = 500  # what is refused is closed by the daemon
     monkeypatch.setattr(socket_activation, "FIRST", first)
     monkeypatch.setenv("SANDKEEP_SOCKET", str(tmp_path / "sandkeep.sock"))
     taken: list[socket.socket] = []
 
-    def take(*files: socket.socket | int, names: str = "") -> socket_activation.Passed:
+    def take(*files: socket.socket | int, names: str = "") -> socket_activation.PassedSockets:
         count = len(files)
         for place, file in enumerate(files, first):
             os.dup2(file if isinstance(file, int) else file.fileno(), place, inheritable=True)
@@ -286,7 +286,7 @@ def unix(path: Path, kind: int = socket.SOCK_STREAM, listen: bool = True) -> soc
     return sock
 
 
-def test_sockets_are_known_by_name(given: Callable[..., socket_activation.Passed], tmp_path: Path) -> None:
+def test_sockets_are_known_by_name(given: Callable[..., socket_activation.PassedSockets], tmp_path: Path) -> None:
     with unix(tmp_path / "a") as a, unix(tmp_path / "b") as b, socket.create_server(("127.0.0.1", 0)) as tcp:
         found = given(a, b, tcp, names="stream:rpc:stream")
         assert found.rpc is not None
@@ -295,7 +295,7 @@ def test_sockets_are_known_by_name(given: Callable[..., socket_activation.Passed
     assert not os.get_blocking(501)
 
 
-def test_sockets_are_known_by_address(given: Callable[..., socket_activation.Passed], tmp_path: Path) -> None:
+def test_sockets_are_known_by_address(given: Callable[..., socket_activation.PassedSockets], tmp_path: Path) -> None:
     with unix(tmp_path / "sandkeep.sock") as rpc, unix(tmp_path / "stream.sock") as stream:
         found = given(stream, rpc, names="sandkeepd.socket:sandkeepd.socket")
         assert found.rpc is not None
@@ -304,7 +304,7 @@ def test_sockets_are_known_by_address(given: Callable[..., socket_activation.Pas
 
 def test_sockets_for_another_process_are_not_touched() -> None:
     environ = {"LISTEN_FDS": "2", "LISTEN_PID": "1", "LISTEN_FDNAMES": "rpc:stream"}
-    assert take_passed(environ) == socket_activation.Passed()
+    assert take_passed(environ) == socket_activation.PassedSockets()
     assert environ == {}
 
 
@@ -321,7 +321,7 @@ def test_sockets_for_another_process_are_not_touched() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_told(
-    given: Callable[..., socket_activation.Passed],
+    given: Callable[..., socket_activation.PassedSockets],
     tmp_path: Path,
     make: Callable[[Path], socket.socket | int],
     names: str,
@@ -337,12 +337,12 @@ def test_what_cannot_be_served_is_told(
         os.close(file) if isinstance(file, int) else file.close()
 
 
-def test_one_api_only(given: Callable[..., socket_activation.Passed], tmp_path: Path) -> None:
+def test_one_api_only(given: Callable[..., socket_activation.PassedSockets], tmp_path: Path) -> None:
     with unix(tmp_path / "a") as a, unix(tmp_path / "b") as b, pytest.raises(SetupError, match="a second socket"):
         given(a, b, names="rpc:rpc")
 
 
-def test_what_is_passed_twice_is_told(given: Callable[..., socket_activation.Passed], tmp_path: Path) -> None:
+def test_what_is_passed_twice_is_told(given: Callable[..., socket_activation.PassedSockets], tmp_path: Path) -> None:
     """Half of the clients would be talked to in the other's language."""
     with unix(tmp_path / "a") as a, pytest.raises(SetupError, match="descriptor 501 is the same socket"):
         given(a, a, names="rpc:stream")
@@ -352,7 +352,7 @@ def test_what_is_passed_twice_is_told(given: Callable[..., socket_activation.Pas
 def test_more_sockets_than_there_can_be(count: str) -> None:
     with pytest.raises(SetupError, match="more than a process can have"):
         take_passed({"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())})
-    assert take_passed({"LISTEN_FDS": "\u0661", "LISTEN_PID": str(os.getpid())}) == socket_activation.Passed()
+    assert take_passed({"LISTEN_FDS": "\u0661", "LISTEN_PID": str(os.getpid())}) == socket_activation.PassedSockets()
 
 
 def test_a_daemon_says_what_is_wrong_with_its_sockets(new_service: Callable[[], Service]) -> None:

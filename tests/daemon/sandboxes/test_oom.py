@@ -14,7 +14,7 @@ from tests.support.boxes import Box, new_box, until
 from sandkeep import events
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.sandboxes.oom import Kills
+from sandkeepd.sandboxes.oom import OomWatcher
 
 MIB = 1 << 20
 EAT = "x = bytearray(300 << 20)"
@@ -59,8 +59,8 @@ def counted(tmp_path: Path) -> Counted:
     return Counted(tmp_path)
 
 
-def kills_of(counted: object) -> Kills:
-    return Kills(counted)  # type: ignore[arg-type]  # it has all that is asked for
+def kills_of(counted: object) -> OomWatcher:
+    return OomWatcher(counted)  # type: ignore[arg-type]  # it has all that is asked for
 
 
 def test_one_kill_is_told_of_one_process(counted: Counted) -> None:

@@ -19,7 +19,7 @@ from sandkeep_store.views.processes import RECENT_UNNAMED
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree
 from sandkeepd.keeper import journal, retention
 from sandkeepd.sandboxes import output_retention
-from sandkeepd.sandboxes.output_retention import Output
+from sandkeepd.sandboxes.output_retention import OutputRetention
 
 MIB = 1024**2
 LINE = b"0123456789abcde\n"
@@ -220,7 +220,7 @@ async def test_of_processes_that_ended(tmp_path: Path, source: str, monkeypatch:
         first = await daemon.call("sandbox.exec", **command)
         empty = await daemon.call("sandbox.exec", sandbox_id=box, command="true")
         last = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
-        await Output(daemon.core).trim()
+        await OutputRetention(daemon.core).trim()
         assert await gone(daemon, "process.read", sandbox_id=box, name=first.process_id) == "compacted"
         again = await daemon.call("sandbox.exec", **command)
         assert (again.exit_code, again.stdout, again.stdout_bytes, again.stdout_truncated) == (3, b"", 600000, True)
@@ -251,7 +251,7 @@ async def test_of_one_that_runs_and_who_follows_it(
             pass
         follower = await read(0, max_bytes=1000)
         assert follower.stdout == whole[:1000]
-        await Output(daemon.core).trim()
+        await OutputRetention(daemon.core).trim()
         at = follower.next_stdout_offset
         told, seen, begin = [], b"", None
         while at < len(whole):
@@ -277,7 +277,7 @@ async def test_it_happens_by_itself(tmp_path: Path, source: str, monkeypatch: py
     async with inside(state_dir) as daemon:
         image = await daemon.image(source)
         box = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
-        daemon.core.nursery.start_soon(Output(daemon.core).run)
+        daemon.core.nursery.start_soon(OutputRetention(daemon.core).run)
         journals = f"{state_dir}/sandboxes/{box}/out/p"
         first = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
         await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")

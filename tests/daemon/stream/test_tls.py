@@ -31,7 +31,7 @@ from sandkeep.protocol.tls import SecureStream, client_context
 from sandkeep.protocol.wire import Wire
 from sandkeep.stream import StreamClient
 from sandkeepd.app.listeners import opened
-from sandkeepd.app.socket_activation import Passed
+from sandkeepd.app.socket_activation import PassedSockets
 from sandkeepd.stream import identity
 from sandkeepd.stream.identity import Identity
 from sandkeepd.stream.server import Limits
@@ -216,7 +216,7 @@ def test_where_it_is_allowed_there_is_plain_tcp(places: str, monkeypatch: pytest
 def test_otherwise_no_daemon_listens_without_tls(tmp_path: Path) -> None:
     with (
         pytest.raises(SetupError, match=r"say tls://127\.0\.0\.1:0, or") as raised,
-        opened(str(tmp_path / "s"), ["tcp://127.0.0.1:0"], Passed()),
+        opened(str(tmp_path / "s"), ["tcp://127.0.0.1:0"], PassedSockets()),
     ):
         pytest.fail("it listens")
     assert (raised.value.code, raised.value.data["setting"]) == ("not_configured", "SANDKEEP_STREAM_PLAINTEXT")
@@ -228,7 +228,7 @@ def test_what_was_passed_is_for_tls_unless_it_is_named_without(tmp_path: Path, m
         sock = socket.create_server(("127.0.0.1", 0))
         named = f"{scheme}://127.0.0.1:{sock.getsockname()[1]}"
         for addresses in ([named], []):
-            with opened(str(tmp_path / "s"), addresses, Passed(stream=[sock.dup()])) as listeners:
+            with opened(str(tmp_path / "s"), addresses, PassedSockets(stream=[sock.dup()])) as listeners:
                 (listener,) = listeners.stream
                 assert listener.address == (named if addresses else named.replace("tcp:", "tls:"))
                 assert listener.is_secure == listener.address.startswith("tls:")

@@ -34,7 +34,7 @@ END_TOLD_S: Final = 5.0
 """How long the end of a sandbox that was killed may take to be noticed."""
 
 
-class KeptInstance(KeeperInstance):
+class HeldInstance(KeeperInstance):
     """A sandbox that has a keeper, and is held by a provider."""
 
     pidfd: int
@@ -68,11 +68,11 @@ def _limit_terminals(pid: int) -> None:
         logger.warning("the terminals of a sandbox could not be limited: %s", error)
 
 
-InstanceT = TypeVar("InstanceT", bound=KeptInstance)
-ProviderT = TypeVar("ProviderT", bound="KeptProvider[Any]")
+InstanceT = TypeVar("InstanceT", bound=HeldInstance)
+ProviderT = TypeVar("ProviderT", bound="KeeperProvider[Any]")
 
 
-class KeptProvider(ABC, Generic[InstanceT]):
+class KeeperProvider(ABC, Generic[InstanceT]):
     """The part of a `Provider` that is the same for all that have keepers.
 
     A subclass says where the directory of a sandbox is, and how it was ended if nobody said so. It needs the tasks that

@@ -1,4 +1,4 @@
-"""Directories as programs of the host see them who read or change files of sandboxes.
+"""Read-only and writable views of directories for host programs that touch files of sandboxes.
 
 Each is on a mount of its own on which the kernel follows no symbolic link and knows no way upwards: whatever hostile
 code puts in the place of a file or directory meanwhile, a name below it leads to what is below it, or nowhere. That

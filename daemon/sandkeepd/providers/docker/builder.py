@@ -29,7 +29,7 @@ from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.dockerfile import Step
 from sandkeepd.providers.docker.engine import Engine, RefusedError
 from sandkeepd.providers.docker.plan import WORKSPACE
-from sandkeepd.providers.docker.stream import Asking, telling
+from sandkeepd.providers.docker.stream import StreamedRequest, telling
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -145,7 +145,7 @@ class Builder:
             for last in (False, False, True):
                 log = docker_build.BuildLog(steps, telling(progress))
                 try:
-                    await Asking("/build", params, log.take, context(), lambda _: headers).run(self._engine)
+                    await StreamedRequest("/build", params, log.take, context(), lambda _: headers).run(self._engine)
                 except RefusedError as refused:
                     raise log.refusal(refused.words) from None
                 if log.error is None:

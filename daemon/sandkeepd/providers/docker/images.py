@@ -23,7 +23,7 @@ from sandkeepd.providers.docker.builder import Builder
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.engine import Engine, RefusedError
 from sandkeepd.providers.docker.plan import Details
-from sandkeepd.providers.docker.stream import Asking, telling
+from sandkeepd.providers.docker.stream import StreamedRequest, telling
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -138,7 +138,9 @@ class DockerImages:
         log = build.PullLog(wanted.in_full, telling(progress))
         params = {"fromImage": wanted.name, "tag": wanted.digest or wanted.tag or "latest"}
         try:
-            await Asking("/images/create", params, log.take, headers=partial(_login, wanted.name)).run(self._engine)
+            await StreamedRequest("/images/create", params, log.take, headers=partial(_login, wanted.name)).run(
+                self._engine
+            )
         except RefusedError as refused:
             raise build.not_pulled(wanted.in_full, refused.words) from None
         if log.error is not None:

@@ -15,7 +15,7 @@ from sandkeepd.contract.provider import Directory
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import Identity
-from sandkeepd.providers.common.kept import KeptInstance
+from sandkeepd.providers.common.kept import HeldInstance
 from sandkeepd.providers.docker import files, start
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.plan import Plan
@@ -29,7 +29,7 @@ FILES_AT_ONCE: Final = 4
 """How many files of one container without a shell are read and written at once: its disks may be slow."""
 
 
-class DockerInstance(KeptInstance):
+class DockerInstance(HeldInstance):
     """A container. `plan` is what it was made by."""
 
     plan: Plan

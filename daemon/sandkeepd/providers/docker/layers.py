@@ -19,7 +19,7 @@ from sandkeep.errors import CallerError, DaemonError, ProviderError
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.plan import Details
-from sandkeepd.providers.docker.stream import Asking
+from sandkeepd.providers.docker.stream import StreamedRequest
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -105,7 +105,7 @@ async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: 
 
     body = _archive(image, [f"beneath/{number}" for number in range(len(beneath.layers))], tag(name), layer)
     kind = {"Content-Type": "application/x-tar"}
-    await Asking("/images/load", {"quiet": "1"}, take, body, headers=lambda _: kind).run_while_awake(engine)
+    await StreamedRequest("/images/load", {"quiet": "1"}, take, body, headers=lambda _: kind).run_while_awake(engine)
     if failed:
         raise _not_taken(failed[0])
     made = await engine.call(lambda client: of_image(client, tag(name)))

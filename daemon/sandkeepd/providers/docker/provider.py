@@ -25,7 +25,7 @@ from sandkeepd.host.processes import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
-from sandkeepd.providers.common.kept import KeptProvider, running
+from sandkeepd.providers.common.kept import KeeperProvider, running
 from sandkeepd.providers.common.layout import TEMPORARY, Layout
 from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan
@@ -37,7 +37,7 @@ from sandkeepd.providers.docker.images import DockerImages
 from sandkeepd.providers.docker.instance import DockerInstance, ShelllessInstance
 from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.replace import Replacements
-from sandkeepd.providers.docker.snapshots import Keeping
+from sandkeepd.providers.docker.snapshots import DockerSnapshots
 from sandkeepd.providers.docker.start import Handle, Job
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ REMOVED_S: Final = 1.5
 """How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
 
 
-class DockerProvider(KeptProvider[DockerInstance], Keeping, Replacements):
+class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacements):
     """See `Provider`. It runs tasks of its own, so `open_docker` makes it."""
 
     name = "docker"

@@ -54,7 +54,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class Keeping(ABC):
+class DockerSnapshots(ABC):
     """The part of the Docker provider that does this."""
 
     layout: Layout

@@ -33,7 +33,7 @@ _PIECE_BYTES: Final = 64 * 1024
 Document = dict[str, Any]
 
 
-class Asking:
+class StreamedRequest:
     """One request. `body` is what it sends, in pieces; `take` gets each document of the answer, in the thread."""
 
     def __init__(

@@ -40,7 +40,7 @@ ENDING_S: Final = 10.0
 _CONTROL: Final = ".control"
 
 
-class Saving(ABC):
+class GvisorCheckpoints(ABC):
     """The part of the gVisor provider that does this."""
 
     _instances: dict[str, GvisorInstance]

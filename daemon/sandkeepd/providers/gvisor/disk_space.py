@@ -1,4 +1,4 @@
-"""Room on the disk for what `runsc` saves: it ends a sandbox that it cannot save for want of that.
+"""Disk space for checkpoints: `runsc` ends a sandbox that it cannot save for want of it.
 
 So as much as it can come to is taken before, by a file of blanks, which becomes smaller as the other one grows: nobody
 else can have the room in between.
@@ -21,8 +21,8 @@ PLENTY_BYTES: Final = 4 * 1024**3
 _BLANKS: Final = ".room"
 
 
-class Room:
-    """Room that is taken in a directory, of which the files there are given what they need."""
+class DiskSpace:
+    """Space reserved in a directory, and given to the files there as they grow."""
 
     def __init__(self, directory: str, size: int) -> None:
         self._directory = directory
@@ -73,9 +73,9 @@ def _occupied(directory: str) -> int:
 
 
 @contextmanager
-def reserved(directory: str, size: int) -> Iterator[Room]:
-    """Room for `size` bytes in a directory, for the length of a block. Raises `storage_unavailable`."""
-    room = Room(directory, size)
+def reserved(directory: str, size: int) -> Iterator[DiskSpace]:
+    """Reserve `size` bytes in a directory, for the length of a block. Raises `storage_unavailable`."""
+    room = DiskSpace(directory, size)
     try:
         if _is_plenty(directory, size):
             yield room

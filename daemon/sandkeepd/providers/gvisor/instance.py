@@ -14,7 +14,7 @@ from sandkeepd.keeper import pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
 from sandkeepd.keeper.place import CONTROL
 from sandkeepd.keeper.viewers import Viewers
-from sandkeepd.providers.common.kept import KeptInstance
+from sandkeepd.providers.common.kept import HeldInstance
 from sandkeepd.providers.gvisor import plan as gvisor_plan
 from sandkeepd.providers.gvisor.plan import Plan
 from sandkeepd.providers.gvisor.viewers import GvisorViewers, Runsc
@@ -23,7 +23,7 @@ HELPERS_S: Final = 30.0
 """How long files that are being copied, and the like, may keep a sandbox from being saved."""
 
 
-class GvisorInstance(KeptInstance):
+class GvisorInstance(HeldInstance):
     """See the module's text. It has no `pidfd` while it stands still: then nothing of it runs."""
 
     image_id: str

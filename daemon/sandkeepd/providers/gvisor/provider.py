@@ -31,17 +31,17 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, environment
-from sandkeepd.providers.common.kept import KeptProvider, running
+from sandkeepd.providers.common.kept import KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout, log_of
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
 from sandkeepd.providers.gvisor import plan as gvisor_plan
 from sandkeepd.providers.gvisor import probe, runsc, start
 from sandkeepd.providers.gvisor.bundle import Lower
-from sandkeepd.providers.gvisor.checkpoints import Saving
+from sandkeepd.providers.gvisor.checkpoints import GvisorCheckpoints
 from sandkeepd.providers.gvisor.instance import GvisorInstance
 from sandkeepd.providers.gvisor.plan import Plan
-from sandkeepd.providers.gvisor.snapshots import Keeping
+from sandkeepd.providers.gvisor.snapshots import GvisorSnapshots
 from sandkeepd.providers.gvisor.start import Job, Started
 from sandkeepd.providers.gvisor.viewers import Runsc
 
@@ -64,7 +64,7 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
 
 
-class GvisorProvider(Keeping, Saving, KeptProvider[GvisorInstance]):
+class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorInstance]):
     """See `Provider`. It runs tasks of its own, so `open_gvisor` makes it."""
 
     name = "gvisor"

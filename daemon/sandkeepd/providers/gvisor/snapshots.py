@@ -49,7 +49,7 @@ def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
     return told(packed, Pause())
 
 
-class Keeping(LayeredFiles):
+class GvisorSnapshots(LayeredFiles):
     """The part of the gVisor provider that does this."""
 
     _instances: dict[str, GvisorInstance]

@@ -23,7 +23,7 @@ PARENT_S: Final = 0.01
 """How long bubblewrap may take to end after the first process of its namespace."""
 
 
-class Clearing:
+class Cleanup:
     """Ends and clears the sandboxes of the log `log_id`. All of it is safe to repeat.
 
     Nothing is killed on suspicion. What is killed is the first process on record, which the kernel knows from all

@@ -11,7 +11,7 @@ import trio
 from sandkeep.model import Capability
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups.freezer import Freezer
-from sandkeepd.providers.common.kept import KeptInstance
+from sandkeepd.providers.common.kept import HeldInstance
 
 LOOK_S: Final = 5.0
 """How often it is looked at whether somebody else has frozen sandboxes, or thawed them."""
@@ -25,7 +25,7 @@ def suspension(*, freezer: bool) -> Capability:
     return Capability(works=freezer, why=None if freezer else WHY_NOT_SUSPENDED)
 
 
-class Freezable(KeptInstance):
+class Freezable(HeldInstance):
     """A sandbox that is suspended by its control group, where it has one for that."""
 
     _freezer: Freezer | None = None

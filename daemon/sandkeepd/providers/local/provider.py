@@ -35,15 +35,15 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
-from sandkeepd.providers.common.kept import KeptProvider, running
+from sandkeepd.providers.common.kept import KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.local import plan as local_plan
-from sandkeepd.providers.local.end import Clearing
+from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.pause import Freezable, keep_looking, suspension
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
-from sandkeepd.providers.local.snapshots import Keeping, files_features
+from sandkeepd.providers.local.snapshots import LocalSnapshots, files_features
 from sandkeepd.providers.local.start import Handle, Job, Lower, Started, start
 from sandkeepd.providers.local.strays import Strays
 
@@ -69,7 +69,7 @@ class LocalInstance(Freezable):
         return self.plan.cgroups
 
 
-class LocalProvider(Keeping, KeptProvider[LocalInstance]):
+class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
 
     name = "local"
@@ -109,8 +109,8 @@ class LocalProvider(Keeping, KeptProvider[LocalInstance]):
         return Planner(self._hierarchies, disk_limit=self._disk_limit, root=self.root)
 
     @functools.cached_property
-    def _clearing(self) -> Clearing:
-        return Clearing(self.layout, self.log_id, self._planner, self.claims)
+    def _clearing(self) -> Cleanup:
+        return Cleanup(self.layout, self.log_id, self._planner, self.claims)
 
     async def abilities(self) -> Abilities:
         """What was found out about this machine, once."""

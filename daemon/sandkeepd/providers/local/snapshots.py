@@ -29,7 +29,7 @@ from sandkeepd.providers.local.probe import Abilities
 from sandkeepd.providers.local.start import Handle
 
 
-class Keeping(LayeredFiles):
+class LocalSnapshots(LayeredFiles):
     """The part of the local provider that does this."""
 
     root: bool

@@ -88,13 +88,13 @@ class Job(Struct, frozen=True, kw_only=True):
         return marks(self.sandbox_id, self.log_id)
 
 
-class Words(NamedTuple):
+class Argv(NamedTuple):
     """The command line of a start, and what bubblewrap is told apart from that: everybody reads command lines."""
 
     argv: Sequence[str]
     apart: Sequence[str] = ()
 
-    def after(self, before: Sequence[str]) -> "Words":
+    def after(self, before: Sequence[str]) -> "Argv":
         """The same with words before it."""
         return self._replace(argv=[*before, *self.argv])
 
@@ -173,7 +173,7 @@ def _copy_files(job: Job) -> None:
             raise ProviderError("provider_unavailable", f"the files could not be given to their user: {said}")
 
 
-def _as_root(job: Job) -> tuple[Words, str]:
+def _as_root(job: Job) -> tuple[Argv, str]:
     """Build what the sandbox sees in a mount namespace of this thread.
 
     Answers the command line and the workspace in it.
@@ -220,7 +220,7 @@ def _take_uid(plan: Plan) -> list[str]:
     ]  # fmt: skip
 
 
-def _as_user(job: Job) -> tuple[Words, str]:
+def _as_user(job: Job) -> tuple[Argv, str]:
     directory = job.directory
     workspace = f"{directory}/mount" if job.files == "overlay" else f"{directory}/upper"
     view = _view(job, workspace, f"{directory}/in", f"{directory}/out")
@@ -256,12 +256,12 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
     )  # fmt: skip
 
 
-def _program(job: Job, view: View) -> Words:
+def _program(job: Job, view: View) -> Argv:
     """The keeper, in bubblewrap or bare, with the limits that every process has of its own."""
     if job.plan.mechanism == "none":
-        return Words(program.command(view.in_dir, view.out_dir, _limits(job.plan)))
+        return Argv(program.command(view.in_dir, view.out_dir, _limits(job.plan)))
     keeper = program.command(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))
-    return Words(["bwrap", "--args", str(_ARGUMENTS_FD), "--", *keeper], arguments(view, _INFO_FD))
+    return Argv(["bwrap", "--args", str(_ARGUMENTS_FD), "--", *keeper], arguments(view, _INFO_FD))
 
 
 def _limits(plan: Plan) -> list[str]:
@@ -271,7 +271,7 @@ def _limits(plan: Plan) -> list[str]:
     return [blocks, pids, str(memory // 1024) if memory else ""]
 
 
-def _run(job: Job, words: Words, control: int, workspace: str) -> Started:
+def _run(job: Job, words: Argv, control: int, workspace: str) -> Started:
     talk, talk_end = os.pipe()
     info, info_end = os.pipe()
     apart, filtered = _file_of(words.apart), -1
