@@ -21,7 +21,7 @@ from sandkeepd.api.routes import HELLO, Route
 from sandkeepd.api.writer import Writer
 from sandkeepd.core.call import Call, Handler, cannot_give, no_progress
 from sandkeepd.core.peer import Peer
-from sandkeepd.host.fairness import my_turn
+from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.serving.defects import only_error, report
 from sandkeepd.serving.holdings import CALL_BYTES, Holdings
 from sandkeepd.serving.limits import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, CallLimits
@@ -308,7 +308,7 @@ class Connection:
                 if self._stopped:  # one of a batch that goes on
                     scope.cancel()
             try:
-                await my_turn()
+                await yield_to_loop()
                 value = await (self._hand_over(call) if route.method.descriptors else self._within_deadline(call))
                 answer = self._result(request, value)
             except Exception as error:  # noqa: BLE001  # a defect, which is reported

@@ -20,7 +20,7 @@ from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
 from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.state import State
 from sandkeepd.contract.provider import Provider
-from sandkeepd.host.fairness import my_turn
+from sandkeepd.host.fairness import yield_to_loop
 
 logger = logging.getLogger("sandkeepd")
 
@@ -179,7 +179,7 @@ class Core:
         if waiting is None:
             waiting = self._waiting[stream] = trio.Event()
         await waiting.wait()
-        await my_turn()
+        await yield_to_loop()
 
     def carry(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
         """Start a carrier. One that fails in a way that nobody foresaw is logged, and ends alone."""
@@ -188,7 +188,7 @@ class Core:
     async def guarded(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
         """Run a carrier to its end."""
         try:
-            await my_turn()
+            await yield_to_loop()
             await carrier()
         except Exception:
             logger.exception("carrier failed", extra={"what": what})

@@ -33,7 +33,7 @@ class _Turns(trio.abc.Instrument):
 _turns: Final = trio.lowlevel.RunVar[_Turns]("turns")
 
 
-async def my_turn() -> None:
+async def yield_to_loop() -> None:
     """Wait until it is this task's turn, first come, first served. Nothing is held afterwards.
 
     Where there is no crowd that takes no round of the event loop: an exec has half a dozen turns.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeepd.contract.provider import Launch, Terminal
-from sandkeepd.host.fairness import my_turn
+from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.keeper import pipes, program, requests, terminal
 from sandkeepd.keeper.journals import Journals
 from sandkeepd.keeper.place import Place, no_room
@@ -42,7 +42,7 @@ class Launcher:
         secrets = list(requests.secret_requests(process_id, launch.secrets))
         request = await self._write(process_id, launch, mode or _mode(launch, fed=self._place.fed))
         failpoints.reach("launch.written")
-        await my_turn()
+        await yield_to_loop()
         process = self._talk.processes[process_id] = Known()
         process.has_files = not request.is_whole or launch.stdin is not None
         await self._talk.send(*secrets, request.line)

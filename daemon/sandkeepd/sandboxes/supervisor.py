@@ -18,7 +18,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeepd.contract.provider import Exit, Instance, Launch
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import insist
-from sandkeepd.host.fairness import my_turn
+from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes
 
 logger = logging.getLogger("sandkeepd")
@@ -152,7 +152,7 @@ async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | N
         return known
     with trio.move_on_after(seconds):
         exited = await instance.wait(process_id)
-        await my_turn()
+        await yield_to_loop()
         return exited
     return instance.exit_of(process_id)
 

@@ -2,13 +2,13 @@
 
 import trio
 
-from sandkeepd.host.fairness import my_turn
+from sandkeepd.host.fairness import yield_to_loop
 
 TASKS = 100
 
 
 async def _through(done: list[int], number: int) -> None:
-    await my_turn()
+    await yield_to_loop()
     done.append(number)
 
 
@@ -51,9 +51,9 @@ class _Rounds(trio.abc.Instrument):
 async def test_who_is_alone_waits_for_nobody() -> None:
     """Still the loop looks at its sockets now and then."""
     rounds = _Rounds()
-    await my_turn()
+    await yield_to_loop()
     trio.lowlevel.add_instrument(rounds)
     for _ in range(TASKS):
-        await my_turn()
+        await yield_to_loop()
     trio.lowlevel.remove_instrument(rounds)
     assert TASKS / 4 <= rounds.count <= TASKS / 2

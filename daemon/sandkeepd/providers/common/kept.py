@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
 from sandkeepd.contract.provider import Chunk, Dropped, Ending, Exit
-from sandkeepd.host.fairness import my_turn
+from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
 from sandkeepd.keeper import journal, pty, retention
@@ -151,7 +151,7 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         with instance.scope:
             await trio.lowlevel.checkpoint()  # it may have been closed already
             await wait_ended(instance.pidfd)
-            await my_turn()
+            await yield_to_loop()
             if instance.child is not None:
                 await trio.to_thread.run_sync(reap, instance.child)
             await instance.went(instance.ending or await self._why_ended(instance))
