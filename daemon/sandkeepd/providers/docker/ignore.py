@@ -1,6 +1,6 @@
 """A program: print what of a directory a build gets, as its `.dockerignore` says: paths, each ended by a NUL.
 
-python docker_ignore.py DIRECTORY [NAME...]
+python docker/ignore.py DIRECTORY [NAME...]
 
 Left out are also the files of these names at the top.
 
