@@ -151,8 +151,8 @@ GUARDS = [
     Guard(
         "Of what a helper says only so much is read",
         "daemon/sandkeepd/keeper/helpers.py",
-        'stderr = instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)',
-        'stderr = instance.read(process_id, "stderr", 0, 1 << 40)',
+        'stderr = self._instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)',
+        'stderr = self._instance.read(process_id, "stderr", 0, 1 << 40)',
         f"{_ENEMY}test_what_a_helper_says_is_read_within_bounds[local]",
     ),
     # what it may use
@@ -208,7 +208,7 @@ GUARDS = [
     Guard(
         "A container's inotify watches are counted by themselves",
         "daemon/sandkeepd/providers/docker/start.py",
-        "counted=filtered and docker_inotify.can_count()",
+        "counted=filtered and inotify.can_count()",
         "counted=False",
         "tests/daemon/sandboxes/test_shared_pools.py::test_inotify[docker]",
     ),
@@ -336,7 +336,7 @@ GUARDS = [
     Guard(
         "A host uid of which a process is left is not given again",
         "daemon/sandkeepd/host/uids/claims.py",
-        "ended = uid_processes.end_all(uid)",
+        "ended = processes.end_all(uid)",
         "ended = True",
         "tests/daemon/host/test_uid_claims.py::test_one_that_cannot_be_ended_is_never_given_again",
     ),
@@ -351,7 +351,7 @@ GUARDS = [
     Guard(
         "The beginning of an image's id names nobody's image",
         "daemon/sandkeepd/providers/docker/dockerfile.py",
-        "if references.could_be_an_id(name):",
+        "if image_references.could_be_an_id(name):",
         "if False:",
         f"{_BUILDING}test_the_beginning_of_an_id_finds_nobodys_image",
     ),
