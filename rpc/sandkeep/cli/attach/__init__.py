@@ -1,0 +1,1 @@
+"""Attachment to a process: its output and input, signals, and our own terminal."""

@@ -1,0 +1,1 @@
+"""Commands, one module for each noun; imported when one of them is used."""

@@ -1,0 +1,1 @@
+"""Display of answers: tables, timelines, progress, Prometheus text."""
