@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.tree import Entry, common_options, entries, root_options
 
 

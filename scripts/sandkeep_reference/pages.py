@@ -15,7 +15,7 @@ from msgspec import Struct
 
 import sandkeep
 from sandkeep import events, model
-from sandkeep.cli.manual import man_page
+from sandkeep.cli.commands.manual import man_page
 from sandkeep.errors import CODES, MEANINGS
 from sandkeep.protocol import methods
 from sandkeep.protocol.jsonrpc import number_of

@@ -1,50 +1,25 @@
 """The `sandkeep` command. Ids and answers go to stdout, everything else to stderr.
 
-Its exit codes are in `EXIT_CODES`. What a command needs is imported when it runs.
+Its exit codes are in `exit_codes`. What a command needs is imported when it runs.
 """
 
 import contextlib
 import itertools
 import os
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from sandkeep.cli.exit_codes import (
+    BROKEN_PIPE,
+    COMPLETE_VARIABLE,
+    INTERRUPTED,
+    REFUSED,
+    ReaderLeftError,
+    UnwritableError,
+)
 
 if TYPE_CHECKING:
     import click
-
-REFUSED: Final = 1
-WRONG_USAGE: Final = 2
-TIMED_OUT: Final = 124
-OWN_FAILURE: Final = 125
-INTERRUPTED: Final = 130
-BROKEN_PIPE: Final = 141
-
-EXIT_CODES: Final[dict[int | str, str]] = {
-    0: "It was done.",
-    REFUSED: "It was refused or failed; or what was checked is not well.",
-    WRONG_USAGE: "The command line makes no sense.",
-    TIMED_OUT: "The time was up (exec, run, shell, wait).",
-    OWN_FAILURE: "Sandkeep itself failed (exec, run, shell, attach, wait).",
-    INTERRUPTED: "It was interrupted.",
-    BROKEN_PIPE: "Whoever read the output has gone.",
-    "any": "The process's own; 128 + n of signal n (exec, run, shell, attach, wait).",
-}
-"""What a code that the command exits with means, for the help and the manual."""
-
-COMPLETE_VARIABLE: Final = "_SANDKEEP_COMPLETE"
-"""Set by a shell's completion function to its own name: then the arguments are a line to complete."""
-
-
-class ReaderLeftError(Exception):
-    """Whoever read our output has gone. (For a BrokenPipeError, click would choose the exit code.)"""
-
-
-class UnwritableError(Exception):
-    """Our own input or output failed: a full disk, for instance. The command exits with `exit_code`."""
-
-    def __init__(self, error: OSError, exit_code: int) -> None:
-        super().__init__(f"standard input or output failed: {error.strerror or error}")
-        self.exit_code = exit_code
 
 
 def main() -> NoReturn:
@@ -73,7 +48,7 @@ def _fill_descriptors() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command; answer its exit code. Nothing that can go wrong for a user ends in a traceback."""
     if shell := os.environ.get(COMPLETE_VARIABLE):
-        from sandkeep.cli.completion import answer
+        from sandkeep.cli.commands.completion import answer
 
         return answer(shell, arguments)
     import click
@@ -106,7 +81,7 @@ def _show(error: "click.ClickException", as_json: bool) -> None:
     with contextlib.suppress(OSError):  # nobody may hear it: the code still tells
         error.show()
     if as_json and isinstance(error, UsageError) and not isinstance(error, NoArgsIsHelpError):
-        from sandkeep.cli.output import json_line
+        from sandkeep.cli.display.output import json_line
 
         message = error.format_message().encode(errors="replace").decode()  # a word of it may not be UTF-8
         json_line({"error": {"code": "invalid", "message": message, "data": {}}})

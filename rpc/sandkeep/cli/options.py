@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from sandkeep.blocking import Client
-from sandkeep.cli import ReaderLeftError, UnwritableError
+from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import (
     CHECKPOINT,
     DIRECTORY,
@@ -81,7 +81,7 @@ class Refusal(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print it, without control characters that may have come from a sandbox."""
-        from sandkeep.cli.output import json_line, note, plain
+        from sandkeep.cli.display.output import json_line, note, plain
 
         if self.as_json:
             json_line({"error": {"code": self.error.code, "message": self.error.message, "data": self.error.data}})
@@ -93,7 +93,7 @@ class Refusal(click.ClickException):
 
 def _set_colour(_: click.Context, __: click.Parameter, when: str | None) -> None:
     if when is not None:
-        from sandkeep.cli import output
+        from sandkeep.cli.display import output
 
         output.colour = when
 
@@ -108,7 +108,7 @@ colour_option: Final = click.option(
 
 
 def _tell(words: str) -> None:
-    from sandkeep.cli.output import note, plain
+    from sandkeep.cli.display.output import note, plain
 
     note(f"sandkeep: {plain(words)}")
 

@@ -6,17 +6,17 @@ from typing import Any, Final
 
 import click
 
-from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.words import FILE
 
-_CLI: Final = "sandkeep.cli."
+_COMMANDS: Final = "sandkeep.cli.commands."
 
 COMMANDS: Final = {
     "demo": ("sandkeep.demo.command:demo", "See Sandkeep do its job, in half a minute."),
     "daemon": ("daemon:daemon", "Run the daemon in the foreground."),
     "status": ("daemon:status", "How the daemon is and what it looks after."),
     "capabilities": ("daemon:capabilities", "What works on this machine, and why something does not."),
-    "image": ("root:image", "Make images of directories; list, show and remove them."),
+    "image": ("sandkeep.cli.root:image", "Make images of directories; list, show and remove them."),
     "create": ("sandboxes:create", "Make a sandbox from an image and start it."),
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
@@ -24,9 +24,9 @@ COMMANDS: Final = {
     "resume": ("sandboxes:resume", "Have sandboxes go on, or start lost ones anew on their files."),
     "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
     "fork": ("snapshots:fork", "Make sandboxes that begin with the files of one."),
-    "restore": ("moments:restore", "Make a sandbox as another was at a moment."),
+    "restore": ("time_travel:restore", "Make a sandbox as another was at a moment."),
     "stats": ("stats:stats", "What running sandboxes use, as it changes."),
-    "sandbox": ("root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
+    "sandbox": ("sandkeep.cli.root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
     "exec": ("exec:exec_", "Run a command in a sandbox to its end."),
     "run": ("exec:run", "Start a named process in a sandbox."),
     "shell": ("shell:shell", "Start a shell in a sandbox, on your terminal."),
@@ -36,12 +36,12 @@ COMMANDS: Final = {
     "kill": ("processes:kill", "Send a signal to a process and its group."),
     "wait": ("processes:wait", "Wait until a process has ended."),
     "cp": ("cp:cp", "Copy files and trees into sandboxes and out of them."),
-    "snapshot": ("root:snapshot", "Keep the files of sandboxes, restore them and move them."),
-    "checkpoint": ("root:checkpoint", "Keep sandboxes with all that runs in them, and bring them back."),
-    "lock": ("root:lock", "Take, keep and release the locks of sandboxes that daemons share."),
+    "snapshot": ("sandkeep.cli.root:snapshot", "Keep the files of sandboxes, restore them and move them."),
+    "checkpoint": ("sandkeep.cli.root:checkpoint", "Keep sandboxes with all that runs in them, and bring them back."),
+    "lock": ("sandkeep.cli.root:lock", "Take, keep and release the locks of sandboxes that daemons share."),
     "events": ("events:events", "What happened, in the order it was committed."),
     "history": ("events:history", "The life of one sandbox."),
-    "store": ("root:store", "Check the event log, and what is computed from it."),
+    "store": ("sandkeep.cli.root:store", "Check the event log, and what is computed from it."),
     "rpc": ("daemon:rpc", "Call any method with JSON and print the raw result."),
     "completion": ("completion:completion", "Print what makes bash, zsh or fish complete all this."),
     "manual": ("manual:manual", "Print the manual page."),
@@ -128,7 +128,7 @@ class LazyGroup(click.Group):
         if cmd_name not in self.table:
             return None
         module, attribute = self.table[cmd_name][0].split(":")
-        command = getattr(import_module(module if "." in module else _CLI + module), attribute)
+        command = getattr(import_module(module if "." in module else _COMMANDS + module), attribute)
         assert isinstance(command, click.Command)
         return command
 

@@ -38,7 +38,7 @@ def root_options() -> list[tuple[str, str]]:
 
 def common_options() -> list[tuple[str, str]]:
     """What can be given to every command that answers."""
-    from sandkeep.cli.daemon import status
+    from sandkeep.cli.commands.daemon import status
 
     return _records((p for p in status.params if p.opts[0] in COMMON), click.Context(status))
 

@@ -1,20 +1,22 @@
-"""What the words of a command line are, so that a shell can complete them."""
+"""Kinds of words on a command line, so that a shell can complete them."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
+LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Any]]]] = {}
+"""Completion of each kind, put here by `commands.completion`: no other command loads it."""
+
 
 class Word(click.ParamType[str]):
-    """Text of a kind that the shell can complete; how is in `completion.LOOKUPS`, which nobody else imports."""
+    """Text of a kind that the shell can complete; see `LOOKUPS`."""
 
     def __init__(self, kind: str) -> None:
         self.name = kind
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         """What there is of this kind that begins so."""
-        from sandkeep.cli.completion import LOOKUPS
-
         return LOOKUPS[self.name](ctx, incomplete)
 
 

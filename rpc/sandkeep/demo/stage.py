@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Final
 
-from sandkeep.cli.output import cut, paint, plain
+from sandkeep.cli.display.output import cut, paint, plain
 
 WIDTH: Final = 80
 READING_S: Final = 0.6

@@ -4,7 +4,7 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-from sandkeep.cli.timeline import Names, clock, detail
+from sandkeep.cli.display.timeline import Names, clock, detail
 from sandkeep.demo.house import LIMIT_S, House
 from sandkeep.demo.stage import Stage
 from sandkeep.errors import SandkeepError

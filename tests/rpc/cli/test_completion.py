@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkeep.cli.completion import SCRIPTS
+from sandkeep.cli.commands.completion import SCRIPTS
 from sandkeep.cli.splitting import quoted, split
 
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.boxes import until
 
-from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.exit_codes import EXIT_CODES
 
 pytestmark = pytest.mark.needs("bwrap")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 
-from sandkeep.cli import COMPLETE_VARIABLE
+from sandkeep.cli.exit_codes import COMPLETE_VARIABLE
 from sandkeep.compat import crafty
 
 pytestmark = [pytest.mark.needs("bwrap"), pytest.mark.needs("docker")]

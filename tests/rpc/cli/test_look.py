@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.support.golden import EXAMPLES
 
-from sandkeep.cli import layout, output, progress, timeline
-from sandkeep.cli.layout import Column
+from sandkeep.cli.display import layout, output, progress, timeline
+from sandkeep.cli.display.layout import Column
 from sandkeep.events import EVENTS
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

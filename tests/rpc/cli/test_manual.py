@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sandkeep.cli import EXIT_CODES
-from sandkeep.cli.manual import man_page
+from sandkeep.cli.commands.manual import man_page
+from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.tree import entries
 from sandkeep.settings.daemon import SETTINGS
 

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.boxes import until
 from tests.support.screen import Screen
 
-from sandkeep.cli import output
-from sandkeep.cli.exposition import FAMILIES, PREFIX, exposition
-from sandkeep.cli.stats import COLUMNS, SORTS, busy
+from sandkeep.cli.commands.stats import COLUMNS, SORTS, busy
+from sandkeep.cli.display import output
+from sandkeep.cli.display.prometheus import FAMILIES, PREFIX, exposition
 from sandkeep.model import SandboxStats
 
 MIB = 1 << 20

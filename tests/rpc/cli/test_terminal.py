@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.support.screen import DEADLINE_S, Screen
 
-from sandkeep.cli import terminal
+from sandkeep.cli.attach import terminal
 
 pytestmark = pytest.mark.needs("bwrap", "tmux")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sandkeep.cli import output, timeline
+from sandkeep.cli.display import output, timeline
 from sandkeep.events import EVENTS
 from sandkeep.model import Event, Moment
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.options import Command, Pair, Size
 from sandkeep.cli.root import COMMANDS, SUBJECTS, LazyGroup, sandkeep
 from sandkeep.cli.tree import COMMON

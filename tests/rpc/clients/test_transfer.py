@@ -23,7 +23,7 @@ from tests.support.boxes import Box, archive, at_most, new_box, refused, until
 from tests.support.users import command_as
 
 from sandkeep import transfer
-from sandkeep.cli.cp import place
+from sandkeep.cli.commands.cp import place
 from sandkeep.demo import traces
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id

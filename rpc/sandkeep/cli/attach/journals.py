@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.blocking import Client
-from sandkeep.cli.output import note
+from sandkeep.cli.display.output import note
 from sandkeep.model import OpenOutput
 
 STREAMS: Final = ("stdout", "stderr")

@@ -8,8 +8,8 @@ import re
 from contextlib import suppress
 from typing import Final
 
-from sandkeep.cli.attach import Collector, Reader
-from sandkeep.cli.journals import write_all
+from sandkeep.cli.attach.journals import write_all
+from sandkeep.cli.attach.session import Collector, Reader
 from sandkeep.errors import StateError
 from sandkeep.protocol.control_sequences import Filter
 

@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from sandkeep.cli import INTERRUPTED
+from sandkeep.cli.display.output import note, plain
+from sandkeep.cli.exit_codes import INTERRUPTED
 from sandkeep.cli.options import Frontend
-from sandkeep.cli.output import note, plain
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Process
 

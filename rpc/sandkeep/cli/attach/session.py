@@ -8,11 +8,11 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.journals import STREAMS, Journals, last_lines, write_all
+from sandkeep.cli.attach.journals import STREAMS, Journals, last_lines, write_all
+from sandkeep.cli.attach.relay import Signals, feed
+from sandkeep.cli.display.output import note, plain
+from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend
-from sandkeep.cli.output import note, plain
-from sandkeep.cli.relay import Signals, feed
 from sandkeep.errors import SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 from sandkeep.protocol.follow import OutputCursor
@@ -63,7 +63,7 @@ class Collector:
 
     def result(self, process: Process, last: ProcessOutput) -> ExecResult:
         """The document, in the form that `sandbox.exec` answers."""
-        from sandkeep.cli.output import moment
+        from sandkeep.cli.display.output import moment
 
         return ExecResult(
             process_id=process.process_id,
@@ -250,7 +250,7 @@ def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     last = reader.follow(sink, *at)
     ended = reader.process() if front.as_json or last.exit_code in (None, KILLED) else None
     if front.as_json and ended is not None:
-        from sandkeep.cli.output import json_line
+        from sandkeep.cli.display.output import json_line
 
         json_line(sink.result(ended, last))
     return exit_code(last, ended)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
-from sandkeep.cli.journals import write_all
+from sandkeep.cli.attach.journals import write_all
 from sandkeep.protocol import control_sequences
 
 DEFAULT_TERM: Final = "xterm-256color"

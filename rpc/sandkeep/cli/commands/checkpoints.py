@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, note, size, status, table, when
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     CHECKPOINT,
     SANDBOX,
@@ -14,8 +16,6 @@ from sandkeep.cli.options import (
     label_option,
     sandbox_name_option,
 )
-from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
-from sandkeep.cli.progress import progress
 from sandkeep.model import Checkpoint
 from sandkeep.protocol.methods import MAX_FORKS
 

@@ -19,11 +19,13 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
+from sandkeep import cli
 from sandkeep.blocking import Client, connect
-from sandkeep.cli import COMPLETE_VARIABLE
-from sandkeep.cli.layout import plain
+from sandkeep.cli.display.layout import plain
+from sandkeep.cli.exit_codes import COMPLETE_VARIABLE
 from sandkeep.cli.options import CLIENT_NAME, command
 from sandkeep.cli.splitting import Unfinished, quoted, split
+from sandkeep.cli.words import LOOKUPS
 from sandkeep.errors import SandkeepError
 
 PATIENCE_S: Final = 1.0
@@ -101,7 +103,7 @@ def _beginning(incomplete: str, found: list[Item]) -> list[Item]:
 
 
 def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str = "plain") -> list[Item]:
-    from sandkeep.cli.output import age
+    from sandkeep.cli.display.output import age
 
     def question(client: Client) -> list[Item]:
         found = client.sandbox.list().sandboxes
@@ -115,7 +117,7 @@ def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str 
 
 
 def _images(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.output import age
+    from sandkeep.cli.display.output import age
 
     def question(client: Client) -> list[Item]:
         found = client.image.list().images
@@ -132,7 +134,7 @@ def _locks(ctx: click.Context, incomplete: str) -> list[Item]:
 
 
 def _snapshots(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.output import age
+    from sandkeep.cli.display.output import age
 
     def question(client: Client) -> list[Item]:
         found = client.snapshot.list().snapshots
@@ -142,7 +144,7 @@ def _snapshots(ctx: click.Context, incomplete: str) -> list[Item]:
 
 
 def _checkpoints(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.output import age
+    from sandkeep.cli.display.output import age
 
     def question(client: Client) -> list[Item]:
         found = client.checkpoint.list().checkpoints
@@ -276,28 +278,29 @@ def _left_to_the_shell(kind: str) -> Callable[[click.Context, str], list[Item]]:
     return lambda _, incomplete: [CompletionItem(incomplete, type=kind)]
 
 
-LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Item]]]] = {
-    "sandbox": _sandboxes,
-    "image": _images,
-    "snapshot": _snapshots,
-    "checkpoint": _checkpoints,
-    "image source": _sources,
-    "reference": _references,
-    "lock": _locks,
-    "process": _processes,
-    "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
-    "place": _places,
-    "signal": _fixed(*_SIGNALS),
-    "event type": _event_types,
-    "provider": _providers,
-    "method": _methods,
-    "command": _commands,
-    "variable": _variables,
-    "directory inside": _directories_inside,
-    "directory": _left_to_the_shell("directory"),
-    "file": _left_to_the_shell("file"),
-}
-"""How each kind of `words.Word` is completed."""
+LOOKUPS.update(
+    {
+        "sandbox": _sandboxes,
+        "image": _images,
+        "snapshot": _snapshots,
+        "checkpoint": _checkpoints,
+        "image source": _sources,
+        "reference": _references,
+        "lock": _locks,
+        "process": _processes,
+        "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
+        "place": _places,
+        "signal": _fixed(*_SIGNALS),
+        "event type": _event_types,
+        "provider": _providers,
+        "method": _methods,
+        "command": _commands,
+        "variable": _variables,
+        "directory inside": _directories_inside,
+        "directory": _left_to_the_shell("directory"),
+        "file": _left_to_the_shell("file"),
+    }
+)
 
 
 @command(
@@ -314,5 +317,5 @@ def completion(shell: str) -> None:
     Packages install it by themselves, in share/bash-completion/completions, share/zsh/site-functions and
     share/fish/vendor_completions.d.
     """
-    with open(os.path.join(os.path.dirname(__file__), "completions", SCRIPTS[shell]), encoding="utf-8") as script:
+    with open(os.path.join(os.path.dirname(cli.__file__), "completions", SCRIPTS[shell]), encoding="utf-8") as script:
         print(script.read(), end="")

@@ -10,9 +10,9 @@ from typing import Final
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.display.output import json_line, size
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import PLACE, Frontend, command, common
-from sandkeep.cli.output import json_line, size
-from sandkeep.cli.progress import progress
 from sandkeep.ids import NAME_PATTERN
 from sandkeep.model import Copied
 

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import click
 
+from sandkeep.cli.display.output import age, facts, json_line, paint, plain, size, terminal_width, wrap
 from sandkeep.cli.options import METHOD, Frontend, command, common
-from sandkeep.cli.output import age, facts, json_line, paint, plain, size, terminal_width, wrap
 from sandkeep.errors import SetupError
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.display.output import json_line, moment, note, paint, plain, terminal_width
+from sandkeep.cli.display.timeline import Names, clock, day, history_line, line
 from sandkeep.cli.options import EVENT_TYPE, SANDBOX, Frontend, command, common
-from sandkeep.cli.output import json_line, moment, note, paint, plain, terminal_width
-from sandkeep.cli.timeline import Names, clock, day, history_line, line
 from sandkeep.model import Event
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from sandkeep.cli import OWN_FAILURE
-from sandkeep.cli.attach import attach
+from sandkeep.cli.attach.session import attach
+from sandkeep.cli.display.output import json_line
+from sandkeep.cli.exit_codes import OWN_FAILURE
 from sandkeep.cli.options import (
     PROCESS,
     SANDBOX,
@@ -22,7 +23,6 @@ from sandkeep.cli.options import (
     secret_option,
     timeout_option,
 )
-from sandkeep.cli.output import json_line
 from sandkeep.model import Process
 
 
@@ -118,8 +118,8 @@ def run(
         raise click.UsageError("--detach and --interactive exclude each other: a detached process has no input")
     options = {"env": dict(env), "secrets": dict(secret), "working_dir": cwd, "timeout_s": timeout, "name": name}
     if tty:
-        from sandkeep.cli.shell import show_from_start
-        from sandkeep.cli.terminal import OwnTerminal
+        from sandkeep.cli.attach.terminal import OwnTerminal
+        from sandkeep.cli.commands.shell import show_from_start
 
         own = OwnTerminal()
         process = _launch(front, sandbox, command, **options, **own.request())

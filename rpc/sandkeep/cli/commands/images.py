@@ -4,6 +4,8 @@ import os
 
 import click
 
+from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     FILE,
     IMAGE,
@@ -16,8 +18,6 @@ from sandkeep.cli.options import (
     given,
     label_option,
 )
-from sandkeep.cli.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
-from sandkeep.cli.progress import progress
 from sandkeep.model import Image
 
 

@@ -2,9 +2,9 @@
 
 import click
 
+from sandkeep.cli.display.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import LOCK, Frontend, command, common, given
-from sandkeep.cli.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
-from sandkeep.cli.progress import progress
 from sandkeep.model import Lock
 
 

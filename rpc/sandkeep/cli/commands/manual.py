@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from sandkeep.cli import EXIT_CODES
+from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.options import command
 from sandkeep.cli.tree import Entry, common_options, entries, root_options
 from sandkeep.cli.words import Word

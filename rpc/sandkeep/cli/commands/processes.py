@@ -5,11 +5,11 @@ import shlex
 import click
 from msgspec.structs import replace
 
-from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.attach import Descriptors, Reader, Sink, tell_of_memory
-from sandkeep.cli.journals import STREAMS
+from sandkeep.cli.attach.journals import STREAMS
+from sandkeep.cli.attach.session import Descriptors, Reader, Sink, tell_of_memory
+from sandkeep.cli.display.output import age, json_line, note, plain, status, table
+from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import PROCESS, RUNNING, SANDBOX, SIGNAL, Frontend, command, common
-from sandkeep.cli.output import age, json_line, note, plain, status, table
 from sandkeep.model import Process, ProcessOutput
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, size, status, table, when
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     IMAGE,
     INSIDE,
@@ -21,8 +23,6 @@ from sandkeep.cli.options import (
     sandbox_name_option,
     secret_option,
 )
-from sandkeep.cli.output import Column, age, facts, identifier, json_line, size, status, table, when
-from sandkeep.cli.progress import progress
 from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
 

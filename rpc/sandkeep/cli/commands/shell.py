@@ -8,9 +8,12 @@ from typing import Any, Final
 
 import click
 
-from sandkeep.cli import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.attach import AT_ONCE_S, Collector, Descriptors, Reader, tell_of_memory, visit
-from sandkeep.cli.lasting import leave
+from sandkeep.cli.attach.last_screen import leave
+from sandkeep.cli.attach.relay import left
+from sandkeep.cli.attach.session import AT_ONCE_S, Collector, Descriptors, Reader, tell_of_memory, visit
+from sandkeep.cli.attach.terminal import OwnTerminal, SignalledError
+from sandkeep.cli.display.output import json_line, note, plain
+from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import (
     RUNNING,
     SANDBOX,
@@ -22,9 +25,6 @@ from sandkeep.cli.options import (
     given,
     secret_option,
 )
-from sandkeep.cli.output import json_line, note, plain
-from sandkeep.cli.relay import left
-from sandkeep.cli.terminal import OwnTerminal, SignalledError
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Process
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, note, size, status, table, when
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     FILE,
     IMAGE,
@@ -19,8 +21,6 @@ from sandkeep.cli.options import (
     sandbox_name_option,
     secret_option,
 )
-from sandkeep.cli.output import Column, age, facts, identifier, json_line, note, size, status, table, when
-from sandkeep.cli.progress import progress
 from sandkeep.model import Snapshot
 from sandkeep.protocol.methods import MAX_FORKS
 

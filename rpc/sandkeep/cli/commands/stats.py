@@ -9,8 +9,8 @@ from typing import Final
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.display.output import Column, cut_middle, json_line, moment, note, size, table, table_lines
 from sandkeep.cli.options import SANDBOX, Frontend, command, common
-from sandkeep.cli.output import Column, cut_middle, json_line, moment, note, size, table, table_lines
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxStats
 
@@ -77,7 +77,7 @@ def stats(
         if front.as_json:
             json_line(found)
         elif prometheus:
-            from sandkeep.cli.exposition import exposition
+            from sandkeep.cli.display.prometheus import exposition
 
             sys.stdout.buffer.write(exposition(found).encode())
         elif once or not _is_screen():
@@ -103,8 +103,8 @@ def _watch(
     client: Client, sandboxes: Sequence[str], found: list[SandboxStats], interval: float, sort: str
 ) -> int | None:
     """Show the table until somebody ends it, or none of those is left that were named."""
-    from sandkeep.cli.live import Live
-    from sandkeep.cli.terminal import SignalledError
+    from sandkeep.cli.attach.live import Live
+    from sandkeep.cli.attach.terminal import SignalledError
 
     rates: Rates = {}
     try:

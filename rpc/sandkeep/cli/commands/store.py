@@ -2,10 +2,10 @@
 
 import click
 
-from sandkeep.cli.daemon import execute
+from sandkeep.cli.commands.daemon import execute
+from sandkeep.cli.display.output import json_line, note, plain
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import DIRECTORY, Frontend, command, common, given
-from sandkeep.cli.output import json_line, note, plain
-from sandkeep.cli.progress import progress
 from sandkeep.settings.daemon import RETAIN, STATE_DIR
 
 state_dir_option = click.option(

@@ -5,6 +5,9 @@ from typing import Any
 
 import click
 
+from sandkeep.cli.display.output import json_line, note, plain
+from sandkeep.cli.display.progress import progress
+from sandkeep.cli.display.timeline import elapsed
 from sandkeep.cli.options import (
     SANDBOX,
     At,
@@ -17,9 +20,6 @@ from sandkeep.cli.options import (
     sandbox_name_option,
     secret_option,
 )
-from sandkeep.cli.output import json_line, note, plain
-from sandkeep.cli.progress import progress
-from sandkeep.cli.timeline import elapsed
 from sandkeep.model import RestoredAt
 
 

@@ -12,8 +12,8 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from sandkeep.cli.layout import GAP, Column, cut, cut_middle, fit, plain, taken, wrap
-from sandkeep.cli.layout import width as columns_of
+from sandkeep.cli.display.layout import GAP, Column, cut, cut_middle, fit, plain, taken, wrap
+from sandkeep.cli.display.layout import width as columns_of
 
 __all__ = [
     "Column", "age", "colour", "cut", "cut_middle", "facts", "has_colour", "identifier", "json_line", "moment", "note",

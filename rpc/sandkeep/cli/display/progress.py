@@ -8,8 +8,8 @@ import sys
 from types import TracebackType
 from typing import Final, Self
 
-from sandkeep.cli.layout import cut, plain
-from sandkeep.cli.output import terminal_width
+from sandkeep.cli.display.layout import cut, plain
+from sandkeep.cli.display.output import terminal_width
 
 PATIENCE_S: Final = 0.4
 _BEAT_S: Final = 0.1

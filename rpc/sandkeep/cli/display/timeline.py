@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from sandkeep.cli.layout import cut, pad, plain
-from sandkeep.cli.output import paint, size
+from sandkeep.cli.display.layout import cut, pad, plain
+from sandkeep.cli.display.output import paint, size
 from sandkeep.model import Event, Moment
 
 TYPE_COLUMNS: Final = 24

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
-from sandkeep.cli.journals import write_all
-from sandkeep.cli.terminal import DEFAULT_SIZE, SignalledError
+from sandkeep.cli.attach.journals import write_all
+from sandkeep.cli.attach.terminal import DEFAULT_SIZE, SignalledError
 
 _ENTER: Final = b"\x1b[?1049h\x1b[?25l"
 """To the alternate screen, and no cursor."""

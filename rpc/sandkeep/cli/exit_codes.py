@@ -1,0 +1,37 @@
+"""Exit codes of the command, and what ends it with one of them."""
+
+from typing import Final
+
+REFUSED: Final = 1
+WRONG_USAGE: Final = 2
+TIMED_OUT: Final = 124
+OWN_FAILURE: Final = 125
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+EXIT_CODES: Final[dict[int | str, str]] = {
+    0: "It was done.",
+    REFUSED: "It was refused or failed; or what was checked is not well.",
+    WRONG_USAGE: "The command line makes no sense.",
+    TIMED_OUT: "The time was up (exec, run, shell, wait).",
+    OWN_FAILURE: "Sandkeep itself failed (exec, run, shell, attach, wait).",
+    INTERRUPTED: "It was interrupted.",
+    BROKEN_PIPE: "Whoever read the output has gone.",
+    "any": "The process's own; 128 + n of signal n (exec, run, shell, attach, wait).",
+}
+"""What a code that the command exits with means, for the help and the manual."""
+
+COMPLETE_VARIABLE: Final = "_SANDKEEP_COMPLETE"
+"""Set by a shell's completion function to its own name: then the arguments are a line to complete."""
+
+
+class ReaderLeftError(Exception):
+    """Whoever read our output has gone. (For a BrokenPipeError, click would choose the exit code.)"""
+
+
+class UnwritableError(Exception):
+    """Our own input or output failed: a full disk, for instance. The command exits with `exit_code`."""
+
+    def __init__(self, error: OSError, exit_code: int) -> None:
+        super().__init__(f"standard input or output failed: {error.strerror or error}")
+        self.exit_code = exit_code
