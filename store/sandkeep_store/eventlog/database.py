@@ -252,7 +252,14 @@ class Database:
                 f"not {SCHEMA_VERSION}): run the version that wrote it, or use another state directory",
             )
         self.writer.execute("PRAGMA journal_mode = WAL")  # a fresh file that was just put in place has another
-        return str(meta["log_id"]), int(str(meta["first_position"]))
+        log_id, first = meta.get("log_id"), meta.get("first_position")
+        if not isinstance(log_id, str) or not isinstance(first, int):
+            raise DaemonError(
+                "storage_unavailable",
+                f"the event log {self.path} is damaged (its id is {log_id!r}, its first position {first!r}): "
+                f"{witness.CURE}",
+            )
+        return log_id, first
 
     def _require_beginning(self, what: str) -> None:
         """Refuse to begin a log where there was one."""

@@ -19,6 +19,7 @@ from sandkeep.events import Meta, ProcessStarted, SandboxFailed
 from sandkeep_store.eventlog.codec import UnknownEvent
 from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
 from sandkeep_store.upkeep import offline
+from sandkeep_store.upkeep.repair import repair
 
 NOBODY = Meta(command_id="cmd_1")
 
@@ -205,6 +206,17 @@ def test_a_flipped_bit_in_an_event_is_found_with_its_position(log_of_ten: str) -
         assert error.code == "storage_unavailable"
         assert error.data == {"position": 5}
         assert "position 5" in error.message
+
+
+@pytest.mark.parametrize("key", ["log_id", "first_position"])
+@pytest.mark.parametrize("damage", ["key = upper(key)", "value = x'ff'", "value = NULL"])
+def test_what_the_log_says_of_itself_is_damaged(log_of_ten: str, key: str, damage: str) -> None:
+    _change(log_of_ten, f"UPDATE meta SET {damage} WHERE key = ?", key)
+    error = _opening(log_of_ten)
+    assert error.code == "storage_unavailable"
+    assert "store repair" in error.message
+    assert repair(os.path.dirname(log_of_ten), yes=True).kept == 10
+    EventLog.open(log_of_ten).close()
 
 
 @pytest.mark.parametrize(
