@@ -14,8 +14,9 @@ from sandkeep.model import Sandbox, SandboxSpec
 from sandkeep.protocol.methods import SandboxRestore, SnapshotRestore
 from sandkeep.settings.daemon import DISK_LIMIT
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.views.chains import chain
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeep_store.views.snapshots import SnapshotState, chain
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.provider import Instance, Layering, Progress, Replacing
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request

@@ -22,8 +22,9 @@ from sandkeep.errors import SetupError, StateError, error_from
 from sandkeep.model import Snapshot, SnapshotList
 from sandkeep.protocol.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.views.chains import chain, children
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeep_store.views.snapshots import SnapshotState, chain, children
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.provider import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request

@@ -23,8 +23,9 @@ from sandkeep_store.archives.trees.layers import flatten
 from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed
 from sandkeep_store.buckets.config import STORAGE
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.views.chains import chain
 from sandkeep_store.views.images import ImageState
-from sandkeep_store.views.snapshots import SnapshotState, chain
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.provider import Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request

@@ -35,8 +35,8 @@ from sandkeep.model import CompactReport
 from sandkeep_store.eventlog.log import EventLog, NewEvent
 from sandkeep_store.eventlog.reader import Kept, Leaving
 from sandkeep_store.upkeep import segments
+from sandkeep_store.views.folds.locks import goes_before
 from sandkeep_store.views.images import ImageState
-from sandkeep_store.views.locks import goes_before
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 

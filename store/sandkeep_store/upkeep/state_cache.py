@@ -94,7 +94,8 @@ def fingerprint() -> str:
     digest = hashlib.sha256(f"{VERSION} msgspec {msgspec.__version__}".encode())
     folder = os.path.dirname(views.__file__)
     sources = [events.__file__, model.__file__, blanks.__file__, codec.__file__, fold.__file__, __file__]
-    sources += [f"{folder}/{name}" for name in sorted(os.listdir(folder)) if name.endswith(".py")]
+    for place in (folder, f"{folder}/folds"):
+        sources += [f"{place}/{name}" for name in sorted(os.listdir(place)) if name.endswith(".py")]
     for source in sources:
         with open(source, "rb") as file:
             digest.update(file.read())

@@ -4,7 +4,6 @@ Pure functions over the views. What is kept of sandboxes besides snapshots has i
 """
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -13,9 +12,7 @@ from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
-
-if TYPE_CHECKING:
-    from sandkeep_store.views.state import State
+from sandkeep_store.views.state import State
 
 
 class Moment(Struct, frozen=True, kw_only=True, gc=False):
@@ -45,7 +42,7 @@ class Moment(Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-def moments(state: "State", sandbox: SandboxState) -> list[Moment]:
+def moments(state: State, sandbox: SandboxState) -> list[Moment]:
     """The moments of a sandbox in the order of the log, also those whose source was deleted since."""
     found = [*_of_snapshots(state, sandbox), *_of_checkpoints(state, sandbox), *_of_restores(state, sandbox)]
     return sorted(found, key=lambda moment: moment.position)
@@ -64,7 +61,7 @@ def newest(found: Iterable[Moment], upto: int, until_us: int | None = None) -> M
     return usable[-1] if usable else None
 
 
-def _of_snapshots(state: "State", sandbox: SandboxState) -> Iterator[Moment]:
+def _of_snapshots(state: State, sandbox: SandboxState) -> Iterator[Moment]:
     """The moment of a snapshot is that of `snapshot.stored`.
 
     What it holds is of a time between that and its request, and only the daemon that packed it knew of which. Nothing
@@ -76,7 +73,7 @@ def _of_snapshots(state: "State", sandbox: SandboxState) -> Iterator[Moment]:
             yield _moment(snapshot, snapshot.stored_position, snapshot.stored_us)
 
 
-def _of_checkpoints(state: "State", sandbox: SandboxState) -> Iterator[Moment]:
+def _of_checkpoints(state: State, sandbox: SandboxState) -> Iterator[Moment]:
     """The same of a checkpoint: that of `checkpoint.stored`."""
     for checkpoint in state.checkpoints.values():
         if checkpoint.sandbox_id == sandbox.sandbox_id and checkpoint.stored is not None:
@@ -95,7 +92,7 @@ def _of_checkpoint(checkpoint: CheckpointState, position: int, time_us: int) -> 
     )
 
 
-def _of_restores(state: "State", sandbox: SandboxState) -> Iterator[Moment]:
+def _of_restores(state: State, sandbox: SandboxState) -> Iterator[Moment]:
     """When a sandbox began with the files of a snapshot, or got them for its own, it was as that snapshot is, whosever
     it was; and so with a checkpoint. A fork began with files that nothing keeps, and what was kept of its source before
     is not of it.

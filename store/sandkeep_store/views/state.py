@@ -2,12 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
 
 from sandkeep.events import DAEMON_STREAM, Event
 from sandkeep.ids import LOCK
 from sandkeep_store.locks.places import is_anothers
-from sandkeep_store.views import checkpoints, daemon, images, locks, log, processes, sandboxes, snapshots
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
@@ -16,9 +14,6 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.view import HANDLERS, Fact
-
-# Importing a noun's module registers its handlers; naming them here says that all of them are needed.
-_NOUNS: Final = (checkpoints, daemon, images, locks, log, processes, sandboxes, snapshots)
 
 
 class State:

@@ -1,17 +1,14 @@
-"""How a view is made: a fold over the log, one handler an event type, all of them pure.
+"""Views: folds over the log, one for each event type, all of them pure.
 
-A handler takes the state and one fact and changes the state; it never fails on a fact that the log holds, whatever came
+A fold takes the state and one fact and changes the state; it never fails on a fact that the log holds, whatever came
 before it, because the log is the truth and the view only follows. States are mutable and lean, since a daemon that
 starts folds its whole log; what readers see is made from them on demand (`view`).
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from sandkeep.events import Event
-
-if TYPE_CHECKING:
-    from sandkeep_store.views.state import State
 
 
 class Fact(Protocol):
@@ -43,19 +40,5 @@ class Fact(Protocol):
         ...
 
 
-Handler = Callable[["State", Any, Fact], None]
-HANDLERS: dict[type[Event], Handler] = {}
-
-_E = TypeVar("_E", bound=Event)
-
-
-def folds(kind: type[_E]) -> Callable[[Callable[["State", _E, Fact], None]], Callable[["State", _E, Fact], None]]:
-    """Register the handler of one event type. There is exactly one for each."""
-
-    def register(handler: Callable[["State", _E, Fact], None]) -> Callable[["State", _E, Fact], None]:
-        if kind in HANDLERS:
-            raise TypeError(f"{kind.type} has a handler already")
-        HANDLERS[kind] = handler
-        return handler
-
-    return register
+HANDLERS: dict[type[Event], Callable[[Any, Any, Fact], None]] = {}
+"""The fold of each event type, of a state, an event and its fact; `folds.register` puts them here."""

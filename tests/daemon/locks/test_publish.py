@@ -16,7 +16,8 @@ from tests.support.inside import Inside
 from sandkeep import events
 from sandkeep.model import Place
 from sandkeep_store.eventlog.log import NewEvent
-from sandkeep_store.views.locks import RECENT_LOCKS, goes_before
+from sandkeep_store.views.folds.locks import goes_before
+from sandkeep_store.views.locks import RECENT_LOCKS
 from sandkeepd.snapshots.archives import SnapshotArchives
 
 

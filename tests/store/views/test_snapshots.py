@@ -9,8 +9,8 @@ from sandkeep import events, model
 from sandkeep.events import Event
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.upkeep import offline, state_cache
+from sandkeep_store.views.chains import chain, children
 from sandkeep_store.views.metadata import document
-from sandkeep_store.views.snapshots import chain, children
 
 PLACE = model.Place(where="gcs", base="bucket", path="p/p.tar.gz", uri="gs://bucket/p/p.tar.gz")
 ISOLATION = model.Isolation(mechanism="fake", files="copy")

@@ -1,0 +1,97 @@
+"""Folds of the events of checkpoints."""
+
+from sandkeep import events, model
+from sandkeep_store.views.checkpoints import CheckpointState
+from sandkeep_store.views.folds.register import folds
+from sandkeep_store.views.folds.sandboxes import note_in_history
+from sandkeep_store.views.folds.snapshots import end_fork
+from sandkeep_store.views.sandboxes import KeptCheckpoint
+from sandkeep_store.views.snapshots import ForkState
+from sandkeep_store.views.state import State
+from sandkeep_store.views.view import Fact
+
+
+@folds(events.CheckpointCreateRequested)
+def _requested(state: State, event: events.CheckpointCreateRequested, fact: Fact) -> None:
+    state.checkpoints[fact.stream] = CheckpointState(
+        checkpoint_id=fact.stream, requested=event, requested_us=fact.time_us, revision=fact.revision
+    )
+    note_in_history(state, fact)
+
+
+@folds(events.CheckpointStored)
+def _stored(state: State, event: events.CheckpointStored, fact: Fact) -> None:
+    checkpoint = _advance(state, fact, "ready")
+    if checkpoint is None:
+        return
+    checkpoint.stored, checkpoint.stored_position, checkpoint.stored_us = event, fact.position, fact.time_us
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if sandbox is not None:
+        asked = checkpoint.requested
+        kept = KeptCheckpoint(
+            checkpoint_id=checkpoint.checkpoint_id,
+            created_us=checkpoint.requested_us,
+            name=asked.name,
+            place=asked.place,
+            size_bytes=sum(file.size_bytes for file in event.files),
+        )
+        sandbox.checkpoints = [*sandbox.checkpoints, kept]
+
+
+@folds(events.CheckpointFailed)
+def _failed(state: State, event: events.CheckpointFailed, fact: Fact) -> None:
+    checkpoint = _advance(state, fact, "failed")
+    if checkpoint is not None:
+        checkpoint.error, checkpoint.interrupted = (event.code, event.message), event.interrupted
+        checkpoint.ended_us = fact.time_us
+
+
+@folds(events.CheckpointDeleteRequested)
+def _delete_requested(state: State, event: events.CheckpointDeleteRequested, fact: Fact) -> None:
+    checkpoint = _advance(state, fact, "deleting")
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if checkpoint is not None and sandbox is not None:
+        sandbox.checkpoints = [kept for kept in sandbox.checkpoints if kept.checkpoint_id != fact.stream]
+
+
+@folds(events.CheckpointDeleted)
+def _deleted(state: State, event: events.CheckpointDeleted, fact: Fact) -> None:
+    checkpoint = _advance(state, fact, "deleted")
+    if checkpoint is not None:
+        checkpoint.ended_us = fact.time_us
+
+
+@folds(events.CheckpointRestoreRequested)
+def _restore_requested(state: State, event: events.CheckpointRestoreRequested, fact: Fact) -> None:
+    state.forks[fact.stream] = ForkState(
+        fork_id=fact.stream,
+        sandbox_id=fact.sandbox_id or "",
+        owner=event.owner,
+        sandbox_ids=event.sandbox_ids,
+        revision=fact.revision,
+        checkpoint_id=event.checkpoint_id,
+    )
+    note_in_history(state, fact)
+
+
+@folds(events.CheckpointRestored)
+def _restored(state: State, event: events.CheckpointRestored, fact: Fact) -> None:
+    fork = end_fork(state, fact)
+    if fork is not None:
+        fork.done = True
+
+
+@folds(events.CheckpointRestoreFailed)
+def _restore_failed(state: State, event: events.CheckpointRestoreFailed, fact: Fact) -> None:
+    fork = end_fork(state, fact)
+    if fork is not None:
+        fork.error, fork.interrupted = (event.code, event.message), event.interrupted
+
+
+def _advance(state: State, fact: Fact, status: model.CheckpointStatus) -> CheckpointState | None:
+    """Move a checkpoint on; None for one whose first events are in the archive already."""
+    checkpoint = state.checkpoints.get(fact.stream)
+    if checkpoint is not None:
+        checkpoint.status, checkpoint.revision = status, fact.revision
+    note_in_history(state, fact)
+    return checkpoint

@@ -1,0 +1,126 @@
+"""Folds of the events of log."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from sandkeep import events
+from sandkeep.events import Event
+from sandkeep_store.views.blanks import REDACTED, redact_event
+from sandkeep_store.views.checkpoints import CheckpointState
+from sandkeep_store.views.folds.locks import forget_before
+from sandkeep_store.views.folds.register import folds
+from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import SnapshotState
+from sandkeep_store.views.state import State
+from sandkeep_store.views.view import Fact
+
+_E = TypeVar("_E", bound=Event)
+
+
+_Fold = Callable[[State, _E, Fact], None]
+
+
+def _folds(kind: type[_E]) -> Callable[[_Fold[_E]], _Fold[_E]]:
+    """Register a handler of an event of the log's, which moves on whatever the stream is of."""
+
+    def register(handler: _Fold[_E]) -> _Fold[_E]:
+        @folds(kind)
+        def fold(state: State, event: _E, fact: Fact) -> None:
+            handler(state, event, fact)
+            for held in (state.sandboxes, state.images, state.snapshots, state.checkpoints, state.locks, state.forks):
+                found = held.get(fact.stream)
+                if found is not None:
+                    found.revision = fact.revision
+
+        return handler
+
+    return register
+
+
+@_folds(events.LogCompactRequested)
+def _compact_requested(state: State, event: events.LogCompactRequested, fact: Fact) -> None:
+    log = state.log
+    log.archived_before_us = max(log.archived_before_us, event.before_us)
+    log.compacting, log.leaving = True, event.sandboxes
+    for image_id in event.images:
+        state.images.pop(image_id, None)
+    _forget_snapshots(state, set(event.snapshots), set(event.sandboxes))
+    forget_before(state, event.before_us)
+    without_sandbox, without_name = set(), True
+    for sandbox_id in event.sandboxes:
+        sandbox = state.sandboxes.pop(sandbox_id, None)
+        if sandbox is None:
+            without_sandbox.add(sandbox_id)
+            continue
+        for process in (*sandbox.active.values(), *sandbox.recent_named, *sandbox.recent_unnamed):
+            state.processes.pop(process.process_id, None)
+        without_name = without_name and sandbox.name is None
+    if not without_name:
+        state.look_names_up()
+    if without_sandbox:  # their events are half gone
+        gone = [process_id for process_id, of in state.processes.items() if of.sandbox_id in without_sandbox]
+        for process_id in gone:
+            del state.processes[process_id]
+
+
+def _forget_snapshots(state: State, ended: set[str], sandboxes: set[str]) -> None:
+    """Those that are named, and all of sandboxes that are."""
+    for held in (state.snapshots, state.checkpoints, state.forks):
+        gone = [name for name, of in held.items() if name in ended or of.sandbox_id in sandboxes]
+        for name in gone:
+            del held[name]
+
+
+@_folds(events.LogRedactRequested)
+def _redact_requested(state: State, event: events.LogRedactRequested, fact: Fact) -> None:
+    state.log.redacting = [*state.log.redacting, event.position]
+
+
+@_folds(events.LogRedacted)
+def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
+    """Forget in the views what is no longer in the log."""
+    state.log.redacting = [position for position in state.log.redacting if position != event.position]
+    image, sandbox, process = state.images.get(event.of), state.sandboxes.get(event.of), state.processes.get(event.of)
+    snapshot = state.snapshots.get(event.of)
+    lock = state.locks.get(event.of)
+    if lock is not None and lock.error is not None and event.time_us == lock.ended_us:
+        lock.error = (lock.error[0], REDACTED)
+    if image is not None:
+        _blank(image, event)
+        if event.what == events.ImageCreated.type and image.created is not None:
+            image.created = redact_event(image.created)
+    if sandbox is not None:
+        _blank(sandbox, event)
+        sandbox.seen = None
+    if process is not None:
+        _blank(process, event)
+        if event.what == events.ProcessRestored.type and event.time_us == process.requested_us:
+            process.requested = redact_event(process.requested)
+    if snapshot is not None:
+        _blank(snapshot, event)
+    checkpoint = state.checkpoints.get(event.of)
+    if checkpoint is not None:
+        _blank(checkpoint, event)
+
+
+def _blank(
+    entity: "ImageState | SandboxState | ProcessState | SnapshotState | CheckpointState", redacted: events.LogRedacted
+) -> None:
+    """Blank what the event told of; one of an earlier bearer of the same id told of something else."""
+    if redacted.what == entity.requested.type:
+        if redacted.time_us == entity.requested_us:
+            entity.requested = redact_event(entity.requested)
+    elif redacted.what.endswith(("failed", "lost")) and redacted.time_us >= entity.requested_us:
+        entity.error = (entity.error[0], REDACTED) if entity.error else None
+
+
+@_folds(events.LogEventLost)
+def _event_lost(state: State, event: events.LogEventLost, fact: Fact) -> None:
+    """Changes nothing: what it stood for is not known."""
+
+
+@_folds(events.LogCompacted)
+def _compacted(state: State, event: events.LogCompacted, fact: Fact) -> None:
+    state.log.compacting, state.log.leaving = False, []

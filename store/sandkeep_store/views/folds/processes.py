@@ -1,0 +1,150 @@
+"""Folds of the events of processes."""
+
+from sandkeep import events, model
+from sandkeep_store.views.folds.register import folds
+from sandkeep_store.views.processes import RECENT_NAMED, RECENT_UNNAMED, ProcessState
+from sandkeep_store.views.state import State
+from sandkeep_store.views.view import Fact
+
+
+@folds(events.ProcessLaunchRequested)
+def _launch_requested(state: State, event: events.ProcessLaunchRequested, fact: Fact) -> None:
+    process_id = fact.stream
+    process = ProcessState(
+        process_id=process_id,
+        sandbox_id=event.sandbox_id,
+        name=event.name or process_id,
+        requested=event,
+        requested_us=fact.time_us,
+    )
+    state.processes[process_id] = process
+    sandbox = state.sandboxes.get(event.sandbox_id)
+    if sandbox is None:
+        return
+    sandbox.touch(fact)
+    sandbox.active[process_id] = process
+    if event.name is None:
+        sandbox.exec_count += 1
+    else:
+        sandbox.named[event.name] = process
+
+
+@folds(events.ProcessStarted)
+def _started(state: State, event: events.ProcessStarted, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is None:
+        return
+    process.pid, process.started_us, process.status = event.pid, fact.time_us, "running"
+    _touch(state, process, fact)
+
+
+@folds(events.ProcessSignalled)
+def _signalled(state: State, event: events.ProcessSignalled, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is not None:
+        process.last_signal = event.signal
+        _touch(state, process, fact)
+
+
+@folds(events.ProcessTimedOut)
+def _timed_out(state: State, event: events.ProcessTimedOut, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is not None:
+        process.timed_out = True
+        _touch(state, process, fact)
+
+
+@folds(events.ProcessExited)
+def _exited(state: State, event: events.ProcessExited, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is None:
+        return
+    process.exit_code, process.stdout_bytes, process.stderr_bytes = (
+        event.exit_code,
+        event.stdout_bytes,
+        event.stderr_bytes,
+    )
+    if event.oom_killed:
+        process.oom_killed, process.error = True, ("provider_unavailable", _want_of_memory(state, process))
+    _end(state, process, "exited", fact)
+
+
+def _want_of_memory(state: State, process: ProcessState) -> str:
+    sandbox = state.sandboxes.get(process.sandbox_id)
+    limit = sandbox.requested.spec.memory_bytes if sandbox is not None else None
+    if limit is None:
+        return "the kernel killed it, as the machine had no memory left: give the sandbox a limit"
+    return f"the kernel killed it for want of memory: the sandbox's limit is {limit / 2**20:.6g} MiB"
+
+
+@folds(events.ProcessLaunchFailed)
+def _launch_failed(state: State, event: events.ProcessLaunchFailed, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is not None:
+        process.error, process.interrupted = (event.code, event.message), event.interrupted
+        _end(state, process, "failed", fact)
+
+
+@folds(events.ProcessLost)
+def _lost(state: State, event: events.ProcessLost, fact: Fact) -> None:
+    process = state.processes.get(fact.stream)
+    if process is not None:
+        process.error = ("internal", event.message)
+        _end(state, process, "lost", fact)
+
+
+@folds(events.ProcessRestored)
+def _restored(state: State, event: events.ProcessRestored, fact: Fact) -> None:
+    """It may have ended since, or never have been in this sandbox. It is as one that was launched at this moment."""
+    asked, process_id = event.requested, fact.stream
+    process = state.processes.pop(process_id, None)
+    sandbox = state.sandboxes.get(asked.sandbox_id)
+    made = ProcessState(
+        process_id=process_id,
+        sandbox_id=asked.sandbox_id,
+        name=asked.name or process_id,
+        requested=asked,
+        requested_us=fact.time_us,
+        status="running",
+        pid=event.pid,
+        started_us=fact.time_us,
+    )
+    state.processes[process_id] = made
+    if sandbox is None:
+        return
+    sandbox.touch(fact)
+    recent = sandbox.recent_unnamed if asked.name is None else sandbox.recent_named
+    if process is not None and process in recent:
+        recent.remove(process)
+    sandbox.active.pop(process_id, None)
+    sandbox.active[process_id] = made
+    if asked.name is not None:
+        sandbox.named.pop(asked.name, None)
+        sandbox.named[asked.name] = made
+    elif event.restored_from != process_id:
+        sandbox.exec_count += 1
+
+
+def _touch(state: State, process: ProcessState, fact: Fact) -> None:
+    sandbox = state.sandboxes.get(process.sandbox_id)
+    if sandbox is not None:
+        sandbox.touch(fact)
+
+
+def _end(state: State, process: ProcessState, status: model.ProcessStatus, fact: Fact) -> None:
+    """Move the process from the active to the recent ones, and let the oldest of those go."""
+    process.status, process.ended_us = status, fact.time_us
+    sandbox = state.sandboxes.get(process.sandbox_id)
+    if sandbox is None or sandbox.active.pop(process.process_id, None) is None:
+        return
+    sandbox.touch(fact)
+    if process.requested.name is None:
+        recent, limit = sandbox.recent_unnamed, RECENT_UNNAMED
+    else:
+        recent, limit = sandbox.recent_named, RECENT_NAMED
+    recent.append(process)
+    if len(recent) > limit:
+        oldest = recent.popleft()
+        del state.processes[oldest.process_id]
+        if oldest.requested.name is not None and sandbox.named.get(oldest.name) is oldest:
+            del sandbox.named[oldest.name]

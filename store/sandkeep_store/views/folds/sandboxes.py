@@ -1,0 +1,202 @@
+"""Folds of the events of sandboxes."""
+
+from msgspec.structs import replace
+
+from sandkeep import events, model
+from sandkeep_store.views.folds.register import folds
+from sandkeep_store.views.sandboxes import Change, Filled, SandboxState
+from sandkeep_store.views.state import State
+from sandkeep_store.views.view import Fact
+
+
+@folds(events.SandboxCreateRequested)
+def _create_requested(state: State, event: events.SandboxCreateRequested, fact: Fact) -> None:
+    made = state.sandboxes[fact.stream] = SandboxState(
+        sandbox_id=fact.stream,
+        requested=event,
+        requested_us=fact.time_us,
+        revision=fact.revision,
+        position=fact.position,
+        last_activity_us=fact.time_us,
+        touched=fact.position,
+        restored_from=event.restored_from,
+    )
+    state.note_name(made)
+
+
+@folds(events.SandboxCreated)
+def _created(state: State, event: events.SandboxCreated, fact: Fact) -> None:
+    sandbox = _advance(state, fact, "running")
+    if sandbox is not None:
+        sandbox.made, sandbox.isolation, sandbox.handle = True, event.isolation, event.handle
+        _note_filled(sandbox, sandbox.restored_from, fact)
+
+
+@folds(events.SandboxCreateFailed)
+def _create_failed(state: State, event: events.SandboxCreateFailed, fact: Fact) -> None:
+    sandbox = _end(state, fact, "failed", (event.code, event.message))
+    if sandbox is not None:
+        sandbox.interrupted = event.interrupted
+
+
+@folds(events.SandboxAdopted)
+def _adopted(state: State, event: events.SandboxAdopted, fact: Fact) -> None:
+    _advance(state, fact)
+
+
+@folds(events.SandboxFailed)
+def _failed(state: State, event: events.SandboxFailed, fact: Fact) -> None:
+    _end(state, fact, "failed", ("provider_unavailable", event.message))
+
+
+@folds(events.SandboxLost)
+def _lost(state: State, event: events.SandboxLost, fact: Fact) -> None:
+    sandbox = _end(state, fact, "lost", ("provider_unavailable", event.message))
+    if sandbox is not None:
+        sandbox.last_status = event.last_status
+
+
+@folds(events.SandboxSuspendRequested)
+def _suspend_requested(state: State, event: events.SandboxSuspendRequested, fact: Fact) -> None:
+    _begin_change(state, fact, "suspending")
+
+
+@folds(events.SandboxSuspended)
+def _suspended(state: State, event: events.SandboxSuspended, fact: Fact) -> None:
+    _finish_change(state, fact)
+    _advance(state, fact, "suspended")
+
+
+@folds(events.SandboxSuspendFailed)
+def _suspend_failed(state: State, event: events.SandboxSuspendFailed, fact: Fact) -> None:
+    _undo_change(state, event, fact)
+
+
+@folds(events.SandboxResumeRequested)
+def _resume_requested(state: State, event: events.SandboxResumeRequested, fact: Fact) -> None:
+    _begin_change(state, fact, "resuming")
+
+
+@folds(events.SandboxResumed)
+def _resumed(state: State, event: events.SandboxResumed, fact: Fact) -> None:
+    _finish_change(state, fact)
+    sandbox = _advance(state, fact, "running")
+    if sandbox is not None:
+        sandbox.ended_us = sandbox.error = None
+        sandbox.isolation = event.isolation or sandbox.isolation
+        sandbox.handle = sandbox.handle if event.handle is None else event.handle
+
+
+@folds(events.SandboxResumeFailed)
+def _resume_failed(state: State, event: events.SandboxResumeFailed, fact: Fact) -> None:
+    _undo_change(state, event, fact)
+
+
+@folds(events.SandboxRestoreRequested)
+def _restore_requested(state: State, event: events.SandboxRestoreRequested, fact: Fact) -> None:
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None:
+        sandbox.restore = event
+    _begin_change(state, fact, "restoring")
+
+
+@folds(events.SandboxRestored)
+def _restored(state: State, event: events.SandboxRestored, fact: Fact) -> None:
+    _finish_change(state, fact)
+    sandbox = _advance(state, fact, "running")
+    if sandbox is None:
+        return
+    asked, sandbox.restore = sandbox.restore, None
+    if asked is not None:
+        sandbox.requested = replace(sandbox.requested, plan=asked.plan, needs_image=asked.needs_image)
+    sandbox.restored_from, sandbox.ended_us, sandbox.error = event.checkpoint_id or event.snapshot_id, None, None
+    sandbox.restored_us = fact.time_us
+    _note_filled(sandbox, event.checkpoint_id or event.snapshot_id, fact)
+    sandbox.isolation, sandbox.handle = event.isolation, event.handle
+
+
+@folds(events.SandboxRestoreFailed)
+def _restore_failed(state: State, event: events.SandboxRestoreFailed, fact: Fact) -> None:
+    _undo_change(state, event, fact)
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None:
+        sandbox.restore = None
+    if event.ended:
+        _end(state, fact, "failed", (event.code, event.message))
+
+
+@folds(events.SandboxFileWritten)
+def _file_written(state: State, event: events.SandboxFileWritten, fact: Fact) -> None:
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if sandbox is not None:
+        sandbox.touch(fact)
+
+
+@folds(events.SandboxTerminateRequested)
+def _terminate_requested(state: State, event: events.SandboxTerminateRequested, fact: Fact) -> None:
+    sandbox = _advance(state, fact, "stopping")
+    if sandbox is not None:
+        sandbox.terminated_reason = event.reason
+
+
+@folds(events.SandboxTerminated)
+def _terminated(state: State, event: events.SandboxTerminated, fact: Fact) -> None:
+    sandbox = _advance(state, fact, "stopped")
+    if sandbox is not None:
+        sandbox.terminated_reason, sandbox.ended_us = event.reason, fact.time_us
+
+
+def note_in_history(state: State, fact: Fact) -> None:
+    """What is filed under a sandbox is in its history, and its document changes. It does not count as something done
+    in it.
+    """
+    sandbox = state.sandboxes.get(fact.sandbox_id or "")
+    if sandbox is not None:
+        sandbox.position = max(sandbox.position, fact.position)
+
+
+def _note_filled(sandbox: SandboxState, snapshot_id: str | None, fact: Fact) -> None:
+    if snapshot_id is not None:
+        sandbox.filled.append(Filled(snapshot_id=snapshot_id, position=fact.position, time_us=fact.time_us))
+
+
+def _begin_change(state: State, fact: Fact, status: model.SandboxStatus) -> None:
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None:
+        sandbox.change = Change(position=fact.position, before=sandbox.status)
+    _advance(state, fact, status)
+
+
+def _finish_change(state: State, fact: Fact) -> None:
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None and sandbox.change is not None and sandbox.status in ("suspending", "resuming", "restoring"):
+        sandbox.change.done = True
+
+
+def _undo_change(
+    state: State,
+    event: events.SandboxSuspendFailed | events.SandboxResumeFailed | events.SandboxRestoreFailed,
+    fact: Fact,
+) -> None:
+    sandbox = state.sandboxes.get(fact.stream)
+    change = sandbox.change if sandbox is not None else None
+    if change is not None:
+        change.error, change.interrupted = (event.code, event.message), event.interrupted
+    _advance(state, fact, change.before if change is not None else None)
+
+
+def _end(state: State, fact: Fact, status: model.SandboxStatus, error: tuple[str, str]) -> SandboxState | None:
+    sandbox = _advance(state, fact, status)
+    if sandbox is not None:
+        sandbox.error, sandbox.ended_us = error, fact.time_us
+    return sandbox
+
+
+def _advance(state: State, fact: Fact, status: model.SandboxStatus | None = None) -> SandboxState | None:
+    """Move a sandbox on; None for one whose first events are in the archive already, as all of them soon will be."""
+    sandbox = state.sandboxes.get(fact.stream)
+    if sandbox is not None:
+        sandbox.revision = fact.revision
+        sandbox.touch(fact)
+        sandbox.status = status or sandbox.status
+    return sandbox
