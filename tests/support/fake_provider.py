@@ -1,7 +1,7 @@
 """A provider that isolates nothing, for tests: a keeper in a directory, run as the daemon's own user.
 
-It keeps the whole contract of `base`, with the real keeper and real processes, so that what is built on providers can
-be tested where nothing can be isolated. And it can be told to misbehave: see `Faults`.
+It keeps the whole contract of `contract.provider`, with the real keeper and real processes, so that what is built on
+providers can be tested where nothing can be isolated. And it can be told to misbehave: see `Faults`.
 """
 
 import os

@@ -53,7 +53,7 @@ class Connection:
     """A client. `run` lives as long as it does, and as the calls that must run to their end.
 
     The connection's own task reads. What can be answered at once is answered in that task; each other call gets a
-    task of its own, of which there are at most `room.MAX_CALLS`: beyond that nothing more is read. What a client may
+    task of its own, of which there are at most `limits.MAX_CALLS`: beyond that nothing more is read. What a client may
     make the daemon hold is thereby bounded: a line that is not complete, the calls under way, and their answers. What
     all clients of its user do is counted in `holdings`. `deadline_s` is how long a client may take to send the rest of
     a line that it began, or to read an answer.

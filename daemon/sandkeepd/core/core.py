@@ -55,7 +55,7 @@ class Tries:
 
 
 class Core:
-    """The log, the state and the carriers. One a daemon; `app.py` builds it."""
+    """The log, the state and the carriers. One a daemon; `app` builds it."""
 
     def __init__(
         self, log: EventLog, state: State, files: MetadataFiles, providers: dict[str, Provider], nursery: trio.Nursery

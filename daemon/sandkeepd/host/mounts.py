@@ -2,7 +2,7 @@
 
 A thread that called `enter_private_namespace` sees a copy of the mount table that is its own, and so does every
 program that it starts; the daemon's other threads, and the host, see nothing of what is mounted there, and it is gone
-with the last program in it. That is only right in a thread that ends afterwards (`hostprocess.in_fresh_thread`).
+with the last program in it. That is only right in a thread that ends afterwards (`sandkeep.system.fresh_thread`).
 
 Directories are named by descriptor (`/proc/self/fd/N`): they may lie at a path that the mounts made here hide, that
 is too long for an option, or that holds a comma.

@@ -1,7 +1,7 @@
 """Capabilities of the programs that root's daemon starts: none but those that their work takes.
 
 They are properties of a thread, which what it starts inherits; so a thread gives them up that ends afterwards
-(`hostprocess.in_fresh_thread`), and the daemon keeps its own.
+(`sandkeep.system.fresh_thread`), and the daemon keeps its own.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """The daemon's side of a keeper: an `Instance` over the two directories that it shares with a sandbox.
 
-`place` says what is in them, `talk` is the conversation with the keeper, `launching` starts processes, `following`
+`place` says what is in them, `talk` is the conversation with the keeper, `launch` starts processes, `journals`
 reads what they write, `viewers` shows their terminals, `helpers` runs what is not on record. Here it comes together.
 """
 

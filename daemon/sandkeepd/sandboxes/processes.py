@@ -1,7 +1,7 @@
 """Processes: launched, followed to their end, signalled, read.
 
-A process has one carrier, which starts it and follows it to its end (`carriers`). The daemon is not in the way of what
-it writes: that goes to a journal, from which is read by byte offset (`outputs`).
+Each has a task of the `supervisor`'s, which starts it and follows it to its end. The daemon is not in the way of what
+it writes: that goes to a journal, from which is read by byte offset (`output_reader`).
 """
 
 import math

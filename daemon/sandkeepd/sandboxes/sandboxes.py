@@ -44,7 +44,7 @@ OPENING_PATIENCE_S = 1.0
 class Runtime:
     """A running sandbox as the daemon holds it: its instance, and the nursery of its processes' carriers.
 
-    `kills` tells which of them the kernel killed; `io_seen` is the most that they were ever seen to have read and
+    `oom` tells which of them the kernel killed; `io_seen` is the most that they were ever seen to have read and
     written.
     """
 

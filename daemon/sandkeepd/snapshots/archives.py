@@ -150,7 +150,7 @@ class SnapshotArchives:
         return local[0] if local else place_of(STORAGE.local_root(), places[0].path)
 
     async def send_on(self, here: model.Place, place: model.Place, sha256: str, fence: Fence | None) -> Stored:
-        """Send an archive from this machine to where it is to be. Raises as `copying.send` does."""
+        """Send an archive from this machine to where it is to be. Raises as `copy.send` does."""
 
         def work(moved: Meter) -> Stored:
             local, target = DirectoryArchives(root_of(here)), open_store(root_of(place))

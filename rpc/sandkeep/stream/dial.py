@@ -96,7 +96,7 @@ def _default_address() -> str:
 
 
 async def _connect(address: str) -> socket.socket:
-    """A socket that is connected. Raises what `dialing` makes of it when it cannot be."""
+    """A socket that is connected. Raises what `sandkeep.clients.dial` makes of it when it cannot be."""
     kind, _, path = address.partition(":")
     try:
         if kind == "unix":

@@ -1,6 +1,6 @@
 """Copies of directory trees: GNU cp, with the capabilities that it takes, from one mount without links to another.
 
-It goes by names, and hostile code may change what they lead to meanwhile. On such mounts, see `shown`, they lead to
+It goes by names, and hostile code may change what they lead to meanwhile. On such mounts, see `views`, they lead to
 nothing outside of the tree that is read, and of the one that is written: a link that was copied is not written through
 either. Everything here blocks.
 """

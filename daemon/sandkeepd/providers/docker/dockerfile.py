@@ -1,7 +1,7 @@
 """What a Dockerfile says, as far as it must be known before it is built: its steps, and the images that it names.
 
 The engine reads it again. What it could understand otherwise is refused here, and so are names of images that callers
-may not use: see `references`. Text in, text out.
+may not use: see `image_references`. Text in, text out.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Images of the Docker provider: built by the engine, or taken from it and its registries by their references.
 
 Each is ``sandkeep:IMAGE_ID`` to the engine, which keeps it from being removed there. What carries a caller's own name
-is never removed. See `docker_builder` for how one is built, `docker_image_probe` for what is found out about it.
+is never removed. See `builder` for how one is built, `image_probe` for what is found out about it.
 """
 
 from contextlib import suppress

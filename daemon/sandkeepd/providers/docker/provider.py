@@ -1,8 +1,8 @@
 """The Docker provider: sandboxes as containers of an engine on this machine.
 
 The engine makes containers, pauses and removes them, and says why one ended. What goes on inside is the keeper's, as
-everywhere: the engine may be down, and commands are carried out all the same. `docker_plan` decides what a container
-will be, `docker_container` says it in the engine's words, `docker_start` makes it. See `base` for the interface.
+everywhere: the engine may be down, and commands are carried out all the same. `plan` decides what a container
+will be, `container` says it in the engine's words, `start` makes it. See `contract.provider` for the interface.
 """
 
 import os

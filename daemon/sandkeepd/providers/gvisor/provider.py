@@ -2,8 +2,8 @@
 
 `runsc` starts them, saves them and brings them back; what goes on inside is the keeper's, as everywhere. Each program
 of `runsc` has a floor of 20 ms, so nothing is asked of it that can be seen otherwise: a sandbox runs as long as its
-first process on the host does. `gvisor_bundle` says what a sandbox sees, `gvisor_start` starts and saves it,
-`gvisor_saving` makes checkpoints. See `base` for the interface.
+first process on the host does. `bundle` says what a sandbox sees, `start` starts and saves it,
+`checkpoints` makes checkpoints. See `contract.provider` for the interface.
 """
 
 import functools

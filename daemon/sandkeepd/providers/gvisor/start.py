@@ -1,9 +1,9 @@
 """Starting what runs of a gVisor sandbox: anew, or from what was saved of it; and saving it. Everything here blocks.
 
-`start` must run in a thread of its own (`hostprocess.in_fresh_thread`): with root's daemon that thread enters a mount
+`start` must run in a thread of its own (`sandkeep.system.fresh_thread`): with root's daemon that thread enters a mount
 namespace, in which the root directory is put together.
 
-The directory of a bundle holds, besides `config.json` and what tells of containers (see `gvisor_runsc`)::
+The directory of a bundle holds, besides `config.json` and what tells of containers (see `runsc`)::
 
     saving/            being written by `runsc checkpoint`
     saved/             complete: the sandbox stands still, and is brought back from here

@@ -28,7 +28,7 @@ class HeldFiles(Struct, frozen=True, kw_only=True):
         return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
 
     def standing(self) -> AbstractContextManager[Pause]:
-        """Have it stand still for the length of a block. See `freezing.frozen`."""
+        """Have it stand still for the length of a block. See `pause.frozen`."""
         return frozen(self.plan.cgroups, self.first_pid, self.mark)
 
     @property

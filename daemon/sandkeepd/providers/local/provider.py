@@ -1,7 +1,8 @@
 """The local provider: sandboxes on this machine, by bubblewrap over copies-on-write of directories.
 
-With root's daemon every sandbox has a host uid of its own; with a user's daemon all have that user's. `local_start`
-makes them, `local_bubblewrap` says what they see, `local_layout` where they are kept. See `base` for the interface.
+With root's daemon every sandbox has a host uid of its own; with a user's daemon all have that user's.
+`start` makes them, `bubblewrap` says what they see, `common.layout` where they are kept. See `contract.provider` for the
+interface.
 """
 
 import functools
