@@ -23,7 +23,7 @@ from benches.table import Row, show
 from sandkeep.events import Meta, ProcessExited, ProcessLaunchRequested, ProcessStarted
 from sandkeep_store.eventlog.database import Database
 from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
-from sandkeep_store.eventlog.record import COLUMNS
+from sandkeep_store.eventlog.row import COLUMNS
 
 TASKS = 200
 FOLLOWERS = 10

@@ -17,7 +17,7 @@ from sandkeep import events, ids, model
 from sandkeep.events import Event, Meta
 from sandkeep_store.eventlog.codec import CODEC
 from sandkeep_store.eventlog.database import Database
-from sandkeep_store.eventlog.recorder import Draft, LogRecorder
+from sandkeep_store.eventlog.eventsourcing_recorder import Draft, LogRecorder
 from sandkeep_store.upkeep.state_cache import FILE_NAME
 
 EVENTS = 1_000_000

@@ -19,9 +19,9 @@ from tests.support.s3 import S3Server
 from sandkeep.errors import CallerError, DataError, StateError
 from sandkeep_store.archives.stores import s3_upload
 from sandkeep_store.archives.stores.directory import DirectoryArchives
-from sandkeep_store.archives.stores.objects import Stored
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.archives.stores.types import Stored
 from sandkeep_store.buckets.config import Root, Storage
 
 T = TypeVar("T")

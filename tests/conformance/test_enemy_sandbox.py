@@ -17,7 +17,7 @@ from sandkeepd.contract.provider import Chunk, Instance, Launch, Terminal
 from sandkeepd.host import processes as hostprocess
 from sandkeepd.keeper import allowance, client, files, helpers, journal, processes, talk
 from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.providers.common import disk_usage, disk_watch, kept, layout
+from sandkeepd.providers.common import disk_usage, disk_watch, keeper_provider, layout
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.local.provider import LocalInstance, LocalProvider, open_local
 
@@ -124,7 +124,7 @@ async def test_that_all_was_killed_is_known_soon(world: World) -> None:
     for process_id in begun:
         await instance.wait_output(process_id, 0, 0)
     await start(instance, "sh", "-c", "kill -9 -1")
-    with trio.fail_after(kept.SWEEP_PERIOD_S / 2):
+    with trio.fail_after(keeper_provider.SWEEP_PERIOD_S / 2):
         ends = [await instance.wait(process_id) for process_id in begun]
     assert [(how.exit_code, how.message) for how in ends] == [(137, None), (None, processes.LOST_WATCHER)]
 
@@ -150,7 +150,7 @@ async def _spoil_an_exit(world: World, instance: KeeperInstance, terminal: Termi
             await trio.lowlevel.checkpoint()
     exits.write_bytes(spoilt)
     instance._talk._hear_again()
-    with trio.fail_after(kept.SWEEP_PERIOD_S / 2):
+    with trio.fail_after(keeper_provider.SWEEP_PERIOD_S / 2):
         assert (await instance.wait(process_id)).exit_code == 7
 
 
@@ -252,8 +252,8 @@ async def test_a_journal_that_becomes_something_else_between_two_reads(world: Wo
             changed.append(await _changing_journal(world, instance, other))
     await world.terminate(instance.sandbox_id)
     for process_id in changed:
-        kept = world.provider.read_ended(instance.sandbox_id, process_id, "stdout", 0, 100)
-        assert kept.data == b"first\nsecond\n"
+        keeper_provider = world.provider.read_ended(instance.sandbox_id, process_id, "stdout", 0, 100)
+        assert keeper_provider.data == b"first\nsecond\n"
 
 
 async def _changing_journal(world: World, instance: Instance, other: str) -> str:

@@ -33,7 +33,7 @@ from sandkeepd.host.processes import (
 )
 from sandkeepd.keeper import program
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common.kept import HeldInstance, KeeperProvider, running
+from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
 
 _MARK = "SANDKEEP_FAKE_SANDBOX"
 """The variable by which the processes of a sandbox are found: its directory, as ids are other daemons' too."""

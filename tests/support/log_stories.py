@@ -7,8 +7,8 @@ from sandkeep import events, model
 from sandkeep.events import DAEMON_STREAM, Event, Meta
 from sandkeep_store.eventlog.codec import CODEC
 from sandkeep_store.eventlog.database import Database
+from sandkeep_store.eventlog.eventsourcing_recorder import Draft, LogRecorder
 from sandkeep_store.eventlog.log import EventLog
-from sandkeep_store.eventlog.recorder import Draft, LogRecorder
 from sandkeep_store.views.processes import RECENT_NAMED, RECENT_UNNAMED
 from sandkeep_store.views.state import State
 

@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from sandkeep_store.archives.stores.objects import (
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
     Document,
@@ -14,7 +15,6 @@ from sandkeep_store.archives.stores.objects import (
     conflict,
     missing,
 )
-from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.buckets.config import Root, is_path
 
 

@@ -12,8 +12,8 @@ from sandkeep.errors import DaemonError, StateError
 from sandkeep.events import Meta, SandboxCreateRequested
 from sandkeep.protocol.clock import now_us
 from sandkeep.protocol.methods import METHODS, Mutation
-from sandkeep_store.eventlog.command_key import is_keyed, without_digest
-from sandkeep_store.eventlog.commands import REMEMBERED_US, Past
+from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, Past
+from sandkeep_store.eventlog.fingerprint_key import is_keyed, without_digest
 from sandkeep_store.eventlog.log import Recorded
 from sandkeepd.api.fingerprint import fingerprint
 from sandkeepd.core.access import Request, admit

@@ -16,11 +16,11 @@ from sandkeepd.eventlog.retention import Retention
 from sandkeepd.eventlog.verify import Verification
 from sandkeepd.locks.leases import Leases
 from sandkeepd.locks.locks import LockService
+from sandkeepd.sandboxes.default_provider import ProviderChooser
 from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.open_journals import Journals
 from sandkeepd.sandboxes.processes import Processes
-from sandkeepd.sandboxes.provider_choice import ProviderChooser
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sandboxes.stats import Stats
 from sandkeepd.sandboxes.suspend import Suspensions

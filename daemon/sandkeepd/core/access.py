@@ -18,7 +18,7 @@ from sandkeep.errors import CallerError
 from sandkeep.events import Meta
 from sandkeep.protocol.methods import Access, Kind, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
-from sandkeep_store.eventlog.commands import Past
+from sandkeep_store.eventlog.eventless_commands import Past
 from sandkeep_store.views.state import State
 from sandkeepd.contract.provider import Caller, Progress
 from sandkeepd.core.call import Call, Give

@@ -1,6 +1,7 @@
 """Choice of a provider for callers that leave it to the daemon: Docker if it works here, else local.
 
-A caller that names a provider gets that one or an error; only here is one replaced by another.
+A caller that names a provider gets that one or an error; only here is one replaced by another. Without a choice an
+image is of the provider that its source takes (`contract.image_sources`), and a sandbox of its image's (`core.rules`).
 """
 
 from typing import Final

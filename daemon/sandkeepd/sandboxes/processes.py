@@ -26,7 +26,7 @@ from sandkeep.protocol.methods import (
     Written,
 )
 from sandkeep_store.eventlog.codec import CODEC
-from sandkeep_store.eventlog.commands import Past
+from sandkeep_store.eventlog.eventless_commands import Past
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState

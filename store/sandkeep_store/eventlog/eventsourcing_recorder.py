@@ -35,7 +35,7 @@ from sandkeep.errors import DaemonError
 from sandkeep.events import LOG_STREAM, OLD_LOG_STREAM, Event, LogCompacted, LogCompactRequested, LogRedactRequested
 from sandkeep_store.eventlog import witness as witness_of
 from sandkeep_store.eventlog.database import Database
-from sandkeep_store.eventlog.record import (
+from sandkeep_store.eventlog.row import (
     COLUMNS,
     Row,
     checksum,

@@ -18,7 +18,7 @@ from msgspec import Struct
 from sandkeep.errors import DaemonError
 from sandkeep.events import ProcessLaunchRequested, ProcessRestored, SandboxCreateRequested
 from sandkeep_store.eventlog.codec import Codec, UnknownEvent
-from sandkeep_store.eventlog.record import (
+from sandkeep_store.eventlog.row import (
     COLUMNS,
     NOT_A_ROW,
     Place,

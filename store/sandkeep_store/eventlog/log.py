@@ -24,14 +24,14 @@ from sandkeep.events import Event, Meta
 from sandkeep.protocol.clock import now_us
 from sandkeep_store.eventlog.ballast import Ballast
 from sandkeep_store.eventlog.codec import CODEC, Codec, UnknownEvent
-from sandkeep_store.eventlog.command_key import CommandKey, open_key, without_digest
-from sandkeep_store.eventlog.commands import FILE_NAME as COMMANDS_NAME
-from sandkeep_store.eventlog.commands import REMEMBERED_US, Commands
 from sandkeep_store.eventlog.database import Database
+from sandkeep_store.eventlog.eventless_commands import FILE_NAME as COMMANDS_NAME
+from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, Commands
+from sandkeep_store.eventlog.eventsourcing_recorder import Draft, LogRecorder
+from sandkeep_store.eventlog.fingerprint_key import CommandKey, open_key, without_digest
 from sandkeep_store.eventlog.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
-from sandkeep_store.eventlog.record import Recorded, Row, compacted
-from sandkeep_store.eventlog.recorder import Draft, LogRecorder
 from sandkeep_store.eventlog.ring import Ring
+from sandkeep_store.eventlog.row import Recorded, Row, compacted
 from sandkeep_store.eventlog.writer import Append, Writer
 from sandkeep_store.threads import Threads
 from sandkeep_store.views.blanks import change_fingerprint, redact_data

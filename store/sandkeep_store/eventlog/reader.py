@@ -17,7 +17,7 @@ from sandkeep.events import OWN_STREAMS, Event, ProcessLaunchRequested, SandboxF
 from sandkeep_store.eventlog.codec import Codec, UnknownEvent
 from sandkeep_store.eventlog.database import Database, damaged_file, first_position
 from sandkeep_store.eventlog.fold import Fold, Named, Names
-from sandkeep_store.eventlog.record import (
+from sandkeep_store.eventlog.row import (
     COLUMNS,
     NOT_A_ROW,
     Recorded,

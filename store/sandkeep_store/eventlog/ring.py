@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from sandkeep_store.eventlog.record import Recorded
+from sandkeep_store.eventlog.row import Recorded
 
 RING_EVENTS: Final = 8192
 RING_BYTES: Final = 16 * 1024 * 1024

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep_store.eventlog.record import damaged
+from sandkeep_store.eventlog.row import damaged
 
 logger: Final = logging.getLogger("sandkeepd")
 

@@ -26,8 +26,8 @@ from msgspec import Struct
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep_store.eventlog.ballast import Ballast
-from sandkeep_store.eventlog.record import Recorded, Row
-from sandkeep_store.eventlog.recorder import Draft, IntegrityError, LogRecorder, PersistenceError
+from sandkeep_store.eventlog.eventsourcing_recorder import Draft, IntegrityError, LogRecorder, PersistenceError
+from sandkeep_store.eventlog.row import Recorded, Row
 
 MAX_WAITING: Final = 4096
 """How many appends may wait before their callers wait to be let in."""

@@ -19,8 +19,8 @@ from msgspec import Raw, Struct
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
 from sandkeep.system.durable import Replacement, sync_directory
-from sandkeep_store.eventlog.command_key import without_digest
-from sandkeep_store.eventlog.record import Recorded
+from sandkeep_store.eventlog.fingerprint_key import without_digest
+from sandkeep_store.eventlog.row import Recorded
 from sandkeep_store.fairness import yielding
 from sandkeep_store.views.blanks import change_fingerprint
 

@@ -17,9 +17,9 @@ from sandkeep.errors import StateError
 from sandkeep.events import Meta, SandboxAdopted
 from sandkeep.protocol.clock import now_us
 from sandkeep.protocol.methods import METHODS
-from sandkeep_store.eventlog import command_key
-from sandkeep_store.eventlog.command_key import CommandKey
-from sandkeep_store.eventlog.commands import REMEMBERED_US
+from sandkeep_store.eventlog import fingerprint_key
+from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US
+from sandkeep_store.eventlog.fingerprint_key import CommandKey
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeepd.api.fingerprint import fingerprint
 
@@ -34,7 +34,7 @@ HASHES: list[Callable[[bytes], Any]] = [
 
 def digests(state_dir: str) -> set[str]:
     """What looks like a digest in any file of the state directory that is not kept secret."""
-    files = [path for path in Path(state_dir).rglob("*") if path.is_file() and path.name != command_key.FILE_NAME]
+    files = [path for path in Path(state_dir).rglob("*") if path.is_file() and path.name != fingerprint_key.FILE_NAME]
     assert {"events.db", "commands.db"} <= {path.name for path in files}
     names = " ".join(path.name for path in files).encode()
     return {found.decode() for said in (names, *(path.read_bytes() for path in files)) for found in _hex(said)}
@@ -95,7 +95,7 @@ async def test_the_key_is_for_the_daemons_eyes_only_and_in_no_other_file(state_d
         await daemon.call("sandbox.exec", sandbox_id="box", command="true", command_id="c")
         await daemon.call("store.compact", older_than_s=86_400)
         await daemon.call("sandbox.terminate", sandbox_id="box")
-    path = Path(state_dir, command_key.FILE_NAME)
+    path = Path(state_dir, fingerprint_key.FILE_NAME)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     key = path.read_bytes()
     forms = (key, key.hex().encode(), base64.b64encode(key).rstrip(b"="))
@@ -153,24 +153,24 @@ def _nothing(state_dir: str) -> None:
 
 
 def _remove(state_dir: str) -> None:
-    os.unlink(f"{state_dir}/{command_key.FILE_NAME}")
+    os.unlink(f"{state_dir}/{fingerprint_key.FILE_NAME}")
 
 
 def _open_to_all(state_dir: str) -> None:
-    os.chmod(f"{state_dir}/{command_key.FILE_NAME}", 0o644)
+    os.chmod(f"{state_dir}/{fingerprint_key.FILE_NAME}", 0o644)
 
 
 def _give_away(state_dir: str) -> None:
-    os.chown(f"{state_dir}/{command_key.FILE_NAME}", 70_001, 70_001)
+    os.chown(f"{state_dir}/{fingerprint_key.FILE_NAME}", 70_001, 70_001)
 
 
 def _shorten(state_dir: str) -> None:
-    os.truncate(f"{state_dir}/{command_key.FILE_NAME}", 31)
+    os.truncate(f"{state_dir}/{fingerprint_key.FILE_NAME}", 31)
 
 
 def _lead_elsewhere(state_dir: str) -> None:
-    os.rename(f"{state_dir}/{command_key.FILE_NAME}", f"{state_dir}/elsewhere")
-    os.symlink("elsewhere", f"{state_dir}/{command_key.FILE_NAME}")
+    os.rename(f"{state_dir}/{fingerprint_key.FILE_NAME}", f"{state_dir}/elsewhere")
+    os.symlink("elsewhere", f"{state_dir}/{fingerprint_key.FILE_NAME}")
 
 
 @pytest.mark.parametrize("between", [_nothing, _remove, _open_to_all, _give_away, _shorten, _lead_elsewhere])
@@ -180,7 +180,7 @@ async def test_with_its_key_a_command_is_known_and_without_it_nothing_is_done_tw
     if between is _give_away and os.geteuid():
         pytest.skip("only root can give a file away")
     assert await twice(state_dir, source, between) == (KNOWN if between is _nothing else LOST)
-    path = Path(state_dir, command_key.FILE_NAME)
+    path = Path(state_dir, fingerprint_key.FILE_NAME)
     assert (path.is_symlink(), stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (False, 0o600, os.geteuid())
 
 
@@ -188,7 +188,7 @@ async def test_a_key_that_cannot_be_written_holds_until_the_daemon_stops(
     state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory in its place is what not even root can write over."""
-    os.makedirs(f"{state_dir}/{command_key.FILE_NAME}", mode=0o700)
+    os.makedirs(f"{state_dir}/{fingerprint_key.FILE_NAME}", mode=0o700)
     async with inside(state_dir) as daemon:
         await prepare(daemon, source)
         assert [await _told(daemon, "sandbox.exec", EXEC) for _ in range(2)] == ["done", "done"]

@@ -425,7 +425,7 @@ def test_an_unknown_event_stops_the_views_and_passes_through(running_daemon: Any
 
 
 def _append_unknown(path: str) -> None:
-    from sandkeep_store.eventlog.record import COLUMNS, checksum
+    from sandkeep_store.eventlog.row import COLUMNS, checksum
 
     with sqlite3.connect(path) as db:
         row = dict(

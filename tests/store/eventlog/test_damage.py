@@ -255,7 +255,7 @@ def test_an_end_that_is_gone_is_missed_when_the_log_is_opened(log_of_ten: str) -
 def test_verify_finds_a_wrong_revision_and_half_an_append(log_of_ten: str) -> None:
     log = EventLog.open(log_of_ten)
     rows = list(log._database.writer.execute("SELECT * FROM events WHERE position IN (4, 7)"))
-    from sandkeep_store.eventlog.record import checksum
+    from sandkeep_store.eventlog.row import checksum
 
     for row, revision, more in zip(rows, (9, 1), (0, 3), strict=True):
         fields = (*row[:2], revision, *row[3:10], more)
@@ -303,7 +303,7 @@ def test_a_log_shorter_than_what_others_saw_of_it_is_refused(tmp_path: Path) -> 
 
 def test_an_event_of_a_newer_version_stops_the_fold_and_is_passed_on_to_readers(log_of_ten: str) -> None:
     log = EventLog.open(log_of_ten)
-    from sandkeep_store.eventlog.recorder import Draft
+    from sandkeep_store.eventlog.eventsourcing_recorder import Draft
 
     for type, version in (("process.teleported", 1), ("process.started", 2)):
         draft = Draft("prc_new", 1 if version == 1 else 2, None, type, version, b'{"anything":[1]}', b"{}")

@@ -10,7 +10,7 @@ from eventsourcing.persistence import PersistenceError, StoredEvent
 from eventsourcing.tests import persistence as cases  # by its module: pytest would collect the classes themselves
 
 from sandkeep_store.eventlog.database import Database
-from sandkeep_store.eventlog.recorder import IntegrityError, LogRecorder, StreamRecorder
+from sandkeep_store.eventlog.eventsourcing_recorder import IntegrityError, LogRecorder, StreamRecorder
 
 
 class OnDisk(cases.RecorderTestCase):

@@ -23,7 +23,7 @@ from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Pro
 from sandkeepd.host.caller_paths import import_tree
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build as docker_build
-from sandkeepd.providers.docker import context as docker_context
+from sandkeepd.providers.docker import build_context as docker_context
 from sandkeepd.providers.docker import dockerfile
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.dockerfile import Step

@@ -15,7 +15,7 @@ from sandkeepd.contract.provider import Directory
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import Identity
-from sandkeepd.providers.common.kept import HeldInstance
+from sandkeepd.providers.common.keeper_provider import HeldInstance
 from sandkeepd.providers.docker import files, start
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.plan import Plan

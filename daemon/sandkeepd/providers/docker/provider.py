@@ -25,7 +25,7 @@ from sandkeepd.host.processes import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
-from sandkeepd.providers.common.kept import KeeperProvider, running
+from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
 from sandkeepd.providers.common.layout import TEMPORARY, Layout
 from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan

@@ -14,7 +14,7 @@ from sandkeepd.keeper import pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
 from sandkeepd.keeper.place import CONTROL
 from sandkeepd.keeper.viewers import Viewers
-from sandkeepd.providers.common.kept import HeldInstance
+from sandkeepd.providers.common.keeper_provider import HeldInstance
 from sandkeepd.providers.gvisor import plan as gvisor_plan
 from sandkeepd.providers.gvisor.plan import Plan
 from sandkeepd.providers.gvisor.viewers import GvisorViewers, Runsc

@@ -31,7 +31,7 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, environment
-from sandkeepd.providers.common.kept import KeeperProvider, running
+from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout, log_of
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle

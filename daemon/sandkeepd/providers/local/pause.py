@@ -11,7 +11,7 @@ import trio
 from sandkeep.model import Capability
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups.freezer import Freezer
-from sandkeepd.providers.common.kept import HeldInstance
+from sandkeepd.providers.common.keeper_provider import HeldInstance
 
 LOOK_S: Final = 5.0
 """How often it is looked at whether somebody else has frozen sandboxes, or thawed them."""

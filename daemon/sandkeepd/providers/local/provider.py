@@ -1,8 +1,7 @@
 """The local provider: sandboxes on this machine, by bubblewrap over copies-on-write of directories.
 
-With root's daemon every sandbox has a host uid of its own; with a user's daemon all have that user's.
-`start` makes them, `bubblewrap` says what they see, `common.layout` where they are kept. See `contract.provider` for the
-interface.
+With root's daemon every sandbox has a host uid of its own; with a user's daemon all have that user's. `start` makes
+them, `bubblewrap` says what they see, `common.layout` where they are kept. See `contract.provider` for the interface.
 """
 
 import functools
@@ -36,7 +35,7 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
-from sandkeepd.providers.common.kept import KeeperProvider, running
+from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.local import plan as local_plan

@@ -11,8 +11,8 @@ from typing import Final
 
 from sandkeep.errors import StateError
 from sandkeep_store.archives.stores.directory import DirectoryArchives
-from sandkeep_store.archives.stores.objects import Fence, Progress, Stored, corrupt
 from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.archives.stores.types import Fence, Progress, Stored, corrupt
 
 DIGEST: Final = "sha256"
 """The key of the metadata that tells an archive's digest."""

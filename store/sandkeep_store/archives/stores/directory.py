@@ -15,7 +15,8 @@ from typing import Final, Self
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep_store.archives.stores.beneath import Beneath, NotPlainError
-from sandkeep_store.archives.stores.objects import (
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
     Document,
@@ -25,7 +26,6 @@ from sandkeep_store.archives.stores.objects import (
     corrupt,
     missing,
 )
-from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.buckets.config import PARTIAL, Root, checked_path
 
 PART_BYTES: Final = 1024**2
@@ -186,14 +186,14 @@ class DirectoryUpload:
         self.abort()
 
     def send(self, part: bytes) -> None:
-        """See `objects.Upload`."""
+        """See `types.Upload`."""
         with self._store.translated(self._path):
             rest = memoryview(part)
             while rest:
                 rest = rest[os.write(self.descriptor, rest) :]
 
     def finish(self, part: bytes = b"") -> Stored:
-        """See `objects.Upload`."""
+        """See `types.Upload`."""
         self._complete(part)
         with self._put() as (partial, directory, name):
             try:
@@ -215,7 +215,7 @@ class DirectoryUpload:
         return self._store.stat(self._path)
 
     def abort(self) -> None:
-        """See `objects.Upload`."""
+        """See `types.Upload`."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

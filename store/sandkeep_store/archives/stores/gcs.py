@@ -14,7 +14,9 @@ from urllib.parse import quote
 
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep_store.archives.stores.gcs_upload import GcsUpload
-from sandkeep_store.archives.stores.objects import (
+from sandkeep_store.archives.stores.retry import PATIENCE_S
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
     WRITE_ID,
@@ -23,8 +25,6 @@ from sandkeep_store.archives.stores.objects import (
     Waiting,
     conflict,
 )
-from sandkeep_store.archives.stores.retry import PATIENCE_S
-from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
 from sandkeep_store.buckets.gcs_client import TIMEOUT_S, connect, refusal, retrying, speaking_about
 

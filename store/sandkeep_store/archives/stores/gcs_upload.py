@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.stores.objects import Stored, Waiting
 from sandkeep_store.archives.stores.retry import Patience
+from sandkeep_store.archives.stores.types import Stored, Waiting
 from sandkeep_store.buckets.gcs_client import TIMEOUT_S, refusal, speaking_about
 
 PART_BYTES: Final = 8 * 1024**2
@@ -23,7 +23,7 @@ _HELD: Final = re.compile(r"bytes=0-([0-9]{1,18})")
 
 
 class GcsUpload:
-    """See `objects.Upload`. `url` is the session's; `landed` tells, given an error, whether the object is there."""
+    """See `types.Upload`. `url` is the session's; `landed` tells, given an error, whether the object is there."""
 
     part_bytes = PART_BYTES
 
@@ -48,13 +48,13 @@ class GcsUpload:
         self._sent = 0
 
     def send(self, part: bytes) -> None:
-        """See `objects.Upload`."""
+        """See `types.Upload`."""
         self._checksum.update(part)
         self._transfer(part, None)
         self._sent += len(part)
 
     def finish(self, part: bytes) -> Stored:
-        """See `objects.Upload`. The service compares the whole with our checksum before the object appears."""
+        """See `types.Upload`. The service compares the whole with our checksum before the object appears."""
         self._checksum.update(part)
         try:
             return stored_from(self._transfer(part, self._sent + len(part)))
@@ -62,7 +62,7 @@ class GcsUpload:
             return self._landed(error)
 
     def abort(self) -> None:
-        """See `objects.Upload`. A session that could not be dropped ends by itself after a week."""
+        """See `types.Upload`. A session that could not be dropped ends by itself after a week."""
         with suppress(SandkeepError), speaking_about(self._where):
             self._http.delete(self._url, timeout=TIMEOUT_S)
 

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from sandkeep.errors import ProviderError
 from sandkeep.system.backoff import Backoff
-from sandkeep_store.archives.stores.objects import Waiting
+from sandkeep_store.archives.stores.types import Waiting
 
 T = TypeVar("T")
 

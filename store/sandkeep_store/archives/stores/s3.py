@@ -12,7 +12,10 @@ from functools import partial
 from typing import Any
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.stores.objects import (
+from sandkeep_store.archives.stores.retry import PATIENCE_S
+from sandkeep_store.archives.stores.s3_upload import S3Upload
+from sandkeep_store.archives.stores.store import ArchiveStore
+from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
     MAX_DOCUMENT_BYTES,
     WRITE_ID,
@@ -21,9 +24,6 @@ from sandkeep_store.archives.stores.objects import (
     Waiting,
     conflict,
 )
-from sandkeep_store.archives.stores.retry import PATIENCE_S
-from sandkeep_store.archives.stores.s3_upload import S3Upload
-from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
 from sandkeep_store.buckets.s3_client import connect, refusal, speaking_about
 

@@ -11,8 +11,8 @@ from threading import Event
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.stores.objects import Stored, Waiting
 from sandkeep_store.archives.stores.retry import HEARD_EVERY_S, patiently
+from sandkeep_store.archives.stores.types import Stored, Waiting
 from sandkeep_store.buckets.s3_client import speaking_about
 
 PART_BYTES: Final = 5 * 1024**2
@@ -35,7 +35,7 @@ class _EndedError(Exception):
 
 
 class S3Upload:
-    """See `objects.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
+    """See `types.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class S3Upload:
 
     @property
     def part_bytes(self) -> int:
-        """See `objects.Upload`."""
+        """See `types.Upload`."""
         return PART_BYTES << min(self._begun // PARTS_OF_A_SIZE, LARGEST_DOUBLING)
 
     def send(self, part: bytes) -> None:
-        """See `objects.Upload`."""
+        """See `types.Upload`."""
         if self._begun == MOST_PARTS:
             raise CallerError("invalid", f"{self._where} would have more than the {self._sent} bytes that S3 takes")
         if self._upload_id is None:
@@ -81,7 +81,7 @@ class S3Upload:
         self._settle(max(1, BYTES_AT_ONCE // len(part)) - 1)
 
     def finish(self, part: bytes) -> Stored:
-        """See `objects.Upload`."""
+        """See `types.Upload`."""
         if self._upload_id is not None and part:
             self.send(part)
         self._settle(0)
@@ -97,7 +97,7 @@ class S3Upload:
             return self._landed(error)
 
     def abort(self) -> None:
-        """See `objects.Upload`. A part that arrives later would stay, so those under way are waited for."""
+        """See `types.Upload`. A part that arrives later would stay, so those under way are waited for."""
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         if self._upload_id is not None:

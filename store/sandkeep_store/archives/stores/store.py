@@ -41,7 +41,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.stores.objects import (
+from sandkeep_store.archives.stores.transfer import Measured, Reader, send
+from sandkeep_store.archives.stores.types import (
     MAX_DOCUMENT_BYTES,
     WRITE_ID,
     Document,
@@ -54,7 +55,6 @@ from sandkeep_store.archives.stores.objects import (
     conflict,
     corrupt,
 )
-from sandkeep_store.archives.stores.transfer import Measured, Reader, send
 from sandkeep_store.buckets.config import Root, checked_path
 
 __all__ = ["ArchiveStore", "Document", "Fence", "Progress", "Reader", "Source", "Stored"]

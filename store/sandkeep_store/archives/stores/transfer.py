@@ -6,8 +6,8 @@ from types import TracebackType
 from typing import Self
 
 from sandkeep.errors import ProviderError
-from sandkeep_store.archives.stores.objects import Progress, Source, Stored, Upload, corrupt
 from sandkeep_store.archives.stores.retry import Patience
+from sandkeep_store.archives.stores.types import Progress, Source, Stored, Upload, corrupt
 
 
 class Measured:

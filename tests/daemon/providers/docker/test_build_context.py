@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import CallerError
-from sandkeepd.providers.docker import context, dockerfile, ignore
+from sandkeepd.providers.docker import build_context, dockerfile, ignore
 from sandkeepd.providers.docker.dockerfile import read
 
 # -- Dockerfiles ------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_what_is_ignored_can_have_exceptions_in_it(tmp_path: Path) -> None:
 def test_a_pattern_that_makes_no_sense_is_told(tmp_path: Path, line: str) -> None:
     (tmp_path / ".dockerignore").write_text(f"a\n{line}\n")
     with pytest.raises(CallerError, match=r"\.dockerignore: line 2"):
-        list(context.of_context(str(tmp_path), "FROM x\n"))
+        list(build_context.of_context(str(tmp_path), "FROM x\n"))
 
 
 # -- packing ----------------------------------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ def test_everything_is_packed_as_it_is(tmp_path: Path) -> None:
     for listed in (False, True):
         if listed:
             (tmp_path / ".dockerignore").write_text("nothing\n")
-        found = unpacked(list(context.of_context(str(tmp_path), "FROM x\n")))
+        found = unpacked(list(build_context.of_context(str(tmp_path), "FROM x\n")))
         names = {name.removeprefix("./") for name in found} - {"", "."}
-        ours = {context.OUR_DOCKERFILE, ".dockerignore"}
+        ours = {build_context.OUR_DOCKERFILE, ".dockerignore"}
         assert names == {"sub", "sub/run", "sub/same", "-rf", "*", "line\nbreak", "link", *ours}
         assert found["./link"].linkname == "/etc/passwd"
         assert {entry.uid for entry in found.values()} == {0}
@@ -180,35 +180,35 @@ def test_everything_is_packed_as_it_is(tmp_path: Path) -> None:
 
 
 def test_files_of_ours_come_first_and_take_the_place_of_others(tmp_path: Path) -> None:
-    (tmp_path / context.OUR_DOCKERFILE).write_text("FROM evil\n")
+    (tmp_path / build_context.OUR_DOCKERFILE).write_text("FROM evil\n")
     (tmp_path / ".dockerignore").write_text("b")
     (tmp_path / "a").write_text("")
-    pieces = list(context.of_context(str(tmp_path), "FROM x\n"))
+    pieces = list(build_context.of_context(str(tmp_path), "FROM x\n"))
     with tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as archive:
         names = [name.removeprefix("./") for name in archive.getnames()]
-        assert names == [context.OUR_DOCKERFILE, ".dockerignore", "a"]
-        file = archive.extractfile(context.OUR_DOCKERFILE)
+        assert names == [build_context.OUR_DOCKERFILE, ".dockerignore", "a"]
+        file = archive.extractfile(build_context.OUR_DOCKERFILE)
         assert file is not None
         assert file.read() == b"FROM x\n"
         file = archive.extractfile(".dockerignore")
         assert file is not None
-        assert file.read() == f"b\n{context.OUR_DOCKERFILE}\n".encode()
+        assert file.read() == f"b\n{build_context.OUR_DOCKERFILE}\n".encode()
 
 
 def test_a_directory_is_packed_under_its_name(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / ".dockerignore").write_text("*\n")
     (tmp_path / "other").touch()
-    found = unpacked(list(context.of_directory(str(tmp_path / "tree"), "FROM x\n")))
+    found = unpacked(list(build_context.of_directory(str(tmp_path / "tree"), "FROM x\n")))
     assert {name.removeprefix("./") for name in found} == {
-        context.OUR_DOCKERFILE, ".dockerignore", "tree", "tree/.dockerignore",
+        build_context.OUR_DOCKERFILE, ".dockerignore", "tree", "tree/.dockerignore",
     }  # fmt: skip
 
 
 def test_packing_that_is_given_up_leaves_no_program(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
         file.truncate(1 << 30)
-    pieces = context.of_context(str(tmp_path), "FROM x\n")
+    pieces = build_context.of_context(str(tmp_path), "FROM x\n")
     for _ in range(4):
         next(pieces)
     pieces.close()
@@ -227,9 +227,9 @@ def test_a_file_below_is_read_and_none_outside(tmp_path: Path) -> None:
     (top / "root").symlink_to("/file")
     os.mkfifo(top / "fifo")
     for bad in ("../outside", "sub/../../outside", "none", "sub", "fifo"):
-        assert context.read_below(str(top), bad, 10) is None
+        assert build_context.read_below(str(top), bad, 10) is None
     (top / "out").symlink_to("../outside")
-    assert context.read_below(str(top), "out", 10) is None
+    assert build_context.read_below(str(top), "out", 10) is None
     for good in ("file", "sub/up", "root", "sub/../file"):
-        assert context.read_below(str(top), good, 10) == b"12345"
-    assert context.read_below(str(top), "file", 3) == b"1234"
+        assert build_context.read_below(str(top), good, 10) == b"12345"
+    assert build_context.read_below(str(top), "file", 3) == b"1234"

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkeep.errors import DataError, ProviderError
-from sandkeep_store.archives.stores.objects import Stored
 from sandkeep_store.archives.stores.retry import Patience
 from sandkeep_store.archives.stores.transfer import Measured, Reader, send
+from sandkeep_store.archives.stores.types import Stored
 
 
 class Recorded:
