@@ -31,6 +31,7 @@ from sandkeepd.contract.provider import Progress
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of
+from sandkeepd.snapshots.places import path_in, place_of, root_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -55,24 +56,6 @@ FIRST_PATIENCE_S: Final = 10.0
 
 LOG_KEY: Final = "sandkeep-log"
 """The key of an object's metadata that says of which log it is."""
-
-
-def place_of(root: Root, path: str) -> model.Place:
-    """Where something lies, as it goes on record."""
-    return model.Place(where=root.where, base=root.base, path=path, uri=str(root.place(path)))
-
-
-def root_of(place: model.Place) -> Root:
-    """The store that something on record lies in."""
-    return Root(place.where, place.base)  # type: ignore[arg-type]  # it was one when it was recorded
-
-
-def path_in(root: Root, snapshot_id: str, group: str, written_as: model.ArchiveFormat) -> str:
-    """The path of an archive. Those of a mount or of a GCS bucket lie each in a directory of their own; elsewhere those
-    of one sandbox, or session, lie together.
-    """
-    name = f"{snapshot_id}.{written_as}"
-    return f"filesystem_snapshots/{snapshot_id}/{name}" if root.where in ("mount", "gcs") else f"{group}/{name}"
 
 
 class SnapshotArchives:

@@ -1,0 +1,22 @@
+"""Places of archives: stores as they go on record, and the path of an archive in one."""
+
+from sandkeep import model
+from sandkeep_store.buckets.config import Root
+
+
+def place_of(root: Root, path: str) -> model.Place:
+    """Where something lies, as it goes on record."""
+    return model.Place(where=root.where, base=root.base, path=path, uri=str(root.place(path)))
+
+
+def root_of(place: model.Place) -> Root:
+    """The store that something on record lies in."""
+    return Root(place.where, place.base)  # type: ignore[arg-type]  # it was one when it was recorded
+
+
+def path_in(root: Root, snapshot_id: str, group: str, written_as: model.ArchiveFormat) -> str:
+    """The path of an archive. Those of a mount or of a GCS bucket lie each in a directory of their own; elsewhere those
+    of one sandbox, or session, lie together.
+    """
+    name = f"{snapshot_id}.{written_as}"
+    return f"filesystem_snapshots/{snapshot_id}/{name}" if root.where in ("mount", "gcs") else f"{group}/{name}"
