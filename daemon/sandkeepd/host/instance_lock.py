@@ -5,8 +5,12 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
+from typing import Final
 
 from sandkeep.errors import SandkeepError
+
+_held: Final = set[tuple[int, int]]()
+"""Files that this process has locked, by device and inode."""
 
 
 @contextlib.contextmanager
@@ -17,20 +21,29 @@ def alone(path: str, taken: SandkeepError) -> Iterator[None]:
     nothing. Raises OSError where no file can be made.
     """
     fd = _locked(path, taken)
+    identity = _identity(os.fstat(fd))
+    _held.add(identity)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             if _is_at(fd, path):  # and no other directory was put in the place of this one
                 os.unlink(path)  # before the lock goes: who waits for the old file sees that it is not there any more
+        _held.remove(identity)
         os.close(fd)
 
 
 def _locked(path: str, taken: SandkeepError) -> int:
     while True:
+        # A record lock ends when its process closes any descriptor of the file, so none may be opened here again.
+        with contextlib.suppress(FileNotFoundError):
+            if _identity(os.lstat(path)) in _held:
+                raise taken
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A record lock and no flock(2): that one is shared with a child until it executes its program, and a child
+            # that a killed daemon had just begun to spawn would keep the next daemon from starting.
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(fd, path):
                 return fd
         except OSError as error:
@@ -39,6 +52,10 @@ def _locked(path: str, taken: SandkeepError) -> int:
                 raise taken from None
             raise
         os.close(fd)  # another daemon stopped in between, and took the file away: what is locked has no name
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _is_at(fd: int, path: str) -> bool:
