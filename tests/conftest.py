@@ -4,6 +4,7 @@ Rules for tests: temporary directories only; an engine that is absent skips with
 SANDKEEP_REQUIRE names it; no sleeps for order; whatever was started is gone at the end of the session.
 """
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -203,6 +204,13 @@ def places() -> Iterator[str]:
     assert oct(os.stat(tempfile.gettempdir()).st_mode) == oct(above), "the directory of all temporary files has changed"
 
 
+def _environment() -> dict[str, str]:
+    """Copy our variables, also in a thread while pytest changes the one that names the test."""
+    while True:
+        with contextlib.suppress(KeyError, RuntimeError):
+            return dict(os.environ)
+
+
 class RunningDaemon:
     """A real `sandkeepd` on a state directory of its own, which a test may stop, kill and start again."""
 
@@ -211,7 +219,7 @@ class RunningDaemon:
         self.state_dir = os.path.join(root, "state")
         self.socket = os.path.join(root, "sock")
         self.log = os.path.join(root, "daemon.log")
-        self.env = {**os.environ, "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
+        self.env = {**_environment(), "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
         self.command = [sys.executable, "-m", "sandkeep.cli"]
         self.program = [sys.executable, "-m", "sandkeepd.main"]
         self.process: subprocess.Popen[bytes] | None = None

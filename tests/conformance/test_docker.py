@@ -417,14 +417,14 @@ async def test_a_build_of_which_the_engine_loses_a_layer_is_begun_again(
     lost = 'unable to find image "sha256:3ea2750b6c781240686548c964955813b1ff1ab1ffa3ec5c3e15da1472e614d1"'
     left = [2]
 
-    class Losing(builder.Asking):
+    class Losing(builder.StreamedRequest):
         async def run(self, engine: Engine) -> None:
             if left[0] == 0:
                 return await super().run(engine)
             left[0] -= 1
             return self._take({"error": lost})
 
-    monkeypatch.setattr(builder, "Asking", Losing)
+    monkeypatch.setattr(builder, "StreamedRequest", Losing)
     wanted = ImageRequest(kind="directory", source=str(world.source), base=world.engine.guest())
     image_id = new_id(IMAGE)
     await world.provider.import_image(image_id, wanted, world.caller, no_progress)

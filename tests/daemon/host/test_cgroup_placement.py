@@ -111,7 +111,7 @@ BECOME = """
 import os, sys
 for directory in sys.argv[1:]:
     open(f"{directory}/cgroup.procs", "w").write(str(os.getpid()))
-from sandkeepd import placement
+from sandkeepd.host.cgroups import placement
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 os.environ["SYSTEMD_EXEC_PID"] = str(os.getpid())
 placement.settle()

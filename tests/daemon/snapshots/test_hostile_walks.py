@@ -267,8 +267,9 @@ def test_root_that_may_not_mount_measures_and_removes(layout: Layout) -> None:
     box.mkdir()
     (box / "file").write_bytes(bytes(1 << 20))
     work = (
-        "import sys; from sandkeepd.providers import disk_usage, local_layout\n"
-        "layout = local_layout.Layout(sys.argv[1])\n"
+        "import sys; from sandkeepd.providers.common import disk_usage\n"
+        "from sandkeepd.providers.common.layout import Layout\n"
+        "layout = Layout(sys.argv[1])\n"
         "print(disk_usage.occupied([layout.sandbox('box')], 0, {}, [], root=True) >= 1 << 20)\n"
         "layout.discard([layout.sandbox('box')])"
     )

@@ -436,9 +436,10 @@ async def test_senders_come_one_after_another_and_all_arrives(tmp_path: Path) ->
 
 async def test_what_was_broken_off_is_followed_by_nothing(tmp_path: Path) -> None:
     async with secured(tmp_path) as (server, client):
-        with trio.move_on_after(0.1):
-            await server.send_all(bytes(8_000_000))
-            pytest.fail("nothing held it back")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.send_all, bytes(8_000_000))
+            await trio.testing.wait_all_tasks_blocked()  # nobody reads, so the socket is full
+            nursery.cancel_scope.cancel()
         with pytest.raises(trio.BrokenResourceError):
             await server.send_all(b"more")
         await server.aclose()

@@ -296,7 +296,7 @@ def test_a_full_disk_leaves_what_was_there(
 
 CRASHING = """
 import os, signal, sys
-from sandkeep_store.archives import swapping, unpack
+from sandkeep_store.archives.trees import swap, unpack
 place, when = sys.argv[1:]
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -308,7 +308,7 @@ def moved(passed):
 if when == "extracted":
     unpack.take_place = die
 if when == "exchanged":
-    swapping.sync_directory = die
+    swap.sync_directory = die
 unpack.unpack(os.open(place + "/archive", os.O_RDONLY), place + "/target", moved=moved)
 """
 
