@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.support.boxes import at_most, until
@@ -184,10 +184,11 @@ def fought(house: House, enemy: Enemy) -> Iterator[tuple[str, Dealings]]:
     assert ended.status in ("stopped", "failed")
     assert not any(SECRET in words(answer) for answer in answers), answers
     house.check_gone(loose)
-    with suppress(AssertionError):
+    try:
         until(lambda: not house.more_descriptors(), 10)
-    left = house.more_descriptors()
-    assert not left, left
+    except AssertionError:
+        left = house.more_descriptors()
+        assert not left, left
     assert burden.bytes_more() < MEMORY_BUDGET
 
 

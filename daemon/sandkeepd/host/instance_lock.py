@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from typing import Final
 
@@ -11,6 +12,8 @@ from sandkeep.errors import SandkeepError
 
 _held: Final = set[tuple[int, int]]()
 """Files that this process has locked, by device and inode."""
+_mutex: Final = threading.Lock()
+"""Held by the thread that takes a lock or lets go of one: to the kernel all threads are one owner."""
 
 
 @contextlib.contextmanager
@@ -20,17 +23,19 @@ def alone(path: str, taken: SandkeepError) -> Iterator[None]:
     Of any number that begin at the same instant exactly one gets it. The others raise `taken`, and have changed
     nothing. Raises OSError where no file can be made.
     """
-    fd = _locked(path, taken)
-    identity = _identity(os.fstat(fd))
-    _held.add(identity)
+    with _mutex:
+        fd = _locked(path, taken)
+        identity = _identity(os.fstat(fd))
+        _held.add(identity)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            if _is_at(fd, path):  # and no other directory was put in the place of this one
-                os.unlink(path)  # before the lock goes: who waits for the old file sees that it is not there any more
-        _held.remove(identity)
-        os.close(fd)
+        with _mutex:
+            with contextlib.suppress(OSError):
+                if _is_at(fd, path):  # and no other directory was put in the place of this one
+                    os.unlink(path)  # before the lock goes: who waits for it sees that it is not there any more
+            _held.remove(identity)
+            os.close(fd)
 
 
 def _locked(path: str, taken: SandkeepError) -> int:

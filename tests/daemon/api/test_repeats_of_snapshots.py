@@ -87,5 +87,5 @@ CASES = {
 
 @pytest.mark.needs("bwrap")
 def test_every_change_is_made_once(running_daemon: Any, source: str) -> None:
-    assert {*CASES} == {name for name, file in ELSEWHERE.items() if file.endswith("test_repeats_kept.py")}
+    assert {*CASES} == {name for name, file in ELSEWHERE.items() if file.endswith("test_repeats_of_snapshots.py")}
     made_once(running_daemon, World(running_daemon, source), CASES)
