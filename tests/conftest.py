@@ -23,6 +23,7 @@ from sandkeep.demo import traces
 from sandkeep.demo.house import remove_tree
 
 if TYPE_CHECKING:
+    from tests.support.boxes import Box
     from tests.support.gcs import GcsEmulator
     from tests.support.s3 import S3Server
 
@@ -328,6 +329,36 @@ def shared_daemon(places: str) -> Iterator[RunningDaemon]:
     daemon.start()
     yield daemon
     daemon.clear()
+
+
+@pytest.fixture(scope="module")
+def client(shared_daemon: RunningDaemon) -> Iterator[Any]:
+    """A blocking client of the daemon of a file."""
+    with shared_daemon.connect() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The image of a file: of an empty directory, unless the file has another."""
+    return str(client.image.create(str(tmp_path_factory.mktemp("empty"))).image_id)
+
+
+@pytest.fixture
+def box(client: Any, image: str) -> Iterator[str]:
+    """The id of a sandbox of that image, for one test."""
+    sandbox_id = client.sandbox.create(image).sandbox_id
+    yield sandbox_id
+    client.sandbox.terminate(sandbox_id)
+
+
+@pytest.fixture(scope="module")
+def shared_box(shared_daemon: RunningDaemon, image: str) -> "Iterator[Box]":
+    """A sandbox of that image, for all tests of a file."""
+    from tests.support.boxes import new_box
+
+    with new_box(shared_daemon, image) as made:
+        yield made
 
 
 @pytest.fixture

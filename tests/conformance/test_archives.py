@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
+from tests.support.expect import refused
 from tests.support.memory_archives import MemoryArchives
 from tests.support.s3 import S3Server
 
-from sandkeep.errors import CallerError, DataError, StateError
+from sandkeep.errors import DataError, StateError
 from sandkeep_store.archives.stores import s3_upload
 from sandkeep_store.archives.stores.directory import DirectoryArchives
 from sandkeep_store.archives.stores.open import open_store
@@ -118,14 +119,6 @@ def bytes_of(size: int, seed: int = 0) -> bytes:
 def content(store: ArchiveStore, path: str = PATH, **options: Any) -> bytes:
     with store.read(path, **options) as archive:
         return b"".join(archive)
-
-
-def refused(code: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The error of that code which the call ends with."""
-    with pytest.raises((CallerError, StateError, DataError)) as caught:
-        call(*args, **options)
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 def unless_conflict(write: Callable[[], T]) -> T | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 from tests.conformance.conftest import World, no_progress, run, sh, start
+from tests.support.expect import refused, until_async
 
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, SANDBOX, new_id
@@ -25,11 +26,8 @@ pytestmark = [pytest.mark.needs("docker"), pytest.mark.parametrize("world", ["do
 SECRET = "nobody-may-see-this"
 
 
-def refused(code: str, world: World, **fields: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        world.plan(new_id(SANDBOX), **fields)
-    assert caught.value.code == code, caught.value
-    return caught.value
+def plan_refused(code: str, world: World, **fields: Any) -> SandkeepError:
+    return refused(code, world.plan, new_id(SANDBOX), **fields)
 
 
 # -- what the engine shows --------------------------------------------------------------------------------------------
@@ -143,10 +141,10 @@ async def test_nobody_gets_more_than_the_administrator_says(world: World, monkey
     monkeypatch.setenv("SANDBOX_DOCKER_PIDS_LIMIT", "64")
     monkeypatch.setenv("SANDBOX_DOCKER_USER", "1500")
     monkeypatch.setenv("SANDBOX_DOCKER_NETWORK", "none")
-    assert "SANDBOX_DOCKER_PIDS_LIMIT" in refused("permission_denied", world, pids=65).message
-    assert "SANDBOX_DOCKER_USER" in refused("permission_denied", world, user="0").message
+    assert "SANDBOX_DOCKER_PIDS_LIMIT" in plan_refused("permission_denied", world, pids=65).message
+    assert "SANDBOX_DOCKER_USER" in plan_refused("permission_denied", world, user="0").message
     for network in ("bridge", "host"):
-        assert "SANDBOX_DOCKER_NETWORK" in refused("permission_denied", world, network=network).message
+        assert "SANDBOX_DOCKER_NETWORK" in plan_refused("permission_denied", world, network=network).message
     plan = world.plan(new_id(SANDBOX), pids=20, user="1500:1500")
     assert (plan["pids"], plan["uid"], plan["gid"], plan["network"]) == (20, 1500, 1500, "none")
     assert world.plan(new_id(SANDBOX))["pids"] == 64
@@ -156,7 +154,7 @@ async def test_the_network_that_the_administrator_names(world: World, monkeypatc
     world.engine.ask("POST", "/networks/create", {"Name": "agents", "Driver": "bridge"})
     monkeypatch.setenv("SANDBOX_DOCKER_NETWORK", "agents")
     assert world.provider.default_network() == "bridge"
-    refused("permission_denied", world, network="host")
+    plan_refused("permission_denied", world, network="host")
     instance = await world.sandbox(network="bridge")
     assert world.engine.container_of(instance.sandbox_id)["HostConfig"]["NetworkMode"] == "agents"
     assert "eth0" in await sh(instance, "ls /sys/class/net")
@@ -192,7 +190,7 @@ async def test_settings_that_cannot_be_used(world: World, monkeypatch: pytest.Mo
     for name, value in wrong.items():
         with monkeypatch.context() as settings:
             settings.setenv(f"SANDBOX_DOCKER_{name}", value)
-            assert name in refused("not_configured", world).message
+            assert name in plan_refused("not_configured", world).message
 
 
 async def test_the_workspace_is_the_sandboxes_users(world: World) -> None:
@@ -250,7 +248,7 @@ async def test_a_volume_for_each_sandbox(world: World) -> None:
 async def test_a_volume_for_several(world: World, monkeypatch: pytest.MonkeyPatch, mode: str, name: str) -> None:
     monkeypatch.setenv("SANDBOX_DOCKER_VOLUME_MODE", mode)
     if mode == "static":
-        refused("not_configured", world)
+        plan_refused("not_configured", world)
         monkeypatch.setenv("SANDBOX_DOCKER_VOLUME_NAME", name)
     one = await world.sandbox()
     await sh(one, "echo from one >shared")
@@ -303,7 +301,7 @@ async def test_places_that_are_no_place_for_a_volume(world: World) -> None:
         "/a/../b",
     ]
     for target in places:
-        refused("invalid", world, volumes=[Volume(source="cache", target=target)])
+        plan_refused("invalid", world, volumes=[Volume(source="cache", target=target)])
 
 
 async def test_no_name_that_a_caller_chooses_is_that_of_anothers_volume(
@@ -328,7 +326,7 @@ async def test_no_name_that_a_caller_chooses_is_that_of_anothers_volume(
 
 
 async def test_labels_of_ours_cannot_be_given(world: World) -> None:
-    refused("invalid", world, labels={"sandkeep.owner": "uid:1"})
+    plan_refused("invalid", world, labels={"sandkeep.owner": "uid:1"})
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
@@ -367,8 +365,7 @@ async def test_what_is_being_removed_of_an_earlier_attempt_is_waited_for(world: 
     body = {"Image": world.engine.busybox(), "Cmd": ["sh", "-c", fill], "Labels": marks}
     world.engine.ask("POST", f"/containers/create?name=sandbox-{sandbox_id}", body)
     world.engine.ask("POST", f"{name}/start")
-    while b"filled" not in world.engine.ask("GET", f"{name}/logs?stdout=1")[1]:
-        await trio.sleep(0.1)
+    await until_async(lambda: b"filled" in world.engine.ask("GET", f"{name}/logs?stdout=1")[1])
     world.plans[sandbox_id] = world.plan(sandbox_id)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, world.engine.ask, "DELETE", f"{name}?force=1")

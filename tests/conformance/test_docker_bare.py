@@ -17,6 +17,7 @@ import trio
 import trio.testing
 from tests.conformance.conftest import World, run, sh, start
 from tests.support.engine import PrivateEngine
+from tests.support.expect import until_async
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import SANDBOX, new_id
@@ -132,7 +133,8 @@ async def test_secrets_reach_processes_and_nothing_else(world: World) -> None:
 
 async def test_what_is_left_behind_is_reaped_by_the_first_program(world: World) -> None:
     instance = await tools(world)
-    script = "for n in 1 2 3; do (setsid sh -c 'echo $$; exec sleep 0.2' &) done; sleep 0.5"
+    leave = "for n in 1 2 3; do (setsid sh -c 'echo $$; : >left.$$; exec sleep 0.2' &) done"
+    script = f"{leave}; until [ $(ls left.* 2>/dev/null | wc -l) = 3 ]; do sleep 0.01; done"
     left = [int(word) for word in (await sh(instance, script)).split()]
     assert len(left) == 3
     first = instance.handle["first"]["pid"]
@@ -368,9 +370,7 @@ async def test_adopting_goes_on_where_it_was(dockerd: Any, tmp_path: Path) -> No
         pid = await instance.find(running)
     exits = Path(first.state, "sandboxes", sandbox_id, "out", "exits")
     Path(f"/proc/{instance.handle['first']['pid']}/root/workspace/went").touch()
-    with trio.fail_after(20):
-        while f"{unseen} 8" not in exits.read_text():
-            await trio.sleep(0.01)
+    await until_async(lambda: f"{unseen} 8" in exits.read_text())
     async with opened(dockerd, tmp_path, first) as second:
         plan, handle = second.plans[sandbox_id], second.handles[sandbox_id]
         instance = made(await second.provider.adopt(sandbox_id, second.spec(), plan, instance.isolation, handle))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from tests.conformance.conftest import UID_BASE, World, run, sh, start
+from tests.support.expect import until_async
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
@@ -145,9 +146,7 @@ async def _spoil_an_exit(world: World, instance: KeeperInstance, terminal: Termi
     process_id = await start(instance, "sh", "-c", script, terminal=terminal)
     instance._talk._rest()  # the daemon comes too late
     (exits.parent / "p" / go).touch()
-    with trio.fail_after(20):
-        while f"{process_id} 7\n".encode() not in exits.read_bytes():
-            await trio.lowlevel.checkpoint()
+    await until_async(lambda: f"{process_id} 7\n".encode() in exits.read_bytes())
     exits.write_bytes(spoilt)
     instance._talk._hear_again()
     with trio.fail_after(keeper_provider.SWEEP_PERIOD_S / 2):
@@ -182,9 +181,7 @@ async def test_one_that_speaks_without_end_has_its_share_and_no_more(
     instance = await world.sandbox()
     assert isinstance(instance, KeeperInstance)
     await start(instance, "sh", "-c", "while :; do yes 'a 1' | head -c 1M >>/run/sandkeep/out/exits; done")
-    with trio.fail_after(20):
-        while instance._talk._watch is not None:  # until it is not listened to
-            await trio.sleep(0.01)
+    await until_async(lambda: instance._talk._watch is None)  # it is not listened to
 
 
 async def for_ever(attempt: Callable[[], Awaitable[Any]]) -> None:

@@ -1,12 +1,12 @@
 """What fences promise, over every store of archives and the documents in it: who lost a lock overwrites nothing."""
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.expect import refused
 from tests.support.locking import TestClock
 from tests.support.memory_archives import MemoryArchives
 from tests.support.memory_locks import MemoryStore
@@ -74,13 +74,6 @@ def number_in(store: ArchiveStore) -> int:
 def fooled(lease: Lease) -> Fence:
     """The fence of an owner whose clock stood still: he does not know that he lost the lock."""
     return Fence(lease.name, lease.fence.number, lambda: None)
-
-
-def refused(code: str, call: Callable[[], Any]) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        call()
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 def test_an_owner_writes_as_often_as_he_wants(store: ArchiveStore, locks: Locks) -> None:

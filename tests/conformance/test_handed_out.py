@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.boxes import Box, until
+from tests.support.boxes import Box
+from tests.support.expect import until
 from tests.support.users import NOBODY, as_user, command_as
 
 from sandkeep.clients import descriptors  # noqa: F401  # as who uses it has no way to the checkout
@@ -241,7 +242,7 @@ def test_no_link_among_the_journals_is_followed_when_a_container_does_not_start(
     house.daemon.kill()
     dockerd.ask("POST", f"/containers/sandbox-{box.id}/kill")
     house.daemon.start()
-    until(lambda: box.client.sandbox.get(box.id).status == "lost", 30)
+    until(lambda: box.client.sandbox.get(box.id).status == "lost")
     with pytest.raises(SandkeepError, match="did not start") as failed:
         box.client.sandbox.resume(box.id)
     assert "of root alone" not in str(failed.value)

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.support.boxes import at_most, until
+from tests.support.boxes import at_most
+from tests.support.expect import until
 from tests.support.hostile import ENEMIES, Burden, Enemy, python, traces_of
 from tests.support.siege import MEMORY_BUDGET, Box, House, attack, follow, fought
 from tests.support.soak import times

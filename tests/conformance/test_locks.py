@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.expect import refused
 from tests.support.locking import FastClock, LosesAnswers, TestClock, contend, history, record
 from tests.support.memory_locks import MemoryStore
 
-from sandkeep.errors import SandkeepError
 from sandkeep_store.locks import rules
 from sandkeep_store.locks.lease import Attempt, Lease, Locks
 from sandkeep_store.locks.open import open_store
@@ -99,14 +99,6 @@ def _put_blob(bucket: str, content: bytes | None) -> None:
 def _put_object(client: Any, bucket: str, content: bytes | None) -> None:
     where = {"Bucket": bucket, "Key": LOCK}
     client.delete_object(**where) if content is None else client.put_object(**where, Body=content)
-
-
-def refused(code: str, call: Callable[[], Any]) -> SandkeepError:
-    """The error of that code that a call fails with."""
-    with pytest.raises(SandkeepError) as caught:
-        call()
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 # -- the store itself -------------------------------------------------------------------------------------------------

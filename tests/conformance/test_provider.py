@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import trio
 from tests.conformance.conftest import World, directory, no_progress, run, sh, start
+from tests.support.expect import until_async
 from tests.support.users import command_as
 
 from sandkeep.errors import CallerError, SetupError, StateError
@@ -366,9 +367,7 @@ async def test_a_journal_that_was_cut_is_told(world: World) -> None:
     await instance.wait_output(process_id, 0, 0)
     await instance.write_stdin(process_id, b"go\n", eof=False)
     await run(instance, "true")
-    with trio.fail_after(20):
-        while instance.read(process_id, "stdout", 0, 100).size:
-            await trio.sleep(0.01)
+    await until_async(lambda: not instance.read(process_id, "stdout", 0, 100).size)
     note = instance.read(process_id, "stdout", 10, 100).note
     assert note is not None
     assert "shorter" in note

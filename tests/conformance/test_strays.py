@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.conformance.conftest import UID_BASE, World, directory, no_progress, start
+from tests.support.expect import until_async
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
@@ -62,9 +63,11 @@ async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
     assert swept.removed == [f"sandbox {stray.sandbox_id}"]
     assert processes.has_ended(ended, 10)
     os.close(ended)
-    with trio.fail_after(10):  # without isolation a tmux ends by itself, when its program has
-        while (stray.sandbox_id,) in [(*v.values(),) for _, v in processes.bearing(["SANDKEEP_SANDBOX"], None)]:
-            await trio.sleep(0.01)
+
+    def bearers() -> list[tuple[str, ...]]:
+        return [(*v.values(),) for _, v in processes.bearing(["SANDKEEP_SANDBOX"], None)]
+
+    await until_async(lambda: (stray.sandbox_id,) not in bearers())  # without isolation a tmux ends by itself
     assert await kept.is_alive()
     assert await world.provider.found() == ([kept.sandbox_id], [world.image_id])
     assert (await world.provider.clean_up(Nothing([kept.sandbox_id], []))).removed == [f"image {world.image_id}"]

@@ -309,24 +309,26 @@ async def test_a_tmux_that_is_killed_hangs_up(world: World) -> None:
         0
     ] == 6
     assert (await run_tty(instance, "tmux kill-server; exec sleep 1000"))[0] == 129
-    code, _ = await run_tty(instance, f"trap '' HUP; {SERVER} kill -9 $server; sleep 0.3; exit 4")
-    assert code == 4
+    goes_on = f"trap '' HUP; {SERVER} kill -9 $server; sleep 0.3; exit 4"  # no end is told in this time
+    assert (await run_tty(instance, goes_on))[0] == 4
     assert leftovers(instance) == []
 
 
 @once
 async def test_a_journal_that_is_turned_off_is_no_end(world: World) -> None:
     instance = await world.sandbox()
-    code, out = await run_tty(instance, "echo seen; sleep 0.2; tmux pipe-pane; echo unseen; sleep 0.2; exit 8")
-    assert (code, out) == (8, b"seen\r\n")
+    process_id = await open_tty(instance, f"{RAW} echo seen; read go; tmux pipe-pane; echo unseen; exit 8")
+    await shows(instance, process_id, b"seen\n")
+    await instance.write_stdin(process_id, b"\n", eof=False)
+    assert (await finish(instance, process_id)).exit_code == 8
+    assert written(instance, process_id) == b"seen\n"
 
 
 @once
 async def test_more_windows_do_not_outlive_the_process(world: World) -> None:
     instance = await world.sandbox()
-    process_id = await open_tty(
-        instance, "tmux new-window sleep 1000; tmux split-window cat; echo up; sleep 0.1; exit 2"
-    )
+    begun = "until grep -qx sleep /proc/[0-9]*/comm && grep -qx cat /proc/[0-9]*/comm; do :; done 2>/dev/null"
+    process_id = await open_tty(instance, f"tmux new-window sleep 1000; tmux split-window cat; {begun}; exit 2")
     assert (await finish(instance, process_id)).exit_code == 2
     instance.forget(process_id)
     assert leftovers(instance, process_id) == []

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.documents import ROOT, directory
+from tests.support.expect import until
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -62,13 +62,6 @@ def start(daemon: RunningDaemon) -> Iterator[Callable[..., "subprocess.Popen[byt
     for process in started:
         process.kill()
         process.wait()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # -- clients ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import trio
 from tests.conftest import RunningDaemon
 from tests.contracts.test_golden_events import is_in
 from tests.support import replay
-from tests.support.boxes import until
+from tests.support.expect import until
 
 from sandkeep.events import EVENTS, Meta, SandboxAdopted
 from sandkeep_store.eventlog.log import EventLog, NewEvent
@@ -93,7 +93,7 @@ def test_a_daemon_serves_it(kept: Path, new_daemon: Callable[[], RunningDaemon])
     running = {name for name, sandbox in then["sandboxes"].items() if sandbox["status"] == "running"}
     daemon.start()
     with daemon.connect() as client:
-        until(lambda: not any(client.sandbox.get(name).status == "running" for name in running), 60)
+        until(lambda: not any(client.sandbox.get(name).status == "running" for name in running))
         now = {sandbox.sandbox_id: sandbox for sandbox in client.sandbox.list(all=True).sandboxes}
         assert {name for name in running if now[name].status != "lost"} == set()
         same = {n for n in then["sandboxes"] if n not in running and now[n].status == then["sandboxes"][n]["status"]}

@@ -1,12 +1,12 @@
 """What is kept of a sandbox's files, while the daemon may die: snapshots, forks and restores."""
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from tests.crash.story import Story
+from tests.support.expect import until
 
 from sandkeep import archives
 from sandkeep.ids import new_id
@@ -57,10 +57,7 @@ def away(mount: str) -> Iterator[None]:
 
 def until_sent(story: Story, snapshot_id: str) -> None:
     """Wait until a snapshot is where it was to be."""
-    deadline = time.monotonic() + 30
-    while story.look(lambda client: client.snapshot.get(snapshot_id)).places[0].where != "mount":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: story.look(lambda client: client.snapshot.get(snapshot_id)).places[0].where == "mount")
 
 
 def made(story: Story, sandbox: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from tests.conftest import RunningDaemon
+from tests.support.expect import until
 
 from sandkeep import failpoints, transfer
 from sandkeep.errors import SandkeepError
@@ -138,10 +139,7 @@ class Story:
 
     def until_output(self, box: str, name: str, wanted: bytes) -> None:
         """Wait until a process has written that."""
-        deadline = time.monotonic() + 20
-        while self.output(box, name) != wanted:
-            assert time.monotonic() < deadline, (self.output(box, name), wanted)
-            time.sleep(0.005)
+        until(lambda: self.output(box, name) == wanted, seen=lambda: (self.output(box, name), wanted))
 
     def output(self, box: str, name: str) -> bytes:
         """What a process has written to stdout so far."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check
-from tests.support.boxes import until
+from tests.support.expect import until
 
 from sandkeep import failpoints
 
@@ -84,7 +84,7 @@ def tell(story: Story, source: str) -> None:
 def goes_on(story: Story, box: str) -> list[int]:
     """Wait until the counter has printed some more; all that it has printed."""
     before = len(values_of(story, box))
-    return until(lambda: (v := values_of(story, box)) and len(v) > before + 1 and v, 20)  # type: ignore[no-any-return]
+    return until(lambda: (v := values_of(story, box)) and len(v) > before + 1 and v)  # type: ignore[no-any-return]
 
 
 def values_of(story: Story, box: str) -> list[int]:

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from tests.conftest import ENGINES, RunningDaemon
 from tests.crash.keeping import KEEPING, tell
 from tests.crash.story import Story, check
 from tests.crash.test_docker import left_in
+from tests.support.expect import until
 
 from sandkeep import failpoints
 from sandkeep.events import EVENTS
@@ -70,15 +70,9 @@ def dies_at(point: str, root: str, source: str, engine: Any = None) -> Story:
 
 def wait_until_gone(story: Story) -> None:
     """What nobody needs goes when its end is on record already, and was told."""
-    deadline = time.monotonic() + 20
-    while left := [
-        name
-        for place in ("layers", "catalogues")
-        if os.path.isdir(f"{story.daemon.state_dir}/{place}")
-        for name in os.listdir(f"{story.daemon.state_dir}/{place}")
-    ]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
+    places = (f"{story.daemon.state_dir}/{place}" for place in ("layers", "catalogues"))
+    there = [place for place in places if os.path.isdir(place)]
+    until(lambda: not any(map(os.listdir, there)), seen=lambda: list(map(os.listdir, there)))
 
 
 def archives(place: str) -> list[str]:

@@ -10,14 +10,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check, events_of
+from tests.support.expect import until
 from tests.support.soak import times
 
 from sandkeep.errors import StateError
@@ -100,14 +100,6 @@ def settled(racers: "list[subprocess.Popen[bytes]]") -> "list[subprocess.Popen[b
     running = [racer for racer in racers if racer.poll() is None]
     assert running, [racer.communicate()[1] for racer in racers]
     return running if len(running) == 1 else []
-
-
-def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (answer := true()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
-    return answer
 
 
 def test_one_of_many_gets_a_stale_socket(places: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.story import Story, check_commands, check_intents, events_of
 from tests.support import fake_provider as fake
+from tests.support.expect import until
 
 from sandkeep import failpoints
 from sandkeep.events import EVENTS
@@ -109,8 +110,7 @@ def tell(story: Story, made: Box, source: str) -> None:
     story.ask("process.write_stdin", box, name="cat", data=b"typed\n", eof=True)
     assert story.look(lambda client: client.process.wait(box, "cat")).exit_code == 0
     made.kill()
-    while story.look(lambda client: client.sandbox.get(box)).status == "running":
-        pass
+    until(lambda: story.look(lambda client: client.sandbox.get(box)).status != "running")
     assert story.ask("sandbox.resume", box, secrets={"KEY": "s3cret"}).status == "running"
     assert story.ask("sandbox.exec", box, "cat file; echo $KEY").stdout == b"kept\ns3cret\n"
     assert story.output(box, "cat") == b"typed\n"

@@ -4,31 +4,12 @@ import io
 import os
 import signal
 import tarfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import pytest
-
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
-
-
-def refused(code: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        call(*arguments, **more)
-    assert caught.value.code == code, caught.value
-    return caught.value
-
-
-def until(true: Callable[[], Any], seconds: float = 8.0) -> Any:
-    """Wait for something that other processes bring about."""
-    deadline = time.monotonic() + seconds
-    while not (answer := true()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
-    return answer
 
 
 @contextmanager

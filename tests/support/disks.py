@@ -6,11 +6,11 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.expect import until
 
 META_BYTES = 4 << 20
 _SHUTDOWN = 0x8004587D
@@ -24,12 +24,11 @@ def mount(*words: str) -> None:
 
 def umount(path: str) -> None:
     """Unmount, when whoever was just killed there is gone. Afterwards it is gone from sight in any case."""
-    deadline = time.monotonic() + 20
-    while subprocess.run(["umount", path], stderr=subprocess.DEVNULL).returncode:
-        if time.monotonic() > deadline:
-            subprocess.run(["umount", "--lazy", path], check=True)
-            raise AssertionError(f"{path} is still in use")
-        time.sleep(0.02)
+    try:
+        until(lambda: subprocess.run(["umount", path], stderr=subprocess.DEVNULL).returncode == 0)
+    except AssertionError:
+        subprocess.run(["umount", "--lazy", path], check=True)
+        raise
 
 
 class Ext4:
@@ -44,10 +43,7 @@ class Ext4:
     def again(self) -> None:
         """Take it off, check it, and put it back: what it holds now comes from the device."""
         umount(self.at)
-        deadline = time.monotonic() + 20
-        while subprocess.run(["losetup", "-j", self.image], capture_output=True, check=True).stdout:
-            assert time.monotonic() < deadline, f"somebody still sees {self.image}"
-            time.sleep(0.02)
+        until(lambda: not subprocess.run(["losetup", "-j", self.image], capture_output=True, check=True).stdout)
         checked = subprocess.run(["e2fsck", "-fy", self.image], capture_output=True, text=True)
         assert checked.returncode in (0, 1), checked.stdout
         self.mount()

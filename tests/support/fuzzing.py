@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 import trio
+from tests.support.expect import until_async
 
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Batch, Fault, Message, Request
@@ -182,9 +183,7 @@ def replies(line: bytes) -> list[Reply]:
 
 async def settled(tasks: int) -> None:
     """Wait until no more tasks live than those: what was begun for a message has ended."""
-    with trio.fail_after(30):
-        while tasks_living() > tasks:
-            await trio.sleep(0.01)
+    await until_async(lambda: tasks_living() <= tasks)
 
 
 def tasks_living() -> int:

@@ -13,7 +13,6 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +21,10 @@ import trio
 from tests.conftest import RunningDaemon
 from tests.support import replay
 from tests.support.engine import PrivateEngine
+from tests.support.expect import refused, until
 from tests.support.golden import EXAMPLES
 
 from sandkeep import archives
-from sandkeep.errors import SandkeepError
 from sandkeep.events import EVENTS, Event, Meta
 from sandkeep_store.eventlog.codec import CODEC
 from sandkeep_store.eventlog.log import EventLog, NewEvent
@@ -33,7 +32,6 @@ from sandkeep_store.upkeep import offline
 from sandkeep_store.upkeep.repair import repair
 
 ALICE: Final = "uid:1000"
-PATIENCE_S: Final = 60.0
 
 
 def main(name: str) -> None:
@@ -117,7 +115,7 @@ class Story:
         client.image.create(self.source, labels={"team": "blue"})
         other = client.image.create(self.source, clean=True).image_id
         client.image.remove(other)
-        refused(client.image.create, f"{self.source}/absent")
+        refused("invalid", client.image.create, f"{self.source}/absent")
         client.provider.choose(enabled=True)
 
     def _docker(self, client: Any, name: str) -> None:
@@ -132,7 +130,7 @@ class Story:
         box = client.sandbox.create(
             self.image, name="named", secrets={"TOKEN": "s3cret"}, labels={"a": "b"}, pids=64, idle_timeout_s=9e5
         ).sandbox_id
-        refused(client.sandbox.create, self.image, name="refused", network="no such network")
+        refused("invalid", client.sandbox.create, self.image, name="refused", network="no such network")
         client.sandbox.exec(box, "echo out; echo err >&2; exit 3", stdin=b"4711", command_id="first")
         client.sandbox.exec(box, ["no such program"])
         client.process.launch(box, ["sh", "-c", "sleep 1000"], name="sleeper", env={"A": "b"}, secrets={"B": "c"})
@@ -214,7 +212,7 @@ class Story:
 
     def _locks(self, client: Any) -> None:
         client.lock.acquire("shared", timeout_s=0)
-        refused(client.lock.acquire, "shared", timeout_s=0)
+        refused("lock_contended", client.lock.acquire, "shared", timeout_s=0)
         client.lock.release("shared")
         client.lock.release("shared", force=True)
         client.lock.acquire("again", timeout_s=0)
@@ -301,23 +299,6 @@ def golden(type: str) -> Event:
     known = [e for e in EXAMPLES if e.type == type and e.version <= EVENTS[type].version]
     last = max(known, key=lambda example: (example.version, example.number))
     return CODEC.decode(1, type, last.version, last.data)
-
-
-def refused(call: Callable[..., Any], *words: Any, **options: Any) -> None:
-    """Make something fail."""
-    try:
-        call(*words, **options)
-    except SandkeepError:
-        return
-    raise AssertionError("it was done")
-
-
-def until(true: Callable[[], Any]) -> None:
-    """Wait for what others bring about."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def keep(state_dir: Path, target: Path) -> None:

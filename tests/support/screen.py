@@ -5,9 +5,10 @@ it should, or a deadline is over.
 """
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.support.expect import until
 
 DEADLINE_S = 30.0
 
@@ -61,14 +62,17 @@ class Screen:
 
     def until(self, expected: str | Callable[[str], bool], *, colours: bool = False) -> str:
         """Look until the screen holds a text, or something holds of it; answer it. Fails with what was seen instead."""
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
+        holds = expected if callable(expected) else lambda shown: str(expected).strip() in shown
+
+        seen = ""
+
+        def look() -> bool:
+            nonlocal seen
             seen = self.shown(colours=colours)
-            if (expected.strip() in seen) if isinstance(expected, str) else expected(seen):
-                return seen
-            if time.monotonic() > deadline:
-                raise AssertionError(f"waited in vain for {expected!r}; the screen showed:\n{seen}")
-            time.sleep(0.02)
+            return holds(seen)
+
+        until(look, seen=lambda: f"without {expected!r}:\n{seen}")
+        return seen
 
     def until_prompt(self) -> str:
         """Look until the shell of this screen waits for a line."""
@@ -87,11 +91,7 @@ class Screen:
     def child(self) -> int:
         """The pid of the program that the shell of this screen runs."""
         shell = self._tmux("display-message", "-p", "-t", "screen", "#{pane_pid}").strip()
-        found: list[str] = []
-        deadline = time.monotonic() + DEADLINE_S
-        while not found and time.monotonic() < deadline:
-            found = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
-        return int(found[0])
+        return int(until(lambda: Path(f"/proc/{shell}/task/{shell}/children").read_text().split())[0])
 
     def close(self) -> None:
         """End it, and what runs in it."""

@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from tests.support.boxes import at_most, until
+from tests.support.boxes import at_most
+from tests.support.expect import until
 from tests.support.hostile import Burden, Enemy, Traces, remains, traces_of
 
 from sandkeep.errors import SandkeepError
@@ -67,7 +68,7 @@ class House:
         """Let it begin, and wait until the harm is being done."""
         place = f"{self.daemon.state_dir}/sandboxes/{box}/out/p"
         os.close(os.open(f"{place}/go", os.O_CREAT | os.O_EXCL))
-        until(lambda: os.path.lexists(f"{place}/busy"), 20)
+        until(lambda: os.path.lexists(f"{place}/busy"))
 
     def check_neighbour(self) -> None:
         """The other sandbox does what is asked of it."""
@@ -185,7 +186,7 @@ def fought(house: House, enemy: Enemy) -> Iterator[tuple[str, Dealings]]:
     assert not any(SECRET in words(answer) for answer in answers), answers
     house.check_gone(loose)
     try:
-        until(lambda: not house.more_descriptors(), 10)
+        until(lambda: not house.more_descriptors())
     except AssertionError:
         left = house.more_descriptors()
         assert not left, left

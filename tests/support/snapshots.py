@@ -3,13 +3,9 @@
 import io
 import os
 import tarfile
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from sandkeep.errors import SandkeepError
 
 _DOCKER = pytest.mark.needs("docker")
 
@@ -40,14 +36,6 @@ def tree(client: Any, box: str) -> dict[str, str]:
 def paths(client: Any, box: str) -> set[str]:
     """What of that there is."""
     return {name for name in tree(client, box) if not name.startswith("#")}
-
-
-def refused(code: str, call: Callable[[], Any]) -> SandkeepError:
-    """The error that something is refused with."""
-    with pytest.raises(SandkeepError) as caught:
-        call()
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 def exported(client: Any, snapshot_id: str) -> bytes:
@@ -99,11 +87,3 @@ def layers(daemon: Any) -> list[str]:
     """The kept files that there are."""
     place = f"{daemon.state_dir}/layers"
     return sorted(os.listdir(place)) if os.path.isdir(place) else []
-
-
-def soon(is_so: Callable[[], bool], patience_s: float = 10.0) -> None:
-    """Wait until something is so that happens after an answer."""
-    deadline = time.monotonic() + patience_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.support.expect import until, until_async
 from tests.support.users import as_user
 
 import sandkeep
@@ -132,13 +133,6 @@ def lines(count: int) -> Callable[[bytes], bool]:
     return lambda data: data.count(b"\n") >= count
 
 
-async def eventually(holds: Callable[[], bool]) -> None:
-    """Let the server go on until something holds."""
-    with trio.fail_after(30):
-        while not holds():
-            await trio.sleep(0.001)
-
-
 def numbers_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -166,7 +160,7 @@ async def test_descriptors_come_ahead_of_the_answer_with_their_line(house: House
 async def test_a_slow_client_gets_them_once_and_in_their_place(house: House) -> None:
     sock = await house.dial()
     await sock.send(line(1, "sandbox.list", all=True) + line(2))
-    await eventually(lambda: bool(house.handler.pipes))
+    await until_async(lambda: bool(house.handler.pipes))
     assert house.handler.given == 0  # the first answer does not fit, and the second call's must stand behind it
     data, found = await receive(sock, lines(3))
     assert [json.loads(part).get("method") for part in data.splitlines()] == [None, "descriptors", None]
@@ -212,10 +206,10 @@ async def test_a_client_that_is_gone_leaves_nothing_behind(house: House) -> None
     house.handler.before = trio.Event()
     sock = await house.dial()
     await sock.send(line())
-    await eventually(lambda: len(house.handler.pipes) == 2)
+    await until_async(lambda: len(house.handler.pipes) == 2)
     sock.close()
     house.handler.before.set()
-    await eventually(lambda: house.server.statistics().connections == 0)
+    await until_async(lambda: house.server.statistics().connections == 0)
     assert house.handler.all_closed()
 
 
@@ -235,7 +229,7 @@ async def test_a_client_that_never_reads_makes_nobody_hold_many(house: House) ->
     sock = await house.dial()
     for number in range(MAX_DESCRIPTORS // 2 + 3):
         await sock.send(line(number))
-    await eventually(lambda: house.server.statistics().answers == MAX_DESCRIPTORS // 2 + 3)
+    await until_async(lambda: house.server.statistics().answers == MAX_DESCRIPTORS // 2 + 3)
     assert house.handler.given == MAX_DESCRIPTORS // 2
     data, found = await receive(sock, lines(MAX_DESCRIPTORS + 3))
     refused = [answer["error"] for answer in map(json.loads, data.splitlines()) if "error" in answer]
@@ -257,9 +251,9 @@ async def test_nor_does_a_user_with_many_connections(house: House) -> None:
             sock = await house.dial()
             stack.callback(sock.close)
             await sock.send(b"".join(line(number) for number in range(each)))
-        await eventually(lambda: house.server.statistics().answers == each * (enough + 1))
+        await until_async(lambda: house.server.statistics().answers == each * (enough + 1))
         assert house.handler.given == each * enough
-    await eventually(lambda: house.server.statistics().connections == 0)
+    await until_async(lambda: house.server.statistics().connections == 0)
     assert house.handler.all_closed()
 
 
@@ -267,7 +261,7 @@ async def test_calls_that_have_not_given_yet_count_too(house: House) -> None:
     house.handler.before = trio.Event()
     sock = await house.dial()
     await sock.send(b"".join(line(number) for number in range(MAX_DESCRIPTORS)))
-    await eventually(lambda: house.server.statistics().answers == MAX_DESCRIPTORS // 2)  # all of them refusals
+    await until_async(lambda: house.server.statistics().answers == MAX_DESCRIPTORS // 2)  # all of them refusals
     assert len(house.handler.pipes) == MAX_DESCRIPTORS
     sock.close()
 
@@ -454,20 +448,6 @@ def _gaps() -> int:
 # -- process.open_output ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    with shared_daemon.connect() as client:
-        return str(client.image.create(str(tmp_path_factory.mktemp("empty"))).image_id)
-
-
-@pytest.fixture
-def box(shared_daemon: Any, image: str) -> Iterator[str]:
-    with shared_daemon.connect() as client:
-        sandbox = client.sandbox.create(image).sandbox_id
-        yield sandbox
-        client.sandbox.terminate(sandbox)
-
-
 @contextlib.contextmanager
 def opened(daemon: Any, sandbox_id: str, name: str) -> Iterator[tuple[list[int], model.OpenOutput]]:
     """Both journals of a process, and what was answered with them."""
@@ -484,8 +464,7 @@ def opened(daemon: Any, sandbox_id: str, name: str) -> Iterator[tuple[list[int],
 def test_journals_are_for_reading_and_go_on_growing(shared_daemon: Any, box: str) -> None:
     with shared_daemon.connect() as client:
         client.process.launch(box, ["sh", "-c", "echo one; echo err >&2; read x; echo two"], name="p", stdin=True)
-        while not client.process.read(box, "p", wait_s=10).stderr:
-            pass
+        until(lambda: client.process.read(box, "p", wait_s=10).stderr)
         with opened(shared_daemon, box, "p") as ((out, err), told):
             assert (told.process.status, told.stdout_bytes, told.stderr_bytes) == ("running", 4, 4)
             assert (os.pread(out, 100, 0), os.pread(err, 100, 0)) == (b"one\n", b"err\n")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import trio
 from msgspec import Raw
+from tests.support.expect import refused_async
 from tests.support.inside import Inside, inside
 
 from sandkeep import events, ids, model
@@ -26,13 +27,6 @@ OLD_LOG = Path(__file__).parents[2] / "contracts/named-log.db.gz"
 stream was called so, too, a redaction went into the sandbox's stream. ALICE has that, ``box`` and ``sbx_mine``, which
 ran, and ``old``, which had ended; of BOB's ``bobs`` has ended.
 """
-
-
-async def refused(code: str, call: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        await call
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 @pytest.fixture
@@ -69,7 +63,7 @@ async def test_a_name_means_the_callers_own_sandbox(daemon: Inside, source: str)
     for uid, sandbox_id in ((ALICE, hers), (BOB, his)):
         for called in ("box", sandbox_id):
             assert (await daemon.call("sandbox.get", uid=uid, sandbox_id=called)).sandbox_id == sandbox_id
-    await refused("not_found", daemon.call("sandbox.get", sandbox_id="box"))  # an administrator has none of the name
+    await refused_async("not_found", daemon.call("sandbox.get", sandbox_id="box"))  # an administrator has none of it
     for sandbox_id in (hers, his):
         assert (await daemon.call("sandbox.get", sandbox_id=sandbox_id)).sandbox_id == sandbox_id
 
@@ -78,11 +72,11 @@ async def test_a_name_is_free_again_when_its_sandbox_has_ended(daemon: Inside, s
     first = await create(daemon, source, "box")
     image_id = daemon.box("box", ALICE).requested.image_id
     again = {"uid": ALICE, "image_id": image_id, "name": "box"}
-    assert (await refused("conflict", daemon.call("sandbox.create", **again))).data == {"name": "box"}
+    assert (await refused_async("conflict", daemon.call("sandbox.create", **again))).data == {"name": "box"}
     await daemon.call("sandbox.terminate", uid=ALICE, sandbox_id="box")
     assert (await daemon.call("sandbox.get", uid=ALICE, sandbox_id="box")).sandbox_id == first
     daemon.fake.faults.create_error = StateError("not_ready", "no")
-    await refused("not_ready", daemon.call("sandbox.create", **again))
+    await refused_async("not_ready", daemon.call("sandbox.create", **again))
     daemon.fake.faults.create_error = None
     second = (await daemon.call("sandbox.create", **again)).sandbox_id
     assert (await daemon.call("sandbox.get", uid=ALICE, sandbox_id="box")).sandbox_id == second
@@ -132,7 +126,7 @@ async def test_a_command_given_again_means_the_sandbox_that_it_meant(daemon: Ins
     await daemon.call("process.signal", **signal)
     await daemon.call("process.wait", uid=ALICE, sandbox_id="box", name="p")
     resize: dict[str, Any] = {"uid": ALICE, "sandbox_id": "box", "name": "p", "data": b"", "command_id": "in"}
-    await refused("not_ready", daemon.call("process.write_stdin", **resize))
+    await refused_async("not_ready", daemon.call("process.write_stdin", **resize))
     end = {"uid": ALICE, "sandbox_id": "box", "command_id": "end"}
     ended = await daemon.call("sandbox.terminate", **end)
     second = await create(daemon, source, "box")
@@ -140,7 +134,7 @@ async def test_a_command_given_again_means_the_sandbox_that_it_meant(daemon: Ins
     assert ended.sandbox_id == first
     assert (await daemon.call("process.signal", **signal)).sandbox_id == first
     assert (await daemon.call("process.launch", **launch, command_id="launch")).process_id == started.process_id
-    await refused("conflict", daemon.call("process.write_stdin", **resize))  # nobody knows which was meant
+    await refused_async("conflict", daemon.call("process.write_stdin", **resize))  # nobody knows which was meant
     assert (await daemon.call("sandbox.get", uid=ALICE, sandbox_id="box")).sandbox_id == second
 
 
@@ -164,8 +158,8 @@ async def test_ids_of_older_logs_are_names_too(old_log: str, source: str) -> Non
             "log": ("log", "lost"), "box": ("box", "lost"), "sbx_mine": (None, "lost"), "old": ("old", "stopped"),
         }  # fmt: skip
         image_id = daemon.core.state.sandboxes["box"].requested.image_id
-        await refused("conflict", daemon.call("sandbox.create", uid=ALICE, image_id=image_id, name="box"))
-        await refused("not_found", daemon.call("sandbox.get", uid=BOB, sandbox_id="box"))
+        await refused_async("conflict", daemon.call("sandbox.create", uid=ALICE, image_id=image_id, name="box"))
+        await refused_async("not_found", daemon.call("sandbox.get", uid=BOB, sandbox_id="box"))
         assert (await daemon.call("sandbox.get", sandbox_id="box")).owner == f"uid:{ALICE}"  # by its id
         await daemon.call("sandbox.terminate", uid=ALICE, sandbox_id="box")
         for name, uid in (("box", ALICE), ("old", ALICE), ("box", BOB), ("log", BOB), ("sbx", BOB)):
@@ -235,7 +229,7 @@ async def test_a_revision_that_never_fits_ends_in_an_error(
     right, sandbox.revision = sandbox.revision, sandbox.revision + 1
     try:
         with trio.fail_after(60):
-            await refused("conflict", daemon.call(method, uid=ALICE, sandbox_id="box"))
+            await refused_async("conflict", daemon.call(method, uid=ALICE, sandbox_id="box"))
     finally:
         sandbox.revision = right
         monkeypatch.undo()
@@ -389,7 +383,7 @@ async def test_anothers_names_ids_and_commands_are_free(daemon: Inside, source: 
     for name in ("box", "none"):
         made = await daemon.call("sandbox.create", uid=BOB, image_id=his.image_id, name=name, command_id=name)
         answers.append(made.name)
-        await refused("not_found", daemon.call("sandbox.get", uid=BOB, sandbox_id=hers.sandbox))
+        await refused_async("not_found", daemon.call("sandbox.get", uid=BOB, sandbox_id=hers.sandbox))
     assert answers == ["box", "none"]
     status = await daemon.call("daemon.status", uid=BOB)
     assert (status.sandboxes, status.running_processes) == ({"running": 2}, 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.conftest import RunningDaemon
-from tests.support.boxes import until
+from tests.support.expect import until
 from tests.support.overload import Crowd, seed
 from tests.support.soak import times
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.support.expect import refused_async, until
 from tests.support.inside import Inside, inside
 
 from sandkeep.errors import SandkeepError, StateError
@@ -17,13 +18,6 @@ from sandkeep.protocol.methods import METHODS
 
 HELD = "echo ready; while [ ! -e go ]; do sleep 0.01; done; exec cat"
 COUNTS = "trap 'echo got >>signals' USR1; echo ready; while :; do sleep 0.01; done"
-
-
-async def refused(code: str, call: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        await call
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 # -- a repeat, method by method ---------------------------------------------------------------------------------------
@@ -45,8 +39,7 @@ class World:
 
     def _launch(self, client: Any, name: str, script: str, **options: Any) -> None:
         client.process.launch(self.box, ["sh", "-c", script], name=name, **options)
-        while b"ready" not in client.process.read(self.box, name, wait_s=10).stdout:
-            pass
+        until(lambda: b"ready" in client.process.read(self.box, name, wait_s=10).stdout)
 
     def _begin_copy(self) -> Any:
         """A copy under way, which is left so: only its commit is of interest here."""
@@ -284,8 +277,7 @@ def test_a_repeat_waits_for_the_first(running_daemon: Any, source: str) -> None:
         threads = [threading.Thread(target=write) for _ in range(2)]
         for thread in threads:
             thread.start()
-        while client.daemon.status().connections < 3:
-            pass
+        until(lambda: client.daemon.status().connections >= 3)
         client.sandbox.exec(box, "touch go")
         for thread in threads:
             thread.join()
@@ -369,7 +361,7 @@ async def test_a_creation_that_a_crash_prevented_is_made_by_the_repeat(
         made = await daemon.call("sandbox.create", **command)
         assert (made.status, made.name) == ("running", "box")
         assert (await daemon.call("sandbox.create", **command)).sandbox_id == made.sandbox_id
-        await refused("conflict", daemon.call("sandbox.create", **{**command, "command_id": "d"}))
+        await refused_async("conflict", daemon.call("sandbox.create", **{**command, "command_id": "d"}))
         assert await daemon.types("box") == ["sandbox.create_requested", "sandbox.created"]
         for sandbox_id in (other.sandbox_id, "box"):
             await daemon.call("sandbox.terminate", sandbox_id=sandbox_id)
@@ -462,7 +454,7 @@ async def test_an_input_of_which_nobody_knows_is_not_written_again(state_dir: st
         commands = daemon.core.log.commands
         assert (await daemon.call("process.write_stdin", **command)).written_bytes == 5
         commands.execute("UPDATE commands SET taken = 2, trying = 3, done = 0", ())
-        error = await refused("conflict", daemon.call("process.write_stdin", **command))
+        error = await refused_async("conflict", daemon.call("process.write_stdin", **command))
         assert (error.data["written_bytes"], error.data["uncertain_bytes"]) == (2, 3)
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
@@ -511,7 +503,7 @@ async def test_what_cannot_be_remembered_is_not_done(state_dir: str, source: str
         await daemon.call("process.launch", sandbox_id="box", name="p", command=["cat"], stdin=True)
         os.mkdir(f"{state_dir}/commands.db")
         write = {"sandbox_id": "box", "name": "p", "data": b"x"}
-        await refused("storage_unavailable", daemon.call("process.write_stdin", **write, command_id="c"))
+        await refused_async("storage_unavailable", daemon.call("process.write_stdin", **write, command_id="c"))
         assert (await daemon.call("sandbox.exec", sandbox_id="box", command="true", command_id="d")).exit_code == 0
         await daemon.call("daemon.shutdown", command_id="e")
         os.rmdir(f"{state_dir}/commands.db")

@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -576,7 +576,7 @@ def test_the_socket_belongs_to_the_group_named(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with listening(str(path), group="nogroup"):
         assert path.stat().st_gid == 65534
-    refused("not_configured", "SANDKEEP_SOCKET_GROUP", listening, str(path), group="no-such-group")
+    cannot_listen("not_configured", "SANDKEEP_SOCKET_GROUP", str(path), group="no-such-group")
 
 
 def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
@@ -591,21 +591,21 @@ def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
 def test_a_daemon_that_listens_is_left_alone(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     with listening(path):
-        refused("conflict", f"a daemon is already listening on {path}", listening, path)
+        cannot_listen("conflict", f"a daemon is already listening on {path}", path)
         assert os.path.exists(path)
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("precious")
-    refused("not_configured", "SANDKEEP_SOCKET", listening, str(path))
+    cannot_listen("not_configured", "SANDKEEP_SOCKET", str(path))
     assert path.read_text() == "precious"
 
 
 def test_a_path_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused("not_configured", "SANDKEEP_SOCKET", listening, str(tmp_path / "file" / "s"))
-    refused("not_configured", "SANDKEEP_SOCKET", listening, str(tmp_path / ("x" * 120)))
+    cannot_listen("not_configured", "SANDKEEP_SOCKET", str(tmp_path / "file" / "s"))
+    cannot_listen("not_configured", "SANDKEEP_SOCKET", str(tmp_path / ("x" * 120)))
 
 
 def test_the_socket_of_another_is_not_removed(tmp_path: Path) -> None:
@@ -619,8 +619,8 @@ def test_the_socket_of_another_is_not_removed(tmp_path: Path) -> None:
             assert path.exists()
 
 
-def refused(code: str, words: str, do: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    with pytest.raises(SandkeepError) as caught, do(*args, **kwargs):
+def cannot_listen(code: str, words: str, path: str, **options: Any) -> None:
+    with pytest.raises(SandkeepError) as caught, listening(path, **options):
         pass
     assert isinstance(caught.value, SetupError | StateError)
     assert caught.value.code == code

@@ -16,12 +16,12 @@ import msgspec
 import pytest
 import trio
 from tests.conftest import RunningDaemon
+from tests.support.expect import refused, until
 from tests.support.streams import house_in
 from tests.support.two_providers import SILENT
 
 import sandkeep
 from sandkeep import events
-from sandkeep.errors import SandkeepError
 from sandkeep.events import Meta
 from sandkeep.ids import new_id
 from sandkeep.protocol import frames
@@ -29,22 +29,6 @@ from sandkeep_store.eventlog.log import EventLog, NewEvent
 from sandkeepd.host.processes import boot_id, pids_where, start_time
 
 pytestmark = pytest.mark.needs("bwrap")
-
-
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Wait for something that other processes bring about."""
-    deadline = time.monotonic() + seconds
-    while not (answer := true()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
-    return answer
-
-
-def refused(code: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        call(*arguments, **more)
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 def types(client: Any, sandbox_id: str) -> list[str]:

@@ -5,35 +5,17 @@ import os
 import signal
 import sqlite3
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.expect import refused, until
 
-from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
 from sandkeep.protocol.methods import METHODS, Access
 
 pytestmark = pytest.mark.needs("bwrap")
-
-
-def refused(code: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        call(*arguments, **more)
-    assert caught.value.code == code, caught.value
-    return caught.value
-
-
-def until(true: Callable[[], Any], seconds: float = 15.0) -> Any:
-    """Wait for something that other processes bring about."""
-    deadline = time.monotonic() + seconds
-    while not (answer := true()):
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
-    return answer
 
 
 def types(client: Any, sandbox_id: str) -> list[str]:
@@ -47,12 +29,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "empty").mkdir()
     (folder / "link").symlink_to("hello")
     return str(folder)
-
-
-@pytest.fixture
-def client(shared_daemon: Any) -> Any:
-    with shared_daemon.connect() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -336,12 +312,17 @@ def test_sandboxes_and_processes_outlive_the_daemon(running_daemon: Any, project
         client.process.launch(
             box, ["sh", "-c", "i=0; while [ $i -lt 100000 ]; do echo $i; i=$((i+1)); sleep 0.01; done"], name="count"
         )
-        client.process.launch(box, ["sh", "-c", "sleep 0.5; exit 7"], name="short")
+        client.process.launch(box, "until [ -e go ]; do sleep 0.01; done; exit 7", name="short")
         client.process.launch(box, ["cat"], name="cat", stdin=True)
         client.process.write_stdin(box, "cat", b"before\n")
         until(lambda: client.process.read(box, "count", wait_s=5).stdout.count(b"\n") > 3)
+        counting = client.process.get(box, "count").process_id
+        first = client.sandbox.history(box).events[1].data["handle"]["first"]["pid"]
     getattr(daemon, how)()
-    time.sleep(1)  # the short one ends while nobody is there
+    Path(f"/proc/{first}/root/workspace/go").touch()
+    out = Path(daemon.state_dir, "sandboxes", box, "out")
+    until(lambda: " 7\n" in (out / "exits").read_text())  # while nobody is there
+    until(lambda: (out / "p" / f"{counting}.stdout").read_bytes().count(b"\n") > 60)
     daemon.start()
     with daemon.connect() as client:
         assert client.sandbox.get(box).status == "running"

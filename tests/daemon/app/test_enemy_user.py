@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.boxes import until
+from tests.support.expect import until
 from tests.support.hostile import traces_of
 from tests.support.users import as_user
 

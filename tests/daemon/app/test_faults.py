@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from typing import Any
 import pytest
 from tests.crash.story import environments, events_of
 from tests.support import disks
+from tests.support.expect import refused, until
 
 from sandkeep.errors import SandkeepError
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
-
-PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -79,21 +77,6 @@ def _clear(daemon: Any) -> None:
             with contextlib.suppress(SandkeepError):
                 client.sandbox.terminate(box.sandbox_id)
     daemon.kill()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.02)
-
-
-def refused(work: Callable[[], Any]) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        work()
-    assert caught.value.code == "storage_unavailable", caught.value
-    return caught.value
 
 
 def end(client: Any, box: str) -> None:
@@ -181,16 +164,16 @@ def test_a_file_system_that_becomes_read_only(daemon: Any, ext4: disks.Ext4, sou
             lambda: client.image.create(source),
             lambda: client.process.signal(box, name="long", signal="TERM"),
         ):
-            assert "mend the disk" in refused(change).message
+            assert "mend the disk" in refused("storage_unavailable", change).message
         reads_go_on(client, box)
         status = client.daemon.status()
         assert not status.healthy
         assert ext4.at in status.problems[0]
         assert daemon.cli("status").stdout.count(b"mend the disk")
-        refused(lambda: client.sandbox.terminate(other))
+        refused("storage_unavailable", lambda: client.sandbox.terminate(other))
         assert not runs(other)
         assert runs(box)
-        refused(lambda: client.sandbox.terminate(box))
+        refused("storage_unavailable", lambda: client.sandbox.terminate(box))
         assert not runs(box)
     daemon.kill()
     ext4.again()
@@ -229,7 +212,7 @@ def test_input_is_refused_on_a_full_disk_and_taken_later(daemon: Any, small: str
         client.process.launch(box, name="cat", command=["cat"], stdin=True)
         filler = Path(small, "filler")
         disks.fill(filler)
-        refused(lambda: client.process.write_stdin(box, name="cat", data=b"x" * 60_000))
+        refused("storage_unavailable", lambda: client.process.write_stdin(box, name="cat", data=b"x" * 60_000))
         assert client.store.verify().problems == []
         filler.unlink()
         until(lambda: client.daemon.status().healthy)
@@ -261,11 +244,11 @@ def test_a_log_that_is_taken_away(daemon: Any, source: str, what: str, way: Call
     box, other = begin(daemon, source)
     undo = way(Path(daemon.root, what))
     with daemon.connect() as client:
-        said = refused(lambda: client.sandbox.exec(box, ["true"])).message
+        said = refused("storage_unavailable", lambda: client.sandbox.exec(box, ["true"])).message
         assert "was removed or replaced while the daemon ran" in said
         assert client.daemon.status().problems[0] == said
         reads_go_on(client, box)
-        refused(lambda: client.sandbox.terminate(other))
+        refused("storage_unavailable", lambda: client.sandbox.terminate(other))
         assert not runs(other)
         undo()
         until(lambda: client.daemon.status().healthy)
@@ -308,10 +291,10 @@ def test_with_a_damaged_log_sandboxes_are_listed_and_ended_and_a_repair_goes_on(
         assert not status.healthy
         assert "store repair" in status.problems[0]
         assert not client.store.verify().ok
-        refused(lambda: client.sandbox.exec(box, ["true"]))
-        refused(lambda: client.store.rebuild())
+        refused("storage_unavailable", lambda: client.sandbox.exec(box, ["true"]))
+        refused("storage_unavailable", lambda: client.store.rebuild())
         reads_go_on(client, box)
-        assert "cannot go on record" in refused(lambda: client.sandbox.terminate(other)).message
+        assert "cannot go on record" in refused("storage_unavailable", lambda: client.sandbox.terminate(other)).message
         assert not runs(other)
         assert runs(box)
     daemon.stop()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.snapshots import refused, sh
+from tests.support.expect import refused
+from tests.support.snapshots import sh
 
 pytestmark = pytest.mark.needs("bwrap")
 

@@ -193,7 +193,7 @@ async def test_pings_stop_while_the_writer_hangs_and_come_again(
         nursery.start_soon(log.append, [event], Meta())
         await trio.to_thread.run_sync(hanging.wait, PATIENCE_S)
         notices.pending()
-        await trio.sleep(0.1)  # fifty watchdog times, of which the first ping may have been on its way
+        await trio.sleep(0.1)  # no ping in fifty watchdog times, but for the first, which may have been on its way
         assert len(notices.pending()) <= 1
         release.set()
         await trio.to_thread.run_sync(notices.next, "WATCHDOG=1")

@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support import disks
+from tests.support.expect import until
 from tests.support.users import as_user, command_as
 
 from sandkeep.blocking import connect
@@ -195,19 +195,10 @@ def test_a_full_disk(small_disk: Any, source: str) -> None:
         assert client.sandbox.get(box).status == "running"
         assert client.sandbox.terminate(other).status == "stopped"
         filler.unlink()
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            try:
-                assert client.sandbox.exec(box, ["cat", "hello"]).stdout == b"hello\n"
-            except SandkeepError:
-                time.sleep(0.1)
-            else:
-                break
-        else:
-            pytest.fail("it did not go on when there was room again")
-        while problems := client.daemon.status().problems:  # `metadata.json` is written a moment after the log
-            assert time.monotonic() < deadline, problems
-            time.sleep(0.05)
+        until(lambda: _refusal(client, box) is None)
+        assert client.sandbox.exec(box, ["cat", "hello"]).stdout == b"hello\n"
+        # `metadata.json` is written a moment after the log.
+        until(lambda: client.daemon.status().problems == [], seen=lambda: client.daemon.status().problems)
         client.sandbox.terminate(box)
         assert client.store.verify().problems == []
 
@@ -231,11 +222,8 @@ def users_daemon(root: str) -> Iterator[str]:
     os.chown(home, USER, USER)
     argv = [sys.executable, "-m", "sandkeepd.main", "--state-dir", f"{home}/state", "--socket", f"{home}/sock"]
     daemon = subprocess.Popen(command_as(USER, argv), env={**os.environ, "HOME": str(home)}, cwd="/")
-    deadline = time.monotonic() + 20
-    while not Path(home, "sock").exists():
-        assert daemon.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: Path(home, "sock").exists() or daemon.poll() is not None)
+    assert daemon.poll() is None
     yield f"{home}/sock"
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(20) == 0

@@ -3,7 +3,6 @@
 import os
 import stat
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.boxes import refused, until
+from tests.support.expect import refused, until
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
@@ -48,12 +47,12 @@ class House:
         return [int(line) for line in done.splitlines()]
 
     def comes_to(self, box: str, value: int) -> list[int]:
-        return until(lambda: (v := self.values(box)) and v[-1] >= value and v, LATE)  # type: ignore[no-any-return]
+        return until(lambda: (v := self.values(box)) and v[-1] >= value and v)  # type: ignore[no-any-return]
 
     def goes_on(self, box: str, least: int = 2) -> list[int]:
         """Wait until the counter has printed some more; what it printed before, and what since."""
         before = len(self.values(box))
-        return until(lambda: (v := self.values(box)) and len(v) >= before + least and v, LATE)  # type: ignore[no-any-return]
+        return until(lambda: (v := self.values(box)) and len(v) >= before + least and v)  # type: ignore[no-any-return]
 
     def checkpoint(self, box: str, **options: Any) -> Any:
         return self.client.checkpoint.create(box, **{"leave_running": True, **options})
@@ -328,7 +327,8 @@ def test_a_daemon_that_is_away_misses_nothing(own_house: Callable[..., House]) -
     house.counting(box)
     process = house.client.process.launch(box, "sleep 0.3; echo done; exit 5")
     house.daemon.kill()
-    time.sleep(0.6)  # it ends meanwhile
+    answers = Path(house.daemon.state_dir, "sandboxes", box, "out", "exits")
+    until(lambda: f"{process.process_id} 5\n" in answers.read_text())
     house.daemon.start()
     assert house.client.process.wait(box, process.process_id).exit_code == 5
     values = house.goes_on(box)

@@ -12,8 +12,8 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.daemon.checkpoints.test_checkpoints import LATE, House, own_house, source_tree  # noqa: F401  # fixtures
 from tests.daemon.providers.gvisor.test_provider import end_kernel, processes_of
-from tests.support.boxes import refused, until
 from tests.support.disks import mount, umount
+from tests.support.expect import refused, until
 from tests.support.inside import inside
 
 from sandkeep import failpoints
@@ -411,7 +411,7 @@ def test_what_fits_just_so_is_saved(own_house: Callable[..., House], small: str)
     box = house.box()
     house.counting(box)
     house.client.process.launch(box, ["python3", "-c", FILL], name="full")
-    until(lambda: bytes(house.client.process.read(box, "full").stdout), LATE)
+    until(lambda: bytes(house.client.process.read(box, "full").stdout))
     most = runsc.most_saved(f"{small}/runsc_bundle_{box}")
     mount("-o", f"remount,size={most - (1 << 20)}", small)
     assert "room" in refused("storage_unavailable", house.checkpoint, box).message

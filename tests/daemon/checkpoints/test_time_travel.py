@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.json import encode
 from tests.conftest import RunningDaemon
+from tests.support.expect import refused
 from tests.support.inside import inside
-from tests.support.snapshots import refused, sh
+from tests.support.snapshots import sh
 
 from sandkeep.errors import DataError
 from sandkeep.events import Meta

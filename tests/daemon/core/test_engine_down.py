@@ -4,18 +4,16 @@ from typing import Any
 
 import pytest
 import trio
+from tests.support.expect import refused_async
 from tests.support.inside import Inside, inside
 
-from sandkeep.errors import ProviderError, SandkeepError
+from sandkeep.errors import ProviderError
 
 DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")
 
 
 async def unavailable(call: Any) -> str:
-    with trio.fail_after(10), pytest.raises(SandkeepError) as caught:
-        await call
-    assert caught.value.code == "provider_unavailable", caught.value
-    return caught.value.message
+    return (await refused_async("provider_unavailable", call)).message
 
 
 def status(daemon: Inside, sandbox_id: str) -> str:

@@ -5,9 +5,9 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from tests.store.views.test_views import Log, running_sandbox
+from tests.support.expect import refused
 
 from sandkeep import events
-from sandkeep.errors import SandkeepError
 from sandkeep.events import EVENTS, MAX_EVENT_BYTES
 from sandkeep.ids import PREFIXES, check_own_name
 from sandkeep.model import SandboxStatus
@@ -25,13 +25,6 @@ def world(*, sandboxes: int = 1) -> State:
     for number in range(sandboxes):
         running_sandbox(log, f"sbx_{number}")
     return log.fold()
-
-
-def refused(code: str, call: Any, *arguments: Any, **more: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        call(*arguments, **more)
-    assert caught.value.code == code
-    return caught.value
 
 
 def test_every_status_has_a_word_for_not_being_ready() -> None:

@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from tests.support.expect import until
 
 from sandkeep.errors import ProviderError, StateError
 from sandkeepd.host.cgroups import freezer, groups, placement
@@ -49,7 +49,7 @@ class Group:
         switch = freezer.switch_of(self.groups)
         assert switch is not None
         placement.write(switch.file, switch.thaw if thaw else switch.freeze)
-        soon(lambda: freezer.stand_still(self.groups) != thaw)
+        until(lambda: freezer.stand_still(self.groups) != thaw)
 
     def clear(self) -> None:
         freezer.thaw(self.groups)
@@ -59,13 +59,6 @@ class Group:
 
 
 GOES_ON, IS_READ, SUSPENDED = (False, False, False), (True, True, False), (True, False, True)
-
-
-def soon(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture(params=PLACES)
@@ -151,11 +144,11 @@ def test_what_stands_still_with_all_around_it_cannot_be_resumed(group: Group, mo
     inner = Group(f"{group.directory}/inner", f"{group.mark}-inner")
     try:
         group.freezer.suspend()
-        soon(lambda: inner.state() == SUSPENDED)
+        until(lambda: inner.state() == SUSPENDED)
         with pytest.raises(ProviderError, match="above the sandbox's is frozen"):
             inner.freezer.resume()
         group.freezer.resume()
-        soon(lambda: inner.state() == GOES_ON)
+        until(lambda: inner.state() == GOES_ON)
     finally:
         inner.clear()
 
@@ -168,7 +161,7 @@ def test_one_that_does_not_stand_still_in_time_goes_on(group: Group, monkeypatch
     with pytest.raises(ProviderError, match="does not stand still"), reading(group):
         pass
     monkeypatch.undo()
-    soon(lambda: group.state() == GOES_ON)
+    until(lambda: group.state() == GOES_ON)
 
 
 # What reads and is killed: $1 the group, $2 the mark, $3 whether it is suspended meanwhile, $4 whether its guard, its
@@ -199,7 +192,7 @@ def test_a_daemon_dies_while_it_reads(group: Group, suspended: bool, guard_too: 
     elif guard_too:
         assert group.state()[:2] == (True, True)
     else:
-        soon(lambda: group.state() == GOES_ON)
+        until(lambda: group.state() == GOES_ON)
     for _ in range(2):
         freezer.recover(group.groups, group.mark)
         assert group.state() == (SUSPENDED if suspended else GOES_ON)

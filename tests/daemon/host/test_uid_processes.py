@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from tests.support.expect import until
 
 from sandkeepd.host import processes
 from sandkeepd.host.cgroups import freezer, placement
@@ -93,10 +95,10 @@ def test_whatever_they_do(begin: Callable[..., "subprocess.Popen[bytes]"], name:
 
 
 def test_one_whose_first_thread_has_ended_is_a_process(begin: Callable[..., "subprocess.Popen[bytes]"]) -> None:
-    code = "threading.Thread(target=lambda: (time.sleep(0.2), os.write(1, b'.\\n'), "
-    child = begin(f"{code}time.sleep(1000))).start()\nctypes.CDLL(None).pthread_exit(None)")
-    with open(f"/proc/{child.pid}/stat", "rb") as file:
-        assert file.read().rpartition(b") ")[2][:1] == b"Z", "it looks like what is left of a process"
+    code = "threading.Thread(target=lambda: (os.write(1, b'.\\n'), time.sleep(1000))).start()"
+    child = begin(f"{code}\nctypes.CDLL(None).pthread_exit(None)")
+    stat = Path(f"/proc/{child.pid}/stat")
+    until(lambda: stat.read_bytes().rpartition(b") ")[2][:1] == b"Z")  # it looks like what is left of a process
     assert processes.identify(child.pid) is not None
     assert uid_processes.living(ENEMY) == [child.pid]
     assert uid_processes.end_all(ENEMY)

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support import fake_provider as fake
+from tests.support.expect import until
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
@@ -330,10 +330,7 @@ class Bare:
 
     def until(self, done: Callable[[list[str]], object]) -> list[str]:
         """The answers, once they are as they should be."""
-        deadline = time.monotonic() + 20
-        while not done(self.said()):
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.002)
+        until(lambda: done(self.said()), seen=self.said)
         return self.said()
 
 
@@ -636,10 +633,7 @@ def test_a_lock_is_held_until_it_is_moved_and_not_by_what_goes_on(tmp_path: Path
     script = f"cd {tmp_path}; mkfifo go; sleep 1000 & echo $! >left; echo >ready; read line <go"
     pid = moving(tmp_path, "sh", "-c", script, third=lock)
     os.close(lock)
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "ready").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until((tmp_path / "ready").exists)
     another = os.open(tmp_path / "lock", os.O_RDWR)
     with pytest.raises(BlockingIOError):
         fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,12 +1,12 @@
 """What a daemon writes of a sandbox that a lock guards: each archive carries the fence, and a lost lock ends it."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.conftest import RunningDaemon
+from tests.support.expect import until
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.buckets.gcs_client import connect
@@ -37,8 +37,7 @@ def test_archives_of_a_guarded_sandbox_carry_its_fence(
     bucket.blob("sandboxes/box/lock.json").upload_from_string(msgspec.json.encode(taken))
     daemon.start()
     with daemon.connect() as client:
-        while client.lock.get("box").status == "held":
-            time.sleep(0.01)
+        until(lambda: client.lock.get("box").status != "held")
         with pytest.raises(SandkeepError, match="lock_lost"):
             client.snapshot.create("box")
         assert len(list(bucket.list_blobs(prefix="filesystem_snapshots/"))) == 2

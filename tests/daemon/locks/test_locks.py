@@ -8,7 +8,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import trio
 import trio.testing
+from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside, inside
 from tests.support.locking import LosesAnswers, TestClock
 from tests.support.memory_locks import MemoryStore
@@ -87,26 +88,10 @@ async def settle() -> None:
         await trio.to_thread.run_sync(time.sleep, 0.001)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what threads bring about."""
-    for _ in range(5000):
-        if condition():
-            return
-        await trio.to_thread.run_sync(time.sleep, 0.001)
-    pytest.fail("it did not come about")
-
-
 @pytest.fixture
 def world(fakes_end: None, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("SANDBOX_LOCK_MOUNT_PATH", "/locks")
     return World()
-
-
-async def refused(code: str, call: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        await call
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 async def acquire(daemon: Inside, name: str = "box", **params: Any) -> Any:
@@ -154,7 +139,7 @@ async def test_a_lock_is_taken_shown_and_given_back(world: World, tmp_path: Path
         assert (given.status, given.lock_id) == ("released", lock.lock_id)
         assert world.document(f"owners/uid-1001/{LOCK}")["expiresAt"] == 0
         assert daemon.leases.fence("box", "uid:1001") is None
-        await refused("lock_lost", trio.to_thread.run_sync(fence.check))
+        await refused_async("lock_lost", trio.to_thread.run_sync(fence.check))
         assert (await daemon.call("lock.release", uid=ALICE, name="box")) == given
         assert (await daemon.call("lock.list", uid=ALICE)).locks == []
         assert (await daemon.call("lock.list", uid=ALICE, all=True)).locks == [given]
@@ -167,12 +152,12 @@ async def test_without_a_place_for_locks_nothing_happens(
 ) -> None:
     monkeypatch.delenv("SANDBOX_LOCK_MOUNT_PATH")
     async with world.daemon(tmp_path) as daemon:
-        error = await refused("not_configured", acquire(daemon))
+        error = await refused_async("not_configured", acquire(daemon))
         assert "SANDBOX_LOCK_BUCKET" in error.message
         monkeypatch.setenv("SANDBOX_LOCK_BUCKET", "no bucket")
-        error = await refused("not_configured", acquire(daemon))
+        error = await refused_async("not_configured", acquire(daemon))
         assert "SANDBOX_LOCK_BUCKET" in error.message
-        await refused("not_configured", daemon.call("lock.release", name="box", force=True))
+        await refused_async("not_configured", daemon.call("lock.release", name="box", force=True))
         assert await types(daemon) == []
         assert world.memory.read(LOCK) is None
 
@@ -180,7 +165,7 @@ async def test_without_a_place_for_locks_nothing_happens(
 async def test_a_lock_that_somebody_else_has_is_contended_at_once(world: World, tmp_path: Path) -> None:
     async with world.daemon(tmp_path) as daemon:
         other = world.other().acquire("box")
-        error = await refused("lock_contended", acquire(daemon))
+        error = await refused_async("lock_contended", acquire(daemon))
         assert error.data["held_by"] == other.owner_id
         assert error.data["expires_at"].endswith("Z")
         shown = await daemon.call("lock.get", name="box")
@@ -201,7 +186,7 @@ async def test_who_waits_has_it_when_it_is_free(world: World, tmp_path: Path) ->
         assert answers == []
         other.release()
         await world.pass_time(1)
-        await until(lambda: bool(answers))
+        await until_async(lambda: bool(answers))
         assert answers[0].fence > other.fence.number
 
 
@@ -211,15 +196,15 @@ async def test_who_waits_in_vain_is_told_so(world: World, tmp_path: Path) -> Non
         errors: list[Any] = []
 
         async def wait() -> None:
-            errors.append(await refused("lock_timeout", acquire(daemon, timeout_s=10)))
+            errors.append(await refused_async("lock_timeout", acquire(daemon, timeout_s=10)))
 
         nursery.start_soon(wait)
         await world.pass_time(9)
         assert [lock.status for lock in daemon.core.state.locks.values()] == ["acquiring"]
-        await refused("not_ready", daemon.call("lock.release", name="box"))
+        await refused_async("not_ready", daemon.call("lock.release", name="box"))
         await world.pass_time(2)
-        await until(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["contended"])
-        await until(lambda: bool(errors))
+        await until_async(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["contended"])
+        await until_async(lambda: bool(errors))
         assert "box" in errors[0].message
         assert errors[0].message.endswith("and was not released within 10 s")
         other.renew()
@@ -230,9 +215,9 @@ async def test_who_goes_while_he_waits_has_taken_nothing(world: World, tmp_path:
         other = world.other().acquire("box")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(acquire, daemon, timeout_s=30, command_id="mine"))
-            await settle()
+            await until_async(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["acquiring"])
             nursery.cancel_scope.cancel()
-        await until(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["failed"])
+        await until_async(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["failed"])
         other.release()
         await world.pass_time(5)
         assert world.document()["ownerId"] == other.owner_id
@@ -253,10 +238,10 @@ async def test_who_goes_in_the_moment_in_which_he_gets_it_gives_it_back(world: W
         world.store.write = slow  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(acquire, daemon)
-            await until(written.is_set)
+            await until_async(written.is_set)
             nursery.cancel_scope.cancel()
         go_on.set()
-        await until(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["failed"])
+        await until_async(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["failed"])
         assert world.document()["expiresAt"] == 0
         assert daemon.leases.fence("box", "uid:0") is None
 
@@ -272,22 +257,22 @@ async def test_what_was_taken_and_not_known_to_be_is_freed(world: World, tmp_pat
             return read(path, most)
 
         world.store.read, world.store.lose = silent_once, 1  # type: ignore[method-assign]
-        await refused("provider_unavailable", acquire(daemon))
-        await until(lambda: world.document()["expiresAt"] == 0)
+        await refused_async("provider_unavailable", acquire(daemon))
+        await until_async(lambda: world.document()["expiresAt"] == 0)
 
 
 async def test_a_command_given_again_takes_no_second_lock(world: World, tmp_path: Path) -> None:
     async with world.daemon(tmp_path) as daemon:
         first = await acquire(daemon, command_id="take")
         assert await acquire(daemon, command_id="take") == first
-        await refused("conflict", acquire(daemon, name="other", command_id="take"))
+        await refused_async("conflict", acquire(daemon, name="other", command_id="take"))
         given = await daemon.call("lock.release", name="box", command_id="give")
-        await refused("conflict", daemon.call("lock.release", name="other", command_id="give"))
+        await refused_async("conflict", daemon.call("lock.release", name="other", command_id="give"))
         second = await acquire(daemon)
         assert await daemon.call("lock.release", name="box", command_id="give") == given
         assert status(daemon, second.lock_id) == "held"
-        await refused("lock_contended", acquire(daemon, command_id="third"))
-        error = await refused("lock_contended", acquire(daemon, command_id="third"))
+        await refused_async("lock_contended", acquire(daemon, command_id="third"))
+        error = await refused_async("lock_contended", acquire(daemon, command_id="third"))
         assert error.data["held_by"] == second.owner_id
         assert (await types(daemon)).count("lock.contended") == 1
 
@@ -305,7 +290,7 @@ async def test_the_name_is_that_of_the_lock_that_was_held(world: World, tmp_path
     """And not of a later one that never was."""
     async with world.daemon(tmp_path) as daemon:
         held = await acquire(daemon)
-        await refused("lock_contended", acquire(daemon))
+        await refused_async("lock_contended", acquire(daemon))
         await daemon.call("lock.release", name="box")
         assert (await daemon.call("lock.release", name="box")).lock_id == held.lock_id
         assert (await daemon.call("lock.get", name="box")).status == "released"
@@ -315,13 +300,13 @@ async def test_a_lock_is_its_owners(world: World, tmp_path: Path) -> None:
     async with world.daemon(tmp_path) as daemon:
         lock = await acquire(daemon, uid=ALICE)
         for name in ("box", lock.lock_id):
-            await refused("not_found", daemon.call("lock.release", uid=BOB, name=name))
+            await refused_async("not_found", daemon.call("lock.release", uid=BOB, name=name))
             with pytest.raises(SandkeepError, match="not_found"):
                 await daemon.call("lock.get", uid=BOB, name=name)
         assert (await daemon.call("lock.list", uid=BOB)).locks == []
         assert [event.type for event in (await daemon.call("event.list", uid=BOB)).events] == []
         assert len((await daemon.call("event.list", uid=ALICE)).events) == 2
-        await refused("permission_denied", daemon.call("lock.release", uid=BOB, name="box", force=True))
+        await refused_async("permission_denied", daemon.call("lock.release", uid=BOB, name="box", force=True))
         assert daemon.leases.fence("box", "uid:1002") is None
         assert status(daemon, lock.lock_id) == "held"
         assert (await daemon.call("lock.release", name="box")).status == "released"  # an administrator
@@ -372,12 +357,12 @@ async def test_a_name_that_another_owner_has_is_free(world: World, tmp_path: Pat
         locks = [await acquire(one, uid=uid) for uid in (0, ALICE, BOB)]
         assert [lock.where for lock in locks] == ["/locks", "/locks/owners/uid-1001", "/locks/owners/uid-1002"]
         for uid in (0, ALICE, BOB):
-            await refused("lock_contended", acquire(two, uid=uid))
+            await refused_async("lock_contended", acquire(two, uid=uid))
         assert world.document()["ownerId"] == locks[0].owner_id
         await one.call("lock.release", uid=ALICE, name="box")
         assert (await acquire(two, uid=ALICE)).status == "held"
         for uid in (0, BOB):
-            await refused("lock_contended", acquire(two, uid=uid))
+            await refused_async("lock_contended", acquire(two, uid=uid))
 
 
 async def test_who_takes_the_lock_of_anothers_sandbox_guards_it_if_he_may(
@@ -397,7 +382,7 @@ async def test_who_takes_the_lock_of_anothers_sandbox_guards_it_if_he_may(
         guard = daemon.leases.fence(box, f"uid:{ALICE}")
         assert guard is not None
         assert guard.number == lock.fence
-        await refused("lock_contended", acquire(daemon, box, uid=ALICE))
+        await refused_async("lock_contended", acquire(daemon, box, uid=ALICE))
         await daemon.call("lock.release", name=box)
         assert (await acquire(daemon, box, uid=ALICE)).where == lock.where
         await daemon.call("sandbox.terminate", sandbox_id=box)
@@ -411,10 +396,10 @@ async def test_a_lock_that_an_older_daemon_took_goes_on_where_it_is(world: World
             lock = await acquire(daemon, uid=ALICE)
         assert lock.where == "/locks"
     async with world.daemon(tmp_path) as daemon:
-        await until(lambda: daemon.leases.holds("box"))
+        await until_async(lambda: daemon.leases.holds("box"))
         await world.pass_time(40)
         assert status(daemon, lock.lock_id) == "held"
-        await refused("lock_contended", acquire(daemon, uid=ALICE))
+        await refused_async("lock_contended", acquire(daemon, uid=ALICE))
         assert (await daemon.call("lock.release", uid=ALICE, name="box")).status == "released"
         assert (await acquire(daemon, uid=ALICE)).where == "/locks/owners/uid-1001"
 
@@ -422,7 +407,7 @@ async def test_a_lock_that_an_older_daemon_took_goes_on_where_it_is(world: World
 async def test_an_administrator_frees_a_users_lock_where_it_is(world: World, tmp_path: Path) -> None:
     async with world.daemon(tmp_path / "one") as one, world.daemon(tmp_path / "two") as two:
         await acquire(one, uid=ALICE)
-        await refused("lock_contended", acquire(two, uid=ALICE))
+        await refused_async("lock_contended", acquire(two, uid=ALICE))
         freed = await two.call("lock.release", name="box", force=True)
         assert (freed.status, freed.where) == ("stolen", "/locks/owners/uid-1001")
         assert (await acquire(two, uid=ALICE)).status == "held"
@@ -443,7 +428,7 @@ async def test_freeing_the_lock_of_a_sandbox_is_whole_in_its_history(world: Worl
 async def test_names_that_lead_out_or_look_like_ids_are_refused(world: World, tmp_path: Path) -> None:
     async with world.daemon(tmp_path) as daemon:
         for name in ("../box", "..", "a/b", ".hidden", "lck_x"):
-            await refused("invalid", acquire(daemon, name=name))
+            await refused_async("invalid", acquire(daemon, name=name))
         assert await types(daemon) == []
 
 
@@ -455,7 +440,7 @@ async def test_what_is_held_is_renewed(world: World, tmp_path: Path) -> None:
         lock = await acquire(daemon)
         for _ in range(4):
             await world.pass_time(31)
-            await until(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
+            await until_async(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
         assert status(daemon, lock.lock_id) == "held"
         assert await types(daemon) == ["lock.acquire_requested", "lock.acquired"]
         fence = daemon.leases.fence("box", "uid:0")
@@ -468,7 +453,7 @@ async def test_a_renewal_that_fails_is_tried_again_at_once(world: World, tmp_pat
         lock = await acquire(daemon)
         world.store.refuse = 8
         await world.pass_time(42)
-        await until(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
+        await until_async(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
         assert status(daemon, lock.lock_id) == "held"
 
 
@@ -482,10 +467,10 @@ async def test_a_store_that_does_not_answer_costs_the_lock_before_others_can_tak
         fence = daemon.leases.fence("box", "uid:0")
         assert fence is not None
         await world.pass_time(2)
-        await until(lambda: status(daemon, lock.lock_id) == "expired")
-        await refused("lock_lost", trio.to_thread.run_sync(fence.check))
+        await until_async(lambda: status(daemon, lock.lock_id) == "expired")
+        await refused_async("lock_lost", trio.to_thread.run_sync(fence.check))
         assert not_to_be_written(daemon) == "lock_lost"
-        await refused("lock_contended", trio.to_thread.run_sync(world.other().acquire, "box"))
+        await refused_async("lock_contended", trio.to_thread.run_sync(world.other().acquire, "box"))
         assert (await types(daemon))[-1] == "lock.expired"
         shown = await daemon.call("lock.release", name="box")
         assert shown.status == "expired"
@@ -504,9 +489,9 @@ async def test_a_store_that_hangs_costs_the_lock_all_the_same(world: World, tmp_
 
         world.store.write = stuck  # type: ignore[method-assign]
         await world.pass_time(51)
-        await until(lambda: status(daemon, lock.lock_id) == "expired")
+        await until_async(lambda: status(daemon, lock.lock_id) == "expired")
         hangs.clear()
-        await until(lambda: world.document()["expiresAt"] == 0)  # given back as soon as it can be
+        await until_async(lambda: world.document()["expiresAt"] == 0)  # given back as soon as it can be
 
 
 async def test_a_lock_that_is_lost_before_it_is_on_record_is_on_record_in_that_order(
@@ -524,11 +509,11 @@ async def test_a_lock_that_is_lost_before_it_is_on_record_is_on_record_in_that_o
         daemon.core.log.append = full  # type: ignore[method-assign]
         nursery.start_soon(acquire, daemon)
         await world.pass_time(62)
-        await until(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
+        await until_async(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
         world.store.refuse = 10_000
         await world.pass_time(60)
         mended.set()
-        await until(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["expired"])
+        await until_async(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["expired"])
         assert await types(daemon) == ["lock.acquire_requested", "lock.acquired", "lock.expired"]
 
 
@@ -554,7 +539,7 @@ async def test_a_lock_that_is_lost_is_told_at_the_next_renewal(world: World, tmp
             world.memory.put(LOCK, b"garbage")
         before = world.memory.read(LOCK)
         await world.pass_time(31)
-        await until(lambda: status(daemon, lock.lock_id) == "lost")
+        await until_async(lambda: status(daemon, lock.lock_id) == "lost")
         assert world.memory.read(LOCK) == before
         (event,) = [e for e in (await daemon.call("event.list")).events if e.type == "lock.lost"]
         assert msgspec.json.decode(event.data)["reason"] == what
@@ -579,11 +564,10 @@ async def test_a_release_that_is_not_answered_is_repeated_until_it_is(world: Wor
         lock = await acquire(daemon)
         world.store.refuse = 2
         nursery.start_soon(partial(daemon.call, "lock.release", name="box"))
-        await settle()
-        assert status(daemon, lock.lock_id) == "releasing"
+        await until_async(lambda: status(daemon, lock.lock_id) == "releasing")
         assert not_to_be_written(daemon) == "lock_lost"
         await world.pass_time(4)
-        await until(lambda: status(daemon, lock.lock_id) == "released")
+        await until_async(lambda: status(daemon, lock.lock_id) == "released")
 
 
 # -- an administrator's force -----------------------------------------------------------------------------------------
@@ -592,7 +576,7 @@ async def test_a_release_that_is_not_answered_is_repeated_until_it_is(world: Wor
 async def test_an_administrator_frees_what_another_daemon_holds(world: World, tmp_path: Path) -> None:
     async with world.daemon(tmp_path) as daemon:
         other = world.other().acquire("box")
-        await refused("not_found", daemon.call("lock.release", name="box"))
+        await refused_async("not_found", daemon.call("lock.release", name="box"))
         freed = await daemon.call("lock.release", name="box", force=True, command_id="force")
         assert (freed.status, freed.name) == ("stolen", "box")
         assert await daemon.call("lock.release", name="box", force=True, command_id="force") == freed
@@ -606,7 +590,7 @@ async def test_an_administrator_frees_what_another_daemon_holds(world: World, tm
 async def test_an_administrator_mends_a_damaged_document(world: World, tmp_path: Path) -> None:
     world.memory.put(LOCK, b"garbage")
     async with world.daemon(tmp_path) as daemon:
-        await refused("lock_damaged", acquire(daemon))
+        await refused_async("lock_damaged", acquire(daemon))
         assert (await daemon.call("lock.get", name="box")).status == "failed"
         await daemon.call("lock.release", name="box", force=True)
         assert (await acquire(daemon)).status == "held"
@@ -616,7 +600,7 @@ async def test_what_cannot_be_freed_is_told(world: World, tmp_path: Path) -> Non
     world.memory.put(LOCK, b"garbage")
     async with world.daemon(tmp_path) as daemon:
         world.store.refuse = 1
-        await refused("provider_unavailable", daemon.call("lock.release", name="box", force=True))
+        await refused_async("provider_unavailable", daemon.call("lock.release", name="box", force=True))
         assert (await types(daemon))[-1] == "lock.steal_failed"
 
 
@@ -628,10 +612,10 @@ async def test_a_later_daemon_goes_on_with_what_is_held(world: World, tmp_path: 
         lock = await acquire(daemon)
     world.clock.sleep(30)
     async with world.daemon(tmp_path) as daemon:
-        await until(lambda: not_to_be_written(daemon) is None)
+        await until_async(lambda: not_to_be_written(daemon) is None)
         assert world.document()["expiresAt"] == world.clock.wall + 60
         await world.pass_time(31)
-        await until(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
+        await until_async(lambda: world.document()["expiresAt"] > world.clock.wall + 50)
         assert await daemon.call("lock.get", name="box") == lock
         assert (await daemon.call("lock.release", name="box")).status == "released"
 
@@ -645,7 +629,7 @@ async def test_what_was_lost_while_no_daemon_ran_is_told(
     world.clock.sleep(away_s)
     other = world.other().acquire("box") if taken else None
     async with world.daemon(tmp_path) as daemon:
-        await until(lambda: status(daemon, lock.lock_id) == told)
+        await until_async(lambda: status(daemon, lock.lock_id) == told)
         assert not_to_be_written(daemon) == "lock_lost"
         if other is not None:
             other.renew()
@@ -660,7 +644,7 @@ async def test_a_lock_whose_store_is_silent_at_the_start_is_lost_after_a_minute(
         assert status(daemon, lock.lock_id) == "held"
         assert not_to_be_written(daemon) == "not_ready"
         await world.pass_time(31)
-        await until(lambda: status(daemon, lock.lock_id) == "expired")
+        await until_async(lambda: status(daemon, lock.lock_id) == "expired")
 
 
 async def left(world: World, tmp_path: Path, *recorded: events.Event) -> tuple[str, Lease]:
@@ -678,7 +662,7 @@ async def left(world: World, tmp_path: Path, *recorded: events.Event) -> tuple[s
 async def test_a_lock_that_was_being_taken_is_freed_and_the_command_takes_it_anew(world: World, tmp_path: Path) -> None:
     lock_id, lease = await left(world, tmp_path)
     async with world.daemon(tmp_path) as daemon:
-        await until(lambda: status(daemon, lock_id) == "failed")
+        await until_async(lambda: status(daemon, lock_id) == "failed")
         assert world.document()["expiresAt"] == 0
         assert daemon.core.state.locks[lock_id].interrupted
         assert (await acquire(daemon)).fence > lease.fence.number
@@ -688,7 +672,7 @@ async def test_a_release_that_was_ordered_is_finished(world: World, tmp_path: Pa
     fence = int(world.clock.wall * 1e6)
     lock_id, _ = await left(world, tmp_path, events.LockAcquired(fence=fence), events.LockReleaseRequested())
     async with world.daemon(tmp_path) as daemon:
-        await until(lambda: status(daemon, lock_id) == "released")
+        await until_async(lambda: status(daemon, lock_id) == "released")
         assert world.document()["expiresAt"] == 0
 
 
@@ -701,7 +685,7 @@ async def test_what_is_held_can_be_given_back_before_it_is_adopted(world: World,
         assert not_to_be_written(daemon) == "not_ready"
         nursery.start_soon(partial(daemon.call, "lock.release", name="box"))
         await world.pass_time(10)
-        await until(lambda: status(daemon, lock.lock_id) == "released")
+        await until_async(lambda: status(daemon, lock.lock_id) == "released")
         assert world.document()["expiresAt"] == 0
 
 
@@ -719,7 +703,7 @@ async def test_what_is_given_back_while_it_is_adopted_is_not_held_afterwards(wor
 
     world.store.write = slow_once  # type: ignore[method-assign]
     async with world.daemon(tmp_path) as daemon:
-        await until(written.is_set)
+        await until_async(written.is_set)
         assert (await daemon.call("lock.release", name="box")).lock_id == lock.lock_id
         go_on.set()
         await settle()
@@ -733,7 +717,7 @@ async def test_freeing_that_was_interrupted_is_told(world: World, tmp_path: Path
         steal = events.LockStealRequested(owner="uid:0", name="box", where="/locks")
         await daemon.core.log.append([NewEvent("lck_left", steal)], Meta())
     async with world.daemon(tmp_path) as daemon:
-        await until(lambda: status(daemon, "lck_left") == "failed")
+        await until_async(lambda: status(daemon, "lck_left") == "failed")
 
 
 # -- in the history of what it guards ---------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.locks.test_locks import ALICE, World, acquire, refused, settle, until
+from tests.daemon.locks.test_locks import ALICE, World, acquire, settle
+from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside
 
 from sandkeep import events
@@ -84,7 +85,7 @@ async def test_a_later_daemon_goes_on_publishing(world: World, shared: Path, tmp
         await made(daemon, source)
         lock = await acquire(daemon)
     async with world.daemon(tmp_path / "state") as daemon:
-        await until(lambda: daemon.leases.holds(daemon.id_of()))
+        await until_async(lambda: daemon.leases.holds(daemon.id_of()))
         await settle()
         await daemon.publishing.flush()
         assert told(shared)["fence"] == lock.fence
@@ -132,7 +133,7 @@ async def test_an_archive_of_this_machine_does_not_appear_once_the_lock_is_lost(
     async with archives.making([place], lambda: lease.fence) as making:
         os.write(making.descriptor, b"x")
         world.clock.sleep(51)
-        await refused("lock_lost", making.keep("", 1, lambda progress: None))
+        await refused_async("lock_lost", making.keep("", 1, lambda progress: None))
     assert not (tmp_path / "kept/box/a.tar.gz").exists()
 
 
@@ -169,7 +170,7 @@ async def test_a_lost_lock_is_remembered_as_long_as_its_sandbox(
         world.other().replace("box")
         await world.pass_time(31)
         state = daemon.core.state
-        await until(lambda: state.locks[lock.lock_id].status == "lost")
+        await until_async(lambda: state.locks[lock.lock_id].status == "lost")
         for number in range(RECENT_LOCKS + 3):
             steal = events.LockStealRequested(owner="uid:0", name="other", where="/locks")
             told_of = [NewEvent(f"lck_{number}", steal), NewEvent(f"lck_{number}", events.LockStolen())]
@@ -177,7 +178,7 @@ async def test_a_lost_lock_is_remembered_as_long_as_its_sandbox(
         assert len(state.ended_locks) == RECENT_LOCKS
         assert state.ended_locks[0] == lock.lock_id
         assert not goes_before(state, state.locks[lock.lock_id], 2**60)
-        error = await refused("lock_lost", as_call(lambda: daemon.leases.fence(box, "uid:0")))
+        error = await refused_async("lock_lost", as_call(lambda: daemon.leases.fence(box, "uid:0")))
         assert error.data["reason"] == "taken"
         await acquire(daemon)
         assert goes_before(state, state.locks[lock.lock_id], 2**60)

@@ -1,7 +1,6 @@
 """Two daemons that share a sandbox's lock and metadata; one is stopped over the expiry of its lease, and goes on."""
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.conftest import RunningDaemon
+from tests.support.expect import until
 
 from sandkeep.blocking import Client
 from sandkeep.errors import SandkeepError
@@ -47,8 +47,7 @@ def archives(tmp_path: Path) -> set[str]:
 
 
 def told(tmp_path: Path, fence: int | None) -> None:
-    while published(tmp_path).get("fence") != fence:
-        time.sleep(0.05)
+    until(lambda: published(tmp_path).get("fence") == fence)
 
 
 def write_as_owner(client: Client, tmp_path: Path) -> int:
@@ -73,8 +72,7 @@ def test_who_was_stopped_over_his_expiry_writes_no_more(start: Callable[[], Runn
         with pytest.raises(SandkeepError, match="lock_lost"):
             mine.snapshot.create("box")
         mine.sandbox.exec("box", ["true"])
-        while mine.lock.get("box").status == "held":
-            time.sleep(0.05)
+        until(lambda: mine.lock.get("box").status != "held")
         assert mine.lock.get("box").status in ("expired", "lost")
         assert archives(tmp_path) == there
         assert published(tmp_path)["fence"] == second

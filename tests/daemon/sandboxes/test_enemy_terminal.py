@@ -3,10 +3,10 @@
 import errno
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.boxes import Box
 from tests.support.users import NOBODY, as_user
 
 from sandkeep.ids import new_id
@@ -16,12 +16,8 @@ pytestmark = pytest.mark.needs("bwrap", "tmux")
 
 
 @pytest.fixture(scope="module")
-def box(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with shared_daemon.connect() as client:
-        image_id = client.image.create(str(tmp_path_factory.mktemp("empty"))).image_id
-        sandbox = client.sandbox.create(image_id).sandbox_id
-        yield sandbox
-        client.sandbox.terminate(sandbox)
+def box(shared_box: Box) -> str:
+    return shared_box.id
 
 
 def _can_refuse() -> bool:

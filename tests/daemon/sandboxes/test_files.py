@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.boxes import Box, archive, at_most, new_box, refused, until
+from tests.support.boxes import Box, archive, at_most, new_box
+from tests.support.expect import refused, until
 from tests.support.users import as_user, command_as
 
 from sandkeep.errors import SandkeepError
@@ -50,20 +51,11 @@ def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         return str(client.image.create(str(root)).image_id)
 
 
-@pytest.fixture(scope="module")
-def shared_box(shared_daemon: Any, image: str) -> Iterator[Box]:
-    with new_box(shared_daemon, image) as made:
-        yield made
-
-
 @pytest.fixture
 def box(shared_box: Box) -> Iterator[Box]:
     """A sandbox whose files are those of the image, and in which no helper is left after the test."""
     yield shared_box
-    try:
-        until(shared_box.is_tidy)
-    except AssertionError:
-        raise AssertionError(f"left: {shared_box.left()}") from None
+    until(shared_box.is_tidy, seen=shared_box.left)
     shared_box.sh("chmod -R u+rwx . ; rm -rf -- * .[!.]* ..?*; mkdir sub; echo inner >sub/inner; echo hello >hello")
 
 

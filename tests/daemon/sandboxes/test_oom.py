@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.boxes import Box, new_box, until
+from tests.support.boxes import Box, new_box
+from tests.support.expect import until
 
 from sandkeep import events
 from sandkeep_store.views.processes import ProcessState
@@ -119,16 +120,21 @@ def test_where_nobody_counts_nothing_is_told(counted: Counted) -> None:
 
 
 @pytest.fixture(scope="module")
-def box(shared_daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    with shared_daemon.connect() as client:
-        image = client.image.create(str(tmp_path_factory.mktemp("image"))).image_id
-        memory = features(client)["limit_memory"]
+def box(shared_daemon: RunningDaemon, client: Any, image: str) -> Iterator[Box]:
+    memory = features(client)["limit_memory"]
     if memory.why:
         pytest.skip(memory.why)
     with new_box(shared_daemon, image, memory_bytes=64 * MIB) as made:
-        made.image = image  # type: ignore[attr-defined]
         yield made
 
+
+ONE_OF_FOUR = """import glob, os, time
+open(f"begun.{os.getpid()}", "w").close()
+while len(glob.glob("begun.*")) < 4: time.sleep(0.001)
+x = bytearray(MIB << 20)
+while not os.path.exists("go"): time.sleep(0.01)
+"""
+"""Eats at the same moment as three others, and holds what it has."""
 
 SENTENCE = "the kernel killed it for want of memory: the sandbox's limit is 64 MiB"
 
@@ -177,14 +183,18 @@ def test_who_had_a_time_limit_is_told_by_that(box: Box) -> None:
 
 @pytest.mark.needs("bwrap", "root")
 def test_several_at_once_are_no_more_than_were_killed(box: Box) -> None:
-    before = box.client.sandbox.stats(sandbox_id=box.id).sandboxes[0].oom_kills
+    def kills() -> int:
+        return int(box.client.sandbox.stats(sandbox_id=box.id).sandboxes[0].oom_kills)
+
+    before = kills()
     for number in range(4):
-        eat = f"import time\nx = bytearray({40 + number} << 20)\ntime.sleep(0.5)\nx[::4096] = x[::4096]"
+        eat = ONE_OF_FOUR.replace("MIB", str(40 + number))
         box.client.process.launch(box.id, ["python3", "-c", eat], name=f"eater-{number}")
+    until(lambda: kills() >= before + 3)  # there is room for one
+    box.write("go", b"")
     ended = [box.client.process.wait(box.id, f"eater-{number}") for number in range(4)]
-    killed = box.client.sandbox.stats(sandbox_id=box.id).sandboxes[0].oom_kills - before
     told = [one for one in ended if one.oom_killed]
-    assert 1 <= len(told) == killed
+    assert len(told) == kills() - before
     assert {one.exit_code for one in told} == {KILLED}
 
 

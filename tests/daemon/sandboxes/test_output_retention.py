@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 from tests.conftest import RunningDaemon
+from tests.support.expect import until_async
 from tests.support.inside import Inside, inside
 from tests.support.streams import house_in
 
@@ -281,8 +282,7 @@ async def test_it_happens_by_itself(tmp_path: Path, source: str, monkeypatch: py
         journals = f"{state_dir}/sandboxes/{box}/out/p"
         first = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
         await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
-        while os.path.exists(f"{journals}/{first.process_id}.stdout"):
-            await trio.sleep(0)
+        await until_async(lambda: not os.path.exists(f"{journals}/{first.process_id}.stdout"))
         await daemon.call("sandbox.terminate", sandbox_id=box)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside, inside
 
 from sandkeep import events, model
@@ -18,17 +19,10 @@ from sandkeepd.core import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
 
 
-async def refused(code: str, call: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        await call
-    assert caught.value.code == code, caught.value
-    return caught.value
-
-
 async def test_an_import_that_fails_is_on_record(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         daemon.fake.faults.import_error = ProviderError("provider_unavailable", "no")
-        await refused("provider_unavailable", daemon.image(source))
+        await refused_async("provider_unavailable", daemon.image(source))
         (image,) = daemon.core.state.images.values()
         assert image.view().status == "failed"
 
@@ -37,7 +31,7 @@ async def test_a_creation_that_fails_is_on_record_and_leaves_the_image_free(stat
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         daemon.fake.faults.create_error = ProviderError("provider_unavailable", "no room")
-        await refused("provider_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
+        await refused_async("provider_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
         assert await daemon.types("box") == ["sandbox.create_requested", "sandbox.create_failed"]
         assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
         assert (await daemon.call("image.remove", image_id=image_id)).status == "removed"
@@ -47,7 +41,7 @@ async def test_a_defect_of_a_provider_is_internal_and_on_record(state_dir: str, 
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         daemon.fake.faults.create_error = ZeroDivisionError("oops")  # type: ignore[assignment]
-        error = await refused("internal", daemon.call("sandbox.create", image_id=image_id, name="box"))
+        error = await refused_async("internal", daemon.call("sandbox.create", image_id=image_id, name="box"))
         assert "oops" not in error.message
         assert daemon.box().status == "failed"
 
@@ -59,13 +53,13 @@ async def test_a_sandbox_that_is_being_made_can_be_terminated(state_dir: str, so
         daemon.fake.faults.create_delay_s = 3600
 
         async def create() -> None:
-            await refused("conflict", daemon.call("sandbox.create", image_id=image_id, name="box"))
+            await refused_async("conflict", daemon.call("sandbox.create", image_id=image_id, name="box"))
 
         nursery.start_soon(create)
         await daemon.appears("box")
         assert (await daemon.call("sandbox.list")).sandboxes[0].status == "creating"
-        await refused("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command="true"))
-        await refused("in_use", daemon.call("image.remove", image_id=image_id))
+        await refused_async("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command="true"))
+        await refused_async("in_use", daemon.call("image.remove", image_id=image_id))
         assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
         assert await daemon.types("box") == [
             "sandbox.create_requested",
@@ -148,7 +142,7 @@ async def test_an_outcome_that_the_disk_refuses_is_recorded_later(
             return await append(new, meta, **more)
 
         monkeypatch.setattr(daemon.core.log, "append", fails_for_outcomes)
-        await refused("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
+        await refused_async("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
         head = daemon.core.log.head
         monkeypatch.setattr(daemon.core.log, "append", append)
         with trio.fail_after(10):
@@ -176,12 +170,10 @@ async def test_an_end_that_the_disk_refuses_while_it_is_made_is_recorded_later(
             return await append(new, meta, **more)
 
         monkeypatch.setattr(daemon.core.log, "append", fails)
-        await refused("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
-        await refused("storage_unavailable", daemon.call("sandbox.terminate", sandbox_id="box"))
+        await refused_async("storage_unavailable", daemon.call("sandbox.create", image_id=image_id, name="box"))
+        await refused_async("storage_unavailable", daemon.call("sandbox.terminate", sandbox_id="box"))
         works.set()
-        with trio.fail_after(10):
-            while (await daemon.call("sandbox.get", sandbox_id="box")).status != "stopped":
-                await trio.sleep(0.005)
+        await until_async(lambda: daemon.box().status == "stopped")
         assert await daemon.fake.found() == ([], [image_id])
 
 
@@ -323,9 +315,7 @@ async def test_an_exit_code_survives_many_restarts(state_dir: str, source: str) 
             assert (await daemon.call("sandbox.exec", sandbox_id="box", command="true")).exit_code == 0
     Path(view.isolation.workspace, "stop").touch()
     (exits,) = Path(state_dir).rglob("exits")
-    with trio.fail_after(10):
-        while " 3\n" not in exits.read_text():
-            await trio.sleep(0.01)
+    await until_async(lambda: " 3\n" in exits.read_text())
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
         with trio.fail_after(10):
@@ -359,11 +349,10 @@ async def test_a_sandbox_that_hangs_delays_nobody_else(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(daemon.reconciler.run)
             assert (await daemon.call("sandbox.exec", sandbox_id="well", command="echo hi")).stdout == b"hi\n"
-            error = await refused("provider_unavailable", daemon.call("sandbox.exec", sandbox_id="hangs", command="x"))
+            asked = daemon.call("sandbox.exec", sandbox_id="hangs", command="x")
+            error = await refused_async("provider_unavailable", asked)
             assert "did not answer" in error.message
-            with trio.fail_after(20):
-                while len(tries) < 5:
-                    await trio.sleep(0.01)
+            await until_async(lambda: len(tries) >= 5)
             view = await daemon.call("sandbox.get", sandbox_id="hangs")
             assert (view.status, view.error, view.note.endswith(": no")) == ("running", None, True)
             for name in ("hangs", "well"):
@@ -411,9 +400,8 @@ async def test_a_process_whose_sandbox_does_not_answer_at_first_is_followed_late
     monkeypatch.setattr(KeeperInstance, "find", silent_at_first)
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
+        await until_async(lambda: len(asked_for) >= 3)
         with trio.fail_after(20):
-            while len(asked_for) < 3:
-                await trio.sleep(0.01)
             await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"go\n")
             assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 3
         await daemon.call("sandbox.terminate", sandbox_id="box")

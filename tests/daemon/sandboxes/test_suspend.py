@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import trio
 from tests.support import fake_provider as fake_module
+from tests.support.expect import refused_async, until
 from tests.support.fake_provider import FakeInstance
 from tests.support.inside import Inside, inside
 from tests.support.suspending_daemons import HOUSES, DockerHouse, House
@@ -31,13 +32,6 @@ from sandkeepd.contract.provider import Ending
 from sandkeepd.sandboxes.reaper import reason_to_end
 
 DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")
-
-
-async def refused(code: str, call: Any) -> SandkeepError:
-    with trio.fail_after(20), pytest.raises(SandkeepError) as caught:
-        await call
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 BOXES: list[str] = []
@@ -75,7 +69,7 @@ async def written(daemon: Inside, name: str, expected: bytes) -> None:
             seen += (await read).stdout
 
 
-async def until(daemon: Inside, status: str) -> None:
+async def until_status(daemon: Inside, status: str) -> None:
     with trio.fail_after(20):
         while state(daemon).status != status:
             await daemon.core.changed(daemon.id_of())
@@ -162,13 +156,13 @@ async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(house: House)
             pass
         await suspend(daemon)
         for method, params in REFUSED.items():
-            error = await refused("not_ready", daemon.call(method, sandbox_id="box", **params))
+            error = await refused_async("not_ready", daemon.call(method, sandbox_id="box", **params))
             assert error.message == f"sandbox {house.sandbox_id} is suspended: resume it", method
             assert error.data["status"] == "suspended"
         assert (await daemon.call("process.read", sandbox_id="box", name="web")).stdout == b"hi\n"
         assert (await daemon.call("process.get", sandbox_id="box", name="web")).status == "running"
         assert len((await daemon.call("process.list", sandbox_id="box")).processes) == 2
-        await refused("timeout", daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=0.01))
+        await refused_async("timeout", daemon.call("process.wait", sandbox_id="box", name="web", timeout_s=0.01))
         ended = trio.Event()
 
         async def wait() -> None:
@@ -191,7 +185,7 @@ async def test_a_time_limit_that_passes_meanwhile_is_kept_afterwards(house: Hous
         limit = {"command": ["sleep", "1000"], "timeout_s": 0.3}
         await daemon.call("process.launch", sandbox_id="box", name="short", **limit)
         await suspend(daemon)
-        await refused("timeout", daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=0.6))
+        await refused_async("timeout", daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=0.6))
         assert "process.timed_out" not in await daemon.types("box")
         await resume(daemon)
         view = await daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=20)
@@ -221,8 +215,8 @@ async def test_it_can_be_terminated(house: House) -> None:
         with trio.fail_after(20):
             assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
         assert (await daemon.call("process.get", sandbox_id="box", name="web")).exit_code == 137
-        await refused("not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
-        await refused("not_ready", daemon.call("sandbox.resume", sandbox_id="box"))
+        await refused_async("not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
+        await refused_async("not_ready", daemon.call("sandbox.resume", sandbox_id="box"))
 
 
 async def test_it_is_told_when_it_ends_by_itself(state_dir: str, source: str) -> None:
@@ -232,7 +226,7 @@ async def test_it_is_told_when_it_ends_by_itself(state_dir: str, source: str) ->
         await suspend(daemon)
         daemon.fake.faults.ending = Ending(kind="lost", message="it was removed outside Sandkeep")
         await daemon.fake.lose(daemon.id_of(), sandbox.handle)
-        await until(daemon, "lost")
+        await until_status(daemon, "lost")
         view = await daemon.call("sandbox.get", sandbox_id="box")
         assert (view.error, view.last_status) == ("it was removed outside Sandkeep", "suspended")
         process = await daemon.call("process.get", sandbox_id="box", name="web")
@@ -245,15 +239,15 @@ async def test_an_engine_that_is_down_is_told_at_once_and_nothing_has_changed(st
         await box_in(daemon, source)
         daemon.fake.faults.down = DOWN
         for _ in range(2):  # a command given again fails again, and is not carried out
-            error = await refused("provider_unavailable", suspend(daemon, command_id="first"))
+            error = await refused_async("provider_unavailable", suspend(daemon, command_id="first"))
             assert error.message == DOWN.message
         assert (await daemon.types("box"))[-2:] == ["sandbox.suspend_requested", "sandbox.suspend_failed"]
         assert await run(daemon, "echo hi") == b"hi\n"
         daemon.fake.faults.mend()
-        await refused("provider_unavailable", suspend(daemon, command_id="first"))
+        await refused_async("provider_unavailable", suspend(daemon, command_id="first"))
         await suspend(daemon)
         daemon.fake.faults.down = DOWN
-        await refused("provider_unavailable", resume(daemon))
+        await refused_async("provider_unavailable", resume(daemon))
         assert (state(daemon).status, fake_module.stands_still(box_of(state_dir))) == ("suspended", True)
         daemon.fake.faults.mend()
         assert await resume(daemon) == "running"
@@ -269,9 +263,9 @@ async def test_a_command_given_again_is_carried_out_once(state_dir: str, source:
         assert await suspend(daemon, command_id="still") == "running"  # as it is now: somebody has resumed it since
         types = await daemon.types("box")
         assert (types.count("sandbox.suspended"), types.count("sandbox.resumed")) == (1, 1)
-        await refused("conflict", resume(daemon, command_id="still"))
+        await refused_async("conflict", resume(daemon, command_id="still"))
         daemon.fake.faults.down = DOWN
-        await refused("provider_unavailable", suspend(daemon))
+        await refused_async("provider_unavailable", suspend(daemon))
         assert await resume(daemon, command_id="on") == "running"  # what failed was another command
 
 
@@ -287,7 +281,7 @@ async def test_orders_that_cross_are_carried_out_one_after_the_other(state_dir: 
             daemon.fake.faults.silent = trio.Event()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(first, daemon)
-                await until(daemon, before)
+                await until_status(daemon, before)
                 nursery.start_soon(second, daemon)
                 await trio.testing.wait_all_tasks_blocked()
                 daemon.fake.faults.silent.set()
@@ -300,13 +294,13 @@ async def test_what_failed_before_says_nothing_of_now(state_dir: str, source: st
     async with inside(state_dir) as daemon:
         await box_in(daemon, source)
         daemon.fake.faults.down = DOWN
-        await refused("provider_unavailable", suspend(daemon))
+        await refused_async("provider_unavailable", suspend(daemon))
         daemon.fake.faults.mend()
         assert await resume(daemon) == "running"
         house = House(state_dir, source)
         house.sandbox_id = daemon.id_of()
         await house.outside(daemon, paused=True)
-        await until(daemon, "suspended")
+        await until_status(daemon, "suspended")
         assert await suspend(daemon) == "suspended"
 
 
@@ -322,8 +316,8 @@ async def test_an_end_interrupts_it(state_dir: str, source: str, monkeypatch: py
     monkeypatch.setattr(FakeInstance, "suspend", hang)
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         await box_in(daemon, source)
-        nursery.start_soon(refused, "not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
-        await until(daemon, "suspending")
+        nursery.start_soon(refused_async, "not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
+        await until_status(daemon, "suspending")
         assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
         assert ended == [daemon.id_of()]
         assert (await daemon.types("box"))[-2:] == ["sandbox.terminate_requested", "sandbox.terminated"]
@@ -344,8 +338,8 @@ async def test_what_was_under_way_goes_on_afterwards(house: House, monkeypatch: 
             nursery.start_soon(lambda: daemon.call("process.launch", sandbox_id="box", name="new", command="exit 3"))
             await trio.testing.wait_all_tasks_blocked(0.02)
             house.notice(daemon)
-            await until(daemon, "suspended")
-            await trio.sleep(0.5)
+            await until_status(daemon, "suspended")
+            await trio.sleep(0.5)  # neither deadline of 0.2 s runs out meanwhile: nothing happens that could be awaited
             assert await resume(daemon) == "running"
         codes = {
             name: (await daemon.call("process.wait", sandbox_id="box", name=name)).exit_code for name in ("web", "new")
@@ -366,15 +360,15 @@ async def test_what_others_suspend_and_resume_is_on_record(house: House) -> None
         await house.box(daemon)
         assert await run(daemon, "echo hi") == b"hi\n"
         await house.outside(daemon, paused=True)
-        await until(daemon, "suspended")
+        await until_status(daemon, "suspended")
         assert await last_of(daemon) == ("sandbox.suspended", True)
-        await refused("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command="true"))
+        await refused_async("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command="true"))
         await house.outside(daemon, paused=False)
-        await until(daemon, "running")
+        await until_status(daemon, "running")
         assert await last_of(daemon) == ("sandbox.resumed", True)
         assert await run(daemon, "echo hi") == b"hi\n"
         await house.outside(daemon, paused=True)
-        await until(daemon, "suspended")
+        await until_status(daemon, "suspended")
         assert await resume(daemon) == "running"
         assert await last_of(daemon) == ("sandbox.resumed", False)
 
@@ -405,12 +399,12 @@ async def test_what_others_did_while_no_daemon_ran_is_on_record(house: House) ->
     await trio.to_thread.run_sync(house.stop)
     async with house.daemon() as daemon:
         await adopted(daemon)
-        await until(daemon, "suspended")
+        await until_status(daemon, "suspended")
         assert await last_of(daemon) == ("sandbox.suspended", True)
     await trio.to_thread.run_sync(house.go_on)
     async with house.daemon() as daemon:
         await adopted(daemon)
-        await until(daemon, "running")
+        await until_status(daemon, "running")
         assert await last_of(daemon) == ("sandbox.resumed", True)
         assert await run(daemon, "echo hi") == b"hi\n"
 
@@ -550,9 +544,9 @@ async def test_what_others_do_is_looked_at(house: House, monkeypatch: pytest.Mon
     async with house.daemon() as daemon:
         await house.box(daemon)
         await trio.to_thread.run_sync(house.stop)
-        await until(daemon, "suspended")
+        await until_status(daemon, "suspended")
         await trio.to_thread.run_sync(house.go_on)
-        await until(daemon, "running")
+        await until_status(daemon, "running")
 
 
 @LOCAL
@@ -562,7 +556,7 @@ async def test_it_is_ended_for_its_disk_all_the_same(house: House) -> None:
         await run(daemon, "head -c 600000 /dev/zero >one; head -c 600000 /dev/zero >two")
         await suspend(daemon)
         await daemon.provider.disks.check(daemon.provider.instances[daemon.id_of()])
-        await until(daemon, "stopped")
+        await until_status(daemon, "stopped")
         assert state(daemon).terminated_reason == "disk_limit"
 
 
@@ -575,7 +569,7 @@ async def test_one_that_is_killed_meanwhile_has_failed_once_it_goes_on(house: Ho
         os.kill(sandbox.handle["first"]["pid"], signal.SIGKILL)
         with suppress(SandkeepError):
             await resume(daemon)
-        await until(daemon, "failed")
+        await until_status(daemon, "failed")
         assert await resume(daemon) == "running"
         assert await run(daemon, "echo anew") == b"anew\n"
 
@@ -599,7 +593,7 @@ async def test_what_nobody_owns_is_removed_though_it_stands_still(house: House) 
 async def failed(daemon: Inside) -> None:
     """The sandbox ends by itself."""
     await daemon.fake.lose(daemon.id_of(), state(daemon).handle)
-    await until(daemon, "failed")
+    await until_status(daemon, "failed")
 
 
 async def test_one_that_failed_is_started_anew_on_its_files(state_dir: str, source: str) -> None:
@@ -642,7 +636,7 @@ async def test_its_secrets_are_needed_again_and_kept_nowhere(state_dir: str, sou
     async with inside(state_dir) as daemon:
         await box_in(daemon, source, secrets={"ONE": "first-value", "TWO": "second-value"})
         await failed(daemon)
-        error = await refused("secret_missing", resume(daemon, secrets={"ONE": "third-value"}))
+        error = await refused_async("secret_missing", resume(daemon, secrets={"ONE": "third-value"}))
         assert error.data["secrets"] == ["TWO"]
         assert "resume_requested" not in "".join(await daemon.types("box"))
         await resume(daemon, secrets={"ONE": "third-value", "TWO": "fourth-value"})
@@ -659,11 +653,11 @@ async def test_what_cannot_be_started_anew_says_why(state_dir: str, source: str)
         await failed(daemon)
         upper = f"{state_dir}/sandboxes/{daemon.id_of()}/upper"
         os.rename(upper, f"{upper}.away")
-        error = await refused("not_ready", resume(daemon))
+        error = await refused_async("not_ready", resume(daemon))
         assert "files" in error.message
         assert (state(daemon).status, state(daemon).view().error) == ("failed", "the fake sandbox was ended")
         daemon.fake.faults.down = DOWN
-        await refused("provider_unavailable", resume(daemon))
+        await refused_async("provider_unavailable", resume(daemon))
         daemon.fake.faults.mend()
         os.rename(f"{upper}.away", upper)
         assert await resume(daemon) == "running"
@@ -672,8 +666,8 @@ async def test_what_cannot_be_started_anew_says_why(state_dir: str, source: str)
 async def test_a_sandbox_that_was_never_made_is_not_started(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         daemon.fake.faults.create_error = ProviderError("provider_unavailable", "no room")
-        await refused("provider_unavailable", box_in(daemon, source))
-        error = await refused("not_ready", resume(daemon))
+        await refused_async("provider_unavailable", box_in(daemon, source))
+        error = await refused_async("not_ready", resume(daemon))
         assert "never made" in error.message
 
 
@@ -705,12 +699,12 @@ async def test_an_end_interrupts_a_revival(state_dir: str, source: str) -> None:
         await box_in(daemon, source)
         await failed(daemon)
         daemon.fake.faults.silent = trio.Event()
-        nursery.start_soon(refused, "not_ready", daemon.call("sandbox.resume", sandbox_id="box"))
-        await until(daemon, "resuming")
+        nursery.start_soon(refused_async, "not_ready", daemon.call("sandbox.resume", sandbox_id="box"))
+        await until_status(daemon, "resuming")
         nursery.start_soon(lambda: daemon.call("sandbox.terminate", sandbox_id="box"))
-        await until(daemon, "stopping")
+        await until_status(daemon, "stopping")
         daemon.fake.faults.silent.set()
-        await until(daemon, "stopped")
+        await until_status(daemon, "stopped")
         assert fake_module._processes(box_of(state_dir)) == []
 
 
@@ -779,8 +773,7 @@ def test_where_nothing_freezes_that_is_said_before_anything_happens(new_daemon: 
             "sandbox.create_requested", "sandbox.created"
         ]  # fmt: skip
         os.kill(_first_process(daemon, box), 9)
-        while client.sandbox.get(box).status == "running":
-            pass
+        until(lambda: client.sandbox.get(box).status != "running")
         assert said(cli("resume", box)) == [box]
         assert said(cli("exec", box, "echo", "anew")) == ["anew"]
 

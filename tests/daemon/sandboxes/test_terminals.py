@@ -26,20 +26,6 @@ pytestmark = pytest.mark.needs("bwrap", "tmux")
 UP = "echo up; "
 
 
-@pytest.fixture(scope="module")
-def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    with shared_daemon.connect() as client:
-        return str(client.image.create(str(tmp_path_factory.mktemp("empty"))).image_id)
-
-
-@pytest.fixture
-def box(shared_daemon: Any, image: str) -> Iterator[str]:
-    with shared_daemon.connect() as client:
-        sandbox = client.sandbox.create(image).sandbox_id
-        yield sandbox
-        client.sandbox.terminate(sandbox)
-
-
 @contextmanager
 def attached(client: Any, box: str, name: str, **fields: Any) -> Iterator[int]:
     """The terminal that an attached client holds; the connection is closed already."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import trio
 from tests.conftest import RunningDaemon
-from tests.support.boxes import Box, new_box, refused
-from tests.support.boxes import until as _until
+from tests.support.boxes import Box, new_box
+from tests.support.expect import refused, until
 from tests.support.inside import inside
 from tests.support.users import NOBODY, as_user
 
@@ -219,19 +219,12 @@ def test_disks_that_version_1_does_not_count_are_told_by_the_processes(tmp_path:
 
 
 @pytest.fixture(scope="module")
-def box(shared_daemon: RunningDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    with shared_daemon.connect() as client:
-        image = client.image.create(str(tmp_path_factory.mktemp("image"))).image_id
-        limits = features(client)
+def box(shared_daemon: RunningDaemon, client: Any, image: str) -> Iterator[Box]:
+    limits = features(client)
     if not all(limits[f"limit_{name}"].works and not limits[f"limit_{name}"].why for name in ("memory", "pids")):
         pytest.skip("no writable control groups")
     with new_box(shared_daemon, image, memory_bytes=128 * MIB, pids=100, cpus=1.5) as made:
-        made.image = image  # type: ignore[attr-defined]
         yield made
-
-
-def until(true: Callable[[], Any]) -> None:
-    _until(true, 60)
 
 
 def stats(box: Box) -> SandboxStats:
@@ -287,8 +280,8 @@ def test_counts_never_become_less_while_processes_come_and_go(box: Box) -> None:
 
 
 @pytest.mark.needs("bwrap", "root")
-def test_all_of_the_callers_sandboxes_page_by_page(box: Box, shared_daemon: RunningDaemon) -> None:
-    with new_box(shared_daemon, box.image) as second, new_box(shared_daemon, box.image) as third:  # type: ignore[attr-defined]
+def test_all_of_the_callers_sandboxes_page_by_page(box: Box, shared_daemon: RunningDaemon, image: str) -> None:
+    with new_box(shared_daemon, image) as second, new_box(shared_daemon, image) as third:
         first = box.client.sandbox.stats(limit=2)
         rest = box.client.sandbox.stats(limit=2, after=first.next)
         assert [found.sandbox_id for found in first.sandboxes + rest.sandboxes] == [box.id, second.id, third.id]
@@ -309,10 +302,10 @@ def test_all_of_the_callers_sandboxes_page_by_page(box: Box, shared_daemon: Runn
 
 
 @pytest.mark.needs("bwrap", "root")
-def test_one_that_ends_meanwhile_is_left_out(box: Box, shared_daemon: RunningDaemon) -> None:
+def test_one_that_ends_meanwhile_is_left_out(box: Box, shared_daemon: RunningDaemon, image: str) -> None:
     """Its first process is killed from outside: the list is made while the daemon finds out."""
     with shared_daemon.connect() as client:
-        made = client.sandbox.create(box.image).sandbox_id  # type: ignore[attr-defined]
+        made = client.sandbox.create(image).sandbox_id
         log_id = client.daemon.status().log_id
         groups = {"pids": f"/sys/fs/cgroup/pids/sandkeep/{log_id}.{made}"}
         for pid in cgroups.members(groups):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.daemon.snapshots.test_places import House, new_house  # noqa: F401  # a fixture
-from tests.support.snapshots import refused, soon
+from tests.support.expect import refused, until
 
 from sandkeep.ids import new_id
 
@@ -45,13 +45,13 @@ def test_it_is_made_and_sent_later(house: House) -> None:
     assert house.restored(snapshot.snapshot_id) == "kept\n"
     assert client.snapshot.gc().archives == []
     come_back(house)
-    soon(lambda: sent(house, snapshot.snapshot_id), 30)
-    soon(lambda: kept_here(house) == [])
+    until(lambda: sent(house, snapshot.snapshot_id))
+    until(lambda: kept_here(house) == [])
     after = client.snapshot.get(snapshot.snapshot_id)
     assert (after.note, after.digest) == (None, snapshot.digest)
     assert house.files(f"{house.daemon.root}/mount") == [after.places[0].path]
     document = Path(f"{house.daemon.state_dir}/sandboxes/{house.box}/metadata.json")
-    soon(lambda: f"{house.daemon.root}/mount" in document.read_text())
+    until(lambda: f"{house.daemon.root}/mount" in document.read_text())
     assert house.restored(snapshot.snapshot_id) == "kept\n"
 
 
@@ -65,7 +65,7 @@ def test_who_asked_for_a_bucket_is_told_and_the_command_given_again_waits_for_it
     assert first.data["snapshot_id"] in first.message
     assert refused("provider_unavailable", create).data == first.data, "it is not made twice"
     come_back(house)
-    soon(lambda: sent(house, first.data["snapshot_id"]), 30)
+    until(lambda: sent(house, first.data["snapshot_id"]))
     assert create().snapshot_id == first.data["snapshot_id"]
 
 
@@ -74,7 +74,7 @@ def test_the_next_daemon_sends_it(house: House) -> None:
     house.daemon.kill()
     come_back(house)
     house.daemon.start()
-    soon(lambda: sent(house, snapshot.snapshot_id), 30)
+    until(lambda: sent(house, snapshot.snapshot_id))
     assert house.restored(snapshot.snapshot_id) == "kept\n"
 
 
@@ -84,7 +84,7 @@ def test_one_that_is_deleted_is_not_sent(house: House) -> None:
     house.daemon.start()
     refused("provider_unavailable", lambda: house.client.snapshot.delete(snapshot.snapshot_id))  # it is ordered
     come_back(house)
-    soon(lambda: house.client.snapshot.get(snapshot.snapshot_id).status == "deleted", 30)
+    until(lambda: house.client.snapshot.get(snapshot.snapshot_id).status == "deleted")
     assert kept_here(house) == house.files(f"{house.daemon.root}/mount") == []
 
 
@@ -94,7 +94,7 @@ def test_a_copy_that_is_kept_besides_stays(new_house: Callable[..., House]) -> N
     snapshot = house.client.snapshot.create(house.box)
     assert [place.where for place in snapshot.places] == ["directory"]
     come_back(house)
-    soon(lambda: sent(house, snapshot.snapshot_id), 30)
+    until(lambda: sent(house, snapshot.snapshot_id))
     places = house.client.snapshot.get(snapshot.snapshot_id).places
     assert [place.where for place in places] == ["mount", "directory"]
     assert house.files(f"{house.daemon.root}/kept") == [places[1].path]
@@ -106,7 +106,7 @@ def test_an_import_too(house: House, tmp_path: Path) -> None:
     theirs = imported(house.client, archive(("a", "theirs\n")))
     assert [place.where for place in theirs.places] == ["state"]
     come_back(house)
-    soon(lambda: sent(house, theirs.snapshot_id), 30)
+    until(lambda: sent(house, theirs.snapshot_id))
     assert house.restored(theirs.snapshot_id) == "theirs\n"
 
 
@@ -124,8 +124,8 @@ def test_a_bucket_that_does_not_answer(new_house: Callable[..., House], gcs: Any
         archive = Path(snapshot.places[0].uri).read_bytes()
         gcs_client().bucket(gcs_bucket).blob(snapshot.places[0].path).upload_from_string(archive)
         line.mend()
-        soon(lambda: house.client.snapshot.get(snapshot.snapshot_id).places[0].where == "gcs", 60)
-        soon(lambda: kept_here(house) == [])
+        until(lambda: house.client.snapshot.get(snapshot.snapshot_id).places[0].where == "gcs")
+        until(lambda: kept_here(house) == [])
         assert house.restored(snapshot.snapshot_id) == "kept\n"
 
 

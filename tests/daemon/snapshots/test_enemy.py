@@ -4,7 +4,7 @@ import fcntl
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.disks import mount, umount
-from tests.support.snapshots import archive, exported, imported, layers, refused, sh, soon, tree
+from tests.support.expect import refused, until
+from tests.support.snapshots import archive, exported, imported, layers, sh, tree
 
 from sandkeep import archives
 from sandkeepd.snapshots.snapshots import MOST_BENEATH
@@ -22,12 +23,6 @@ pytestmark = pytest.mark.needs("bwrap")
 
 THREADS = 40
 """So many the daemon has for what blocks."""
-
-
-@pytest.fixture(scope="module")
-def client(shared_daemon: Any) -> Any:
-    with shared_daemon.connect() as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +37,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def image(client: Any, source: str) -> str:
     return str(client.image.create(source).image_id)
-
-
-@pytest.fixture
-def box(client: Any, image: str) -> Iterator[str]:
-    made = client.sandbox.create(image).sandbox_id
-    yield made
-    client.sandbox.terminate(made)
 
 
 def fails_no_defect(daemon: RunningDaemon) -> None:
@@ -78,7 +66,7 @@ def test_an_archive_that_never_comes_does_not_keep_the_daemon(new_daemon: Callab
         [pipe] = handed.receive()
     try:
         with daemon.connect() as client:
-            soon(lambda: [one.status for one in client.snapshot.list(all=True).snapshots] == ["failed"])
+            until(lambda: [one.status for one in client.snapshot.list(all=True).snapshots] == ["failed"])
         assert daemon.stop() == 0
     finally:
         os.close(pipe)
@@ -110,7 +98,7 @@ def test_many_that_began_with_the_same_files_end_at_once(shared_daemon: Any, cli
                     other.sandbox.terminate(one)
 
             list(pool.map(end, made))
-    soon(lambda: layers(shared_daemon) == [])
+    until(lambda: layers(shared_daemon) == [])
     fails_no_defect(shared_daemon)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.snapshots import layers, on_both_deep, paths, refused, sh, soon, tree
+from tests.support.expect import refused, until
+from tests.support.snapshots import layers, on_both_deep, paths, sh, tree
 from tests.support.users import command_as
 
 from sandkeepd.providers.common.layers import MOST_LAYERS
@@ -32,13 +33,6 @@ def image(client: Any, image_of: dict[str, Any], tmp_path_factory: pytest.TempPa
     (source / "gone" / "old").write_text("old\n")
     (source / "file").write_text("from the image\n")
     return str(client.image.create(str(source), **image_of).image_id)
-
-
-@pytest.fixture
-def box(client: Any, image: str) -> Any:
-    made = client.sandbox.create(image).sandbox_id
-    yield made
-    client.sandbox.terminate(made)
 
 
 CHANGE = (
@@ -80,7 +74,7 @@ def test_forks_of_forks(client: Any, box: str, shared_daemon: Any) -> None:
     end(client, made[1], made[2])
     assert tree(client, made[3]) == shown[2]
     end(client, made[3])
-    soon(lambda: not set(own[-3:]) & set(layers(shared_daemon)))
+    until(lambda: not set(own[-3:]) & set(layers(shared_daemon)))
 
 
 def test_many_generations_do_not_pile_up(client: Any, box: str) -> None:
@@ -106,7 +100,7 @@ def test_what_is_shared_is_there_once_and_goes_with_the_last(client: Any, box: s
     assert layer in layers(shared_daemon)
     assert sh(client, made[3], "stat -c %s large") == f"{4 << 20}\n"
     client.sandbox.terminate(made[3])
-    soon(lambda: layer not in layers(shared_daemon))
+    until(lambda: layer not in layers(shared_daemon))
 
 
 @on_both_deep
@@ -165,7 +159,7 @@ def test_one_that_failed_can_be_forked_and_one_that_ended_cannot(client: Any, im
     source = client.sandbox.create(image).sandbox_id
     sh(client, source, "echo saved >saved")
     os.kill(client.sandbox.history(source).events[1].data["handle"]["first"]["pid"], 9)
-    soon(lambda: client.sandbox.get(source).status == "failed")
+    until(lambda: client.sandbox.get(source).status == "failed")
     made = client.sandbox.fork(source).sandboxes[0].sandbox_id
     assert sh(client, made, "cat saved") == "saved\n"
     end(client, source)

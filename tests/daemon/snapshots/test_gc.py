@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.boxes import until
 from tests.support.disks import mount, umount
+from tests.support.expect import until
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError

@@ -49,12 +49,6 @@ def closed(places: str) -> Iterator[Closed]:
 
 
 @pytest.fixture(scope="module")
-def client(shared_daemon: Any) -> Any:
-    with shared_daemon.connect() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
     for place in (source, *source.parents[:2]):

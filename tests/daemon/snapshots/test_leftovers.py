@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.snapshots import layers, refused, sh, soon
+from tests.support.expect import refused, until
+from tests.support.snapshots import layers, sh
 
 from sandkeep import failpoints
 
@@ -30,7 +31,7 @@ def test_beside_files_that_are_in_use(running_daemon: RunningDaemon, source: str
     daemon.kill()
     stage = leave_a_stage(f"{daemon.state_dir}/layers/{snapshot.snapshot_id}")
     daemon.start()
-    soon(lambda: not os.path.exists(stage))
+    until(lambda: not os.path.exists(stage))
     with daemon.connect() as client:
         assert sh(client, restored, "cat hello") == "hello\n"
         assert layers(daemon) == [snapshot.snapshot_id]
@@ -52,5 +53,5 @@ def test_of_a_restore_that_was_interrupted(new_daemon: Callable[[], RunningDaemo
     for name in layers(daemon):
         leave_a_stage(f"{daemon.state_dir}/layers/{name}")
     daemon.start()
-    soon(lambda: layers(daemon) == [])
-    soon(lambda: os.listdir(f"{daemon.state_dir}/trash") == [])
+    until(lambda: layers(daemon) == [])
+    until(lambda: os.listdir(f"{daemon.state_dir}/trash") == [])

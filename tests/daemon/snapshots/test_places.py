@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.snapshots import refused, sh, soon
+from tests.support.expect import refused, until
+from tests.support.snapshots import sh
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -29,7 +30,7 @@ class House:
         made = self.client.snapshot.restore(snapshot_id).sandbox_id
         content = sh(self.client, made, "cat *")
         self.client.sandbox.terminate(made)
-        soon(lambda: snapshot_id not in os.listdir(f"{self.daemon.state_dir}/layers"))
+        until(lambda: snapshot_id not in os.listdir(f"{self.daemon.state_dir}/layers"))
         return content
 
     def files(self, place: str) -> list[str]:
@@ -118,7 +119,7 @@ def _check_bucket(house: House, uri: str, bucket: str) -> None:
     assert house.restored(later.snapshot_id) == "kept\nmore\n"
     assert house.files(f"{house.daemon.state_dir}/archives") == []
     path = house.daemon.state_dir + f"/sandboxes/{house.box}/metadata.json"
-    soon(lambda: f'"bucket": "{bucket}"' in Path(path).read_text())
+    until(lambda: f'"bucket": "{bucket}"' in Path(path).read_text())
     with client.with_descriptors("snapshot.export", later.snapshot_id) as handed:
         [descriptor] = handed.receive()
         os.close(descriptor)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.expect import refused, until
 from tests.support.snapshots import (
     archive,
     exported,
@@ -19,9 +20,7 @@ from tests.support.snapshots import (
     names,
     on_both_deep,
     paths,
-    refused,
     sh,
-    soon,
     tree,
 )
 
@@ -47,13 +46,6 @@ def image(client: Any, image_of: dict[str, Any], tmp_path_factory: pytest.TempPa
     (source / "gone" / "old").write_text("old\n")
     (source / "file").write_text("from the image\n")
     return str(client.image.create(str(source), **image_of).image_id)
-
-
-@pytest.fixture
-def box(client: Any, image: str) -> Any:
-    made = client.sandbox.create(image).sandbox_id
-    yield made
-    client.sandbox.terminate(made)
 
 
 CHANGE = """
@@ -147,7 +139,7 @@ def test_processes_stand_still_meanwhile_and_go_on(client: Any, box: str) -> Non
         assert 0 <= one - two <= 1
         client.sandbox.terminate(made)
     before = sh(client, box, "wc -l <one")
-    soon(lambda: sh(client, box, "wc -l <one") != before)
+    until(lambda: sh(client, box, "wc -l <one") != before)
     client.process.signal(box, "writer", "KILL")
 
 
@@ -155,7 +147,7 @@ def test_a_sandbox_that_failed_still_has_files(client: Any, image: str) -> None:
     box = client.sandbox.create(image).sandbox_id
     sh(client, box, "echo saved >saved")
     os.kill(client.sandbox.history(box).events[1].data["handle"]["first"]["pid"], 9)
-    soon(lambda: client.sandbox.get(box).status == "failed")
+    until(lambda: client.sandbox.get(box).status == "failed")
     snapshot = client.snapshot.create(box)
     assert snapshot.pause_ms is None
     assert "saved" in names(exported(client, snapshot.snapshot_id))
@@ -203,7 +195,7 @@ def test_what_is_gone_stays_gone_after_two_increments_and_an_export(
 def test_an_increment_holds_what_changed_and_no_more(client: Any, box: str) -> None:
     sh(client, box, "mkdir many; cd many; seq 300 | xargs touch")
     client.snapshot.create(box)
-    soon(lambda: client.snapshot.create(box, incremental=True).member_count == 1)  # what is new may still change
+    until(lambda: client.snapshot.create(box, incremental=True).member_count == 1)  # what is new may still change
     sh(client, box, "echo 1 >many/7; chmod 600 many/8; mv many/9 many/nine")
     found = client.snapshot.create(box, incremental=True)
     listed = subprocess.run(["tar", "-tf", found.places[0].uri], capture_output=True, check=True).stdout.decode()
@@ -227,12 +219,12 @@ def test_what_is_written_in_memory_is_not_missed(client: Any, box: str) -> None:
 
     def write(letter: bytes) -> None:
         client.process.write_stdin(box, "writer", letter + b"\n")
-        soon(lambda: client.process.read(box, "writer").stdout.endswith(letter + b"\n\n"))
+        until(lambda: client.process.read(box, "writer").stdout.endswith(letter + b"\n\n"))
 
     write(b"1")
     client.snapshot.create(box)
     for letter in (b"2", b"3"):
-        soon(lambda: client.snapshot.create(box, incremental=True).member_count == 2)  # it alone may still change
+        until(lambda: client.snapshot.create(box, incremental=True).member_count == 2)  # it alone may still change
         write(letter)
         snapshot = client.snapshot.create(box, incremental=True)
         made = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
@@ -289,8 +281,8 @@ def test_a_deleted_parent_stays_as_long_as_something_builds_on_it(client: Any, b
     assert sh(client, made, "cat one two") == "1\n2\n"
     client.sandbox.terminate(made)
     client.snapshot.delete(child.snapshot_id)
-    soon(lambda: not place.exists())
-    soon(lambda: client.snapshot.get(parent.snapshot_id).note is None)
+    until(lambda: not place.exists())
+    until(lambda: client.snapshot.get(parent.snapshot_id).note is None)
     assert client.snapshot.get(child.snapshot_id).places == []
     assert not os.path.exists(f"{shared_daemon.state_dir}/catalogues/{parent.snapshot_id}")
 
@@ -377,7 +369,7 @@ def test_one_that_failed_can_be_restored_and_then_runs(client: Any, image: str) 
     sh(client, box, "echo 1 >one")
     snapshot = client.snapshot.create(box)
     os.kill(client.sandbox.history(box).events[1].data["handle"]["first"]["pid"], 9)
-    soon(lambda: client.sandbox.get(box).status == "failed")
+    until(lambda: client.sandbox.get(box).status == "failed")
     refused("secret_missing", lambda: client.sandbox.restore(box, snapshot.snapshot_id))
     client.sandbox.restore(box, snapshot.snapshot_id, secrets={"KEY": "again"})
     assert sh(client, box, "cat one; echo $KEY") == "1\nagain\n"
@@ -509,12 +501,12 @@ def test_views_tell_of_it(client: Any, box: str, keeping_daemon: Any) -> None:
     assert client.snapshot.list(sandbox_id=box, name="first").snapshots == [first]
     assert client.snapshot.list(sandbox_id=box, labels={"kind": "nightly"}).snapshots == [second]
     path = Path(keeping_daemon.state_dir) / "sandboxes" / box / "metadata.json"
-    soon(lambda: path.exists() and second.snapshot_id in path.read_text())
+    until(lambda: path.exists() and second.snapshot_id in path.read_text())
     document = msgspec.json.decode(path.read_bytes())
     assert document["latest_snapshot"] == {"bucket": None, "path": second.places[0].path}
     assert [one["digest"] for one in document["snapshots"]] == [first.digest, second.digest]
     client.snapshot.delete(second.snapshot_id)
-    soon(lambda: msgspec.json.decode(path.read_bytes())["latest_snapshot"]["path"] == first.places[0].path)
+    until(lambda: msgspec.json.decode(path.read_bytes())["latest_snapshot"]["path"] == first.places[0].path)
     types = [event.type for event in client.sandbox.history(box).events]
     assert types.count("snapshot.stored") == 2
     assert types[-2:] == ["snapshot.delete_requested", "snapshot.deleted"]
@@ -536,7 +528,7 @@ def test_kept_files_go_with_the_last_sandbox_that_has_them(client: Any, box: str
     client.sandbox.terminate(made[0])
     assert snapshot.snapshot_id in layers(shared_daemon)
     client.sandbox.terminate(made[1])
-    soon(lambda: snapshot.snapshot_id not in layers(shared_daemon))
+    until(lambda: snapshot.snapshot_id not in layers(shared_daemon))
 
 
 def test_garbage_is_found_and_nothing_else(client: Any, box: str, shared_daemon: Any) -> None:

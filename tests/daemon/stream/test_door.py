@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.support.expect import until
 from tests.support.streams import House, everything, house_in, message, refusal, websocket
 from tests.support.users import NOBODY, as_user
 
@@ -319,14 +320,8 @@ def test_three_hundred_come_and_go(house: House) -> None:
         sock.close()
     for _ in range(20):
         opened(house).close()
-    trio.run(_until, lambda: len(os.listdir(descriptors)) <= before)
+    until(lambda: len(os.listdir(descriptors)) <= before)
     is_well(house)
-
-
-async def _until(true: Callable[[], bool]) -> None:
-    with trio.fail_after(15):
-        while not true():
-            await trio.sleep(0.02)
 
 
 # -- what is no message -----------------------------------------------------------------------------------------------

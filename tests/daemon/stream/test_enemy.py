@@ -14,6 +14,7 @@ import pytest
 import trio
 from tests.daemon.stream.test_door import bearer, frame, is_well, opened, opening, resident
 from tests.daemon.stream.test_slow_readers import served
+from tests.support.expect import until_async
 from tests.support.streams import House, house_in, message, refusal, websocket
 from trio_websocket import ConnectionClosed
 
@@ -95,9 +96,7 @@ async def test_a_client_that_goes_while_nobody_reads_what_it_typed_is_let_go(hou
             sock.sendall(typed)
         assert held_websockets(house) == 1
         sock.close()
-        with trio.fail_after(20):
-            while held_websockets(house):
-                await trio.sleep(0.05)
+        await until_async(lambda: not held_websockets(house))
     is_well(house)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 from tests.daemon.stream.test_door import frame, opening
+from tests.support.expect import until_async
 from tests.support.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
 from tests.support.inside import Inside, inside
 from tests.support.soak import times
@@ -166,9 +167,7 @@ async def flood(directory: Path, source: str, frames: int, seed: int) -> None:
             assert before is not None
             await settled(tasks)
             Levels().check(before, MOST_GROWTH)
-            with trio.fail_after(20):  # the last of them may be going just now
-                while target.server.connections:
-                    await trio.sleep(0.01)
+            await until_async(lambda: not target.server.connections)  # the last of them may be going just now
             assert target.server._holdings.of(0) == 0
             await daemon.call("sandbox.terminate", sandbox_id="box")
             nursery.cancel_scope.cancel()

@@ -50,12 +50,12 @@ class Shell:
             os.execvpe(words[0], words, {**os.environ, **env, "TERM": "xterm", "PS1": "$ ", "COLUMNS": "500"})
         self.said = b""
         self.type(f"stty cols 500; {LOAD[shell]}; echo REA''DY\n")
-        self.until(b"READY\r")
+        self.up_to(b"READY\r")
 
     def type(self, keys: str) -> None:
         os.write(self.terminal, keys.encode())
 
-    def until(self, mark: bytes) -> bytes:
+    def up_to(self, mark: bytes) -> bytes:
         """What it says up to a mark."""
         deadline = time.monotonic() + PATIENCE_S
         while mark not in self.said:
@@ -67,7 +67,7 @@ class Shell:
     def completed(self, line: str) -> list[str]:
         """The words that the shell has after a tab at the end of `line`, as it gives them to a program."""
         self.type(f"{line}\t\x05\x01./show \x05 E''ND\n")
-        shown = self.until(b"<END>\r")
+        shown = self.up_to(b"<END>\r")
         return [word.decode() for word in re.findall(rb"<([^\r\n]*)>\r", shown)]
 
     def close(self) -> None:

@@ -4,24 +4,19 @@ import json
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.boxes import Box
+from tests.support.expect import until
 
 from sandkeep.errors import CallerError
 
 
 @pytest.fixture(scope="module")
-def box(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A sandbox for all tests of this file."""
-    source = tmp_path_factory.mktemp("source")
-    (source / "hello").write_text("hello\n")
-    with shared_daemon.connect() as client:
-        sandbox_id = client.sandbox.create(client.image.create(str(source)).image_id).sandbox_id
-        yield str(sandbox_id)
-        client.sandbox.terminate(sandbox_id)
+def box(shared_box: Box) -> str:
+    return shared_box.id
 
 
 @pytest.mark.parametrize(("words", "code"), [(("ls",), 1), (("exec", "BOX", "--", "echo", "hi"), 125)])
@@ -157,8 +152,7 @@ def test_who_waits_and_who_follows_events_outlives_a_daemon(running_daemon: Any,
         assert b"process.launch_requested" in events.stdout.readline()
         assert b"process.started" in events.stdout.readline()
         with running_daemon.connect() as client:
-            while client.daemon.status().connections < 3:  # `wait` may still be on its way
-                pass
+            until(lambda: client.daemon.status().connections >= 3)  # `wait` may still be on its way
         running_daemon.kill()
         running_daemon.start()
         with running_daemon.connect() as client:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.boxes import until
+from tests.support.boxes import new_box
+from tests.support.expect import until
 
 from sandkeep.cli.exit_codes import EXIT_CODES
 
@@ -30,13 +31,10 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def box(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with shared_daemon.connect() as client:
-        image = client.image.create(str(tmp_path_factory.mktemp("source")))
-        client.sandbox.create(image.image_id, name="box")
-        client.process.launch("box", ["sleep", "1000"], name="long")
+def box(shared_daemon: Any, image: str) -> Iterator[str]:
+    with new_box(shared_daemon, image, name="box") as made:
+        made.client.process.launch("box", ["sleep", "1000"], name="long")
         yield "box"
-        client.sandbox.terminate("box")
 
 
 @pytest.mark.parametrize(("code", "words"), CASES)

@@ -45,7 +45,7 @@ def made(daemon: RunningDaemon, *words: str, **options: Any) -> dict[str, Any]:
     return found
 
 
-def refused(daemon: RunningDaemon, *words: str, **options: Any) -> str:
+def fails(daemon: RunningDaemon, *words: str, **options: Any) -> str:
     done = daemon.cli("image", "create", *words, **options)
     assert done.returncode == 1, done.stdout
     return done.stderr.decode()
@@ -77,7 +77,7 @@ def test_what_is_no_path_is_a_reference(daemon: RunningDaemon, project: Path) ->
     (project / "test").mkdir()
     (project / "test" / "busybox:1").mkdir()
     assert made(daemon, BUSYBOX, cwd=project)["kind"] == "directory"
-    assert "there is no directory" in refused(daemon, "./nothing", cwd=project)
+    assert "there is no directory" in fails(daemon, "./nothing", cwd=project)
 
 
 def test_a_sandbox_of_what_was_built(daemon: RunningDaemon, project: Path) -> None:
@@ -105,7 +105,7 @@ def test_what_is_listed_and_shown(daemon: RunningDaemon, project: Path) -> None:
 
 def test_a_build_that_fails_says_where(daemon: RunningDaemon, project: Path) -> None:
     (project / "Dockerfile").write_text(f"FROM {BUSYBOX}\nRUN echo too bad; exit 9\n")
-    said = refused(daemon, str(project))
+    said = fails(daemon, str(project))
     assert "step 2/2 (line 2, RUN echo too bad; exit 9) with exit code 9 [invalid]\n  too bad\n" in said
 
 
@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_refused_before_anything_happens(daemon: RunningD
         [".", "--provider", "local", "--base", "x"], ["notes.txt"], [".", "--base", "x", "--dockerfile", "hello"],
         ["sandkeep:img_1"], ["/none"], [".", "--provider", "modal"],
     ):  # fmt: skip
-        assert refused(daemon, *words, cwd=project)
+        assert fails(daemon, *words, cwd=project)
     assert json.loads(daemon.cli("status", "--json").stdout)["position"] == before
 
 

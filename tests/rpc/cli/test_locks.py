@@ -2,8 +2,6 @@
 
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.conftest import RunningDaemon
+from tests.support.expect import until
 
 from sandkeep import connect
 from sandkeep.errors import SandkeepError
@@ -95,13 +94,6 @@ def test_who_waits_gets_it_and_who_is_interrupted_does_not(
         assert held.status == "held"
         assert output.decode().strip() == held.lock_id
         assert sorted(lock.status for lock in client.lock.list(all=True).locks) == ["failed", "held"]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
 
 
 @pytest.mark.needs("gcs")

@@ -4,7 +4,6 @@ import json
 import re
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def image(shared_daemon: Any, project: Path) -> str:
     return one(shared_daemon.cli("image", "create", str(project), "--label", "kind=test"))
-
-
-@pytest.fixture
-def box(shared_daemon: Any, image: str) -> Iterator[str]:
-    sandbox = one(shared_daemon.cli("create", image))
-    yield sandbox
-    shared_daemon.cli("rm", sandbox)
 
 
 def test_an_image_of_a_relative_path(shared_daemon: Any, project: Path) -> None:

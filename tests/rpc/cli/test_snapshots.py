@@ -25,13 +25,6 @@ def image(cli: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return said(cli("image", "create", str(source)))
 
 
-@pytest.fixture
-def box(cli: Any, image: str) -> Any:
-    made = said(cli("create", image))
-    yield made
-    cli("rm", made)
-
-
 def said(done: "subprocess.CompletedProcess[bytes]") -> str:
     assert done.returncode == 0, done.stderr
     return str(done.stdout.decode().strip())

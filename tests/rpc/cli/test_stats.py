@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.boxes import until
+from tests.support.boxes import new_box
+from tests.support.expect import until
 from tests.support.screen import Screen
 
 from sandkeep.cli.commands.stats import COLUMNS, SORTS, busy
@@ -111,17 +112,15 @@ def test_the_table_fits(width: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def boxes(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def boxes(shared_daemon: Any, image: str) -> Iterator[tuple[str, str]]:
     """One with limits in which something is busy, and one at rest."""
-    with shared_daemon.connect() as client:
-        image = client.image.create(str(tmp_path_factory.mktemp("image"))).image_id
-        client.sandbox.create(image, name="at-rest")
-        client.sandbox.create(image, name="at-work", memory_bytes=64 * MIB, pids=50)
-        client.process.launch("at-work", ["sh", "-c", "while :; do :; done"], name="spin")
-        until(lambda: client.sandbox.stats(sandbox_id="at-work").sandboxes[0].cpu_s > 0.3)
+    with (
+        new_box(shared_daemon, image, name="at-rest"),
+        new_box(shared_daemon, image, name="at-work", memory_bytes=64 * MIB, pids=50) as busy,
+    ):
+        busy.client.process.launch("at-work", ["sh", "-c", "while :; do :; done"], name="spin")
+        until(lambda: busy.client.sandbox.stats(sandbox_id="at-work").sandboxes[0].cpu_s > 0.3)
         yield "at-work", "at-rest"
-        for box in ("at-work", "at-rest"):
-            client.sandbox.terminate(box)
 
 
 pytestmark = pytest.mark.needs("bwrap", "root")

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.boxes import Box
+from tests.support.expect import until
 from tests.support.screen import DEADLINE_S, Screen
 
 from sandkeep.cli.attach import terminal
@@ -22,17 +24,8 @@ pytestmark = pytest.mark.needs("bwrap", "tmux")
 
 
 @pytest.fixture(scope="module")
-def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    with shared_daemon.connect() as client:
-        return str(client.image.create(str(tmp_path_factory.mktemp("empty"))).image_id)
-
-
-@pytest.fixture(scope="module")
-def box(shared_daemon: Any, image: str) -> Iterator[str]:
-    with shared_daemon.connect() as client:
-        sandbox = client.sandbox.create(image).sandbox_id
-        yield sandbox
-        client.sandbox.terminate(sandbox)
+def box(shared_box: Box) -> str:
+    return shared_box.id
 
 
 @pytest.fixture
@@ -398,8 +391,7 @@ def test_a_process_without_a_terminal_is_followed_from_now_on(shared_daemon: Any
     script = "echo early; read x; echo out $x; echo err $x >&2; read x; exit 6"
     with shared_daemon.connect() as client:
         client.process.launch(box, ["sh", "-c", script], name="plain", stdin=True)
-        while not client.process.read(box, "plain", wait_s=10).stdout:
-            pass
+        until(lambda: client.process.read(box, "plain", wait_s=10).stdout)
         with started(shared_daemon, "attach", box, "plain", "-i") as command:
             command.stdin.write(b"typed\n")
             command.stdin.flush()

@@ -16,6 +16,8 @@ import msgspec
 import pytest
 import trio
 from tests.conftest import RunningDaemon
+from tests.support.boxes import new_box
+from tests.support.expect import until
 
 import sandkeep
 from sandkeep import blocking, transfer
@@ -46,10 +48,8 @@ def image(daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def box(daemon: Any, image: str) -> Iterator[str]:
-    with daemon.connect() as client:
-        made = client.sandbox.create(image).sandbox_id
-        yield made
-        client.sandbox.terminate(made)
+    with new_box(daemon, image) as made:
+        yield made.id
 
 
 @pytest.fixture
@@ -83,8 +83,7 @@ def in_thread(work: Callable[[], Any]) -> Iterator[list[Any]]:
 
 def until_connected(daemon: Any, count: int) -> None:
     with daemon.connect() as client:
-        while client.daemon.status().connections <= count:
-            pass
+        until(lambda: client.daemon.status().connections > count)
 
 
 def until_it_talks(running: "subprocess.Popen[bytes]") -> None:
@@ -123,8 +122,7 @@ def test_calls_that_wait_get_their_answers(how: str, daemon: Any, box: str, rest
             in_thread(lambda: execute(one)) as executed,
             in_thread(lambda: two.process.wait(box, "p")) as waited,
         ):
-            while not first.process.list(sandbox_id=box).processes[1:]:
-                pass
+            until(lambda: first.process.list(sandbox_id=box).processes[1:])
             restart(how)
             let_go(daemon, box)
         (result,), (process,) = executed, waited
@@ -228,8 +226,7 @@ def test_a_stream_that_was_begun_is_an_error(daemon: Any, box: str) -> None:
         with in_thread(lambda: transfer.receive_archive(client, source, box, ".")) as came:
             os.write(sink, bytes(512))
             until_connected(daemon, 1)
-            while not client.sandbox.exec(box, "ls -A").stdout:
-                pass
+            until(lambda: client.sandbox.exec(box, "ls -A").stdout)
             daemon.kill()
             daemon.start()
             os.close(sink)
@@ -467,6 +464,7 @@ async def test_what_is_left_of_a_wait_is_less_each_time(daemon: Any, box: str) -
         with in_thread(lambda: client.process.wait(box, "p", timeout_s=1)) as came:
             until_connected(daemon, 1)
             daemon.kill()
+            # The time of the wait passes, and nobody is there to tell so.
             time.sleep(max(0.0, began + 1 - time.monotonic()))
             daemon.start()
         assert came[0].code == "timeout"
@@ -542,9 +540,8 @@ def test_killed_again_and_again_under_load(daemon: Any, box: str) -> None:
         in_thread(lambda: trio.run(work_on_trio)) as third,
     ):
         for number in range(6):
-            until_more = len(done) + 3 + number
-            while len(done) < until_more:
-                time.sleep(0.003)
+            enough = len(done) + 3 + number
+            until(lambda enough=enough: len(done) >= enough)
             daemon.kill()
             daemon.start()
         over.set()

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.boxes import Box, archive, at_most, new_box, refused, until
+from tests.support.boxes import Box, archive, at_most, new_box
+from tests.support.expect import refused, until
 from tests.support.users import command_as
 
 from sandkeep import transfer
@@ -54,21 +55,11 @@ def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         return str(client.image.create(str(root)).image_id)
 
 
-@pytest.fixture(scope="module")
-def shared_box(shared_daemon: Any, image: str) -> Iterator[Box]:
-    """Its `tar` is the one of the workspace, which is a plain one unless `evil` says what it shall do."""
-    with new_box(shared_daemon, image, env={"PATH": "/workspace/bin:/usr/bin:/bin"}) as made:
-        yield made
-
-
 @pytest.fixture
 def box(shared_box: Box) -> Iterator[Box]:
     yield shared_box
     shared_box.sh("rm -f evil")
-    try:
-        until(shared_box.is_tidy)
-    except AssertionError:
-        raise AssertionError(f"left: {shared_box.left()}") from None
+    until(shared_box.is_tidy, seen=shared_box.left)
     shared_box.sh("chmod -R u+rwx .; find . -mindepth 1 -maxdepth 1 ! -name bin -exec rm -rf {} +; echo hello >hello")
 
 

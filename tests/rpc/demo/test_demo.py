@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.expect import until
 
 from sandkeep.demo import traces
 from sandkeep.demo.house import House
@@ -84,10 +84,7 @@ class SlowToReturn(House):
 
     def start(self) -> int:
         self.starts += 1
-        deadline = time.monotonic() + LIMIT_S
-        while self.starts == 2 and self.flashes() <= 18:
-            assert time.monotonic() < deadline, f"{self.flashes()} flashes"
-            time.sleep(0.05)
+        until(lambda: self.starts != 2 or self.flashes() > 18, LIMIT_S, seen=self.flashes)
         return super().start()
 
     def flashes(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.support.expect import refused_async
 from trio.testing import wait_all_tasks_blocked
 
 from sandkeep.errors import SandkeepError
@@ -43,12 +44,6 @@ def positions(events: Sequence[Recorded]) -> list[int]:
 async def append_many(log: EventLog, count: int, *, each: int = 1, sandbox_id: str | None = None) -> None:
     for first in range(0, count, each):
         await log.append([started(f"prc_{first + i}", sandbox_id=sandbox_id) for i in range(each)], NOBODY)
-
-
-async def refused(log: EventLog, new: Sequence[NewEvent]) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        await log.append(new, NOBODY)
-    return caught.value
 
 
 # -- appending --------------------------------------------------------------------------------------------------------
@@ -97,9 +92,10 @@ async def test_it_is_all_there_after_reopening(tmp_path: Path) -> None:
 async def test_a_revision_that_was_not_expected_is_a_conflict_and_leaves_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as log:
         await log.append([started("prc_1", expected=0)], NOBODY)
-        again = await refused(log, [started("prc_2", expected=0), started("prc_1", expected=0)])
-        assert (again.code, again.data["stream"], again.data["revision"]) == ("conflict", "prc_1", 1)
-        behind = await refused(log, [started("prc_1", expected=5)])
+        both = [started("prc_2", expected=0), started("prc_1", expected=0)]
+        again = await refused_async("conflict", log.append(both, NOBODY))
+        assert (again.data["stream"], again.data["revision"]) == ("prc_1", 1)
+        behind = await refused_async("conflict", log.append([started("prc_1", expected=5)], NOBODY))
         assert "changed meanwhile" in behind.message
         (recorded,) = await log.append([started("prc_2", expected=0)], NOBODY)
         assert (recorded.position, recorded.revision) == (2, 1)
@@ -109,7 +105,8 @@ async def test_an_expected_revision_counts_the_events_before_it_in_the_same_appe
     async with running(tmp_path) as log:
         both = await log.append([started("prc_1", expected=0), started("prc_1", expected=1)], NOBODY)
         assert [event.revision for event in both] == [1, 2]
-        assert (await refused(log, [started("prc_1", expected=2), started("prc_1", expected=2)])).code == "conflict"
+        twice = [started("prc_1", expected=2), started("prc_1", expected=2)]
+        await refused_async("conflict", log.append(twice, NOBODY))
         assert log.head == 2
 
 
@@ -119,7 +116,7 @@ async def test_a_stream_said_to_be_new_is_found_although_it_was_forgotten(tmp_pa
     async with running(tmp_path) as log, trio.open_nursery() as nursery:
         # All in one batch: only the append that is wrong is refused.
         nursery.start_soon(log.append, [started("prc_2", expected=0)], NOBODY)
-        nursery.start_soon(refused, log, [started("prc_1", expected=0)])
+        nursery.start_soon(refused_async, "conflict", log.append([started("prc_1", expected=0)], NOBODY))
         nursery.start_soon(log.append, [started("prc_3", expected=0)], NOBODY)
     assert sorted(event.stream for event in _all(tmp_path)) == ["prc_1", "prc_2", "prc_3"]
 
@@ -155,8 +152,8 @@ async def test_of_many_who_append_to_one_revision_one_wins_and_their_neighbours_
 
 async def test_an_event_that_is_too_large_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     async with running(tmp_path) as log:
-        error = await refused(log, [started("prc_1"), NewEvent("sbx_1", SandboxFailed(message="x" * MAX_EVENT_BYTES))])
-        assert error.code == "invalid"
+        long = NewEvent("sbx_1", SandboxFailed(message="x" * MAX_EVENT_BYTES))
+        await refused_async("invalid", log.append([started("prc_1"), long], NOBODY))
         assert log.head == 0
 
 
@@ -202,7 +199,7 @@ async def test_after_the_end_of_run_an_append_is_refused(tmp_path: Path) -> None
     async with trio.open_nursery() as nursery:
         await nursery.start(log.run)
         nursery.cancel_scope.cancel()
-    assert (await refused(log, [started("prc_1")])).code == "storage_unavailable"
+    await refused_async("storage_unavailable", log.append([started("prc_1")], NOBODY))
     log.close()
 
 

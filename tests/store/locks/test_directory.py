@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.expect import refused
 
-from sandkeep.errors import SandkeepError
 from sandkeep_store.locks.directory import STALE_S, DirectoryStore
 from sandkeep_store.locks.store import path_of
 
@@ -19,13 +19,6 @@ LOCK = path_of("box")
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(str(tmp_path))
-
-
-def refused(code: str, call: Any, *arguments: Any) -> SandkeepError:
-    with pytest.raises(SandkeepError) as caught:
-        call(*arguments)
-    assert caught.value.code == code, caught.value
-    return caught.value
 
 
 def names(tmp_path: Path) -> list[str]:

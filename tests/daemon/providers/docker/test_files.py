@@ -12,7 +12,6 @@ from tests.conftest import RunningDaemon
 from tests.daemon.sandboxes.test_files import (  # noqa: F401  # these tests are ones of this file, too
     bound,
     box,
-    shared_box,
     test_a_conflict_changes_nothing,
     test_a_copy_whose_caller_goes_is_undone,
     test_a_directory_is_listed_with_what_things_are,

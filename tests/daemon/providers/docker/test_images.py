@@ -12,6 +12,7 @@ import pytest
 import trio
 from tests.support import rootfs
 from tests.support.engine import PrivateEngine
+from tests.support.expect import refused_async, until_async
 from tests.support.registry import Registry, serving
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
@@ -69,14 +70,13 @@ class World:
         _, made = await self.built(f"FROM {BUSYBOX}\n{swap}{more}")
         return made
 
-    async def refused(self, code: str, dockerfile: str | None = None, **fields: Any) -> str:
+    async def fails(self, code: str, dockerfile: str | None = None, **fields: Any) -> str:
         """What a build or an import that fails says."""
         before = self.everything()
-        with pytest.raises(SandkeepError) as caught:
-            await (self.image(**fields) if dockerfile is None else self.built(dockerfile, **fields))
-        assert caught.value.code == code, caught.value
+        made = self.image(**fields) if dockerfile is None else self.built(dockerfile, **fields)
+        error = await refused_async(code, made)
         assert self.everything() == before
-        return caught.value.message
+        return error.message
 
     def everything(self) -> list[str]:
         """The tags, dangling images of ours, containers and copies that there are."""
@@ -148,7 +148,7 @@ async def test_a_build_is_told_step_by_step(world: World) -> None:
 
 async def test_a_step_that_fails_is_named_with_what_it_said_last(world: World) -> None:
     lines = "; ".join(f"echo line {number}" for number in range(40))
-    said = await world.refused(
+    said = await world.fails(
         "invalid",
         f"FROM {BUSYBOX}\n\n# a comment\nENV A=b\n"
         f"RUN exec 2>&1; {lines}; \\\n  echo 'worst\x1b[31m of all' >&2; exit 7\nRUN true\n",
@@ -174,13 +174,13 @@ async def test_a_step_that_fails_is_named_with_what_it_said_last(world: World) -
     ],
 )
 async def test_what_cannot_be_built(world: World, dockerfile: str, words: str) -> None:
-    assert words in await world.refused("invalid", dockerfile)
+    assert words in await world.fails("invalid", dockerfile)
 
 
 @pytest.mark.soak
 async def test_builds_have_no_network_when_sandboxes_have_none(world: World) -> None:
     world.write(Dockerfile=f"FROM {BUSYBOX}\nRUN ls /sys/class/net >/devices; exit 3\n")
-    assert "exit code 3" in await world.refused("invalid")
+    assert "exit code 3" in await world.fails("invalid")
     image_id, _ = await world.built(f"FROM {BUSYBOX}\nRUN ls /sys/class/net | tr '\\n' ' ' | grep -qx 'lo '\n")
     assert image_id
 
@@ -218,7 +218,7 @@ async def test_our_own_files_are_not_in_what_is_built(world: World) -> None:
 
 async def test_a_malformed_ignore_file_is_told(world: World) -> None:
     (world.place / ".dockerignore").write_text("a\n[z-a]\n")
-    assert ".dockerignore: line 2" in await world.refused("invalid", f"FROM {BUSYBOX}\nCOPY . /\n")
+    assert ".dockerignore: line 2" in await world.fails("invalid", f"FROM {BUSYBOX}\nCOPY . /\n")
 
 
 @pytest.mark.soak
@@ -235,9 +235,9 @@ async def test_links_lead_nowhere_outside(world: World, target: str) -> None:
     """A Dockerfile that is a link is looked for inside; what is copied is the link, or fails."""
     (world.place / "link").symlink_to(target)
     (world.place / "Dockerfile").symlink_to(target)
-    assert "is no file below" in await world.refused("invalid")
+    assert "is no file below" in await world.fails("invalid")
     (world.place / "Dockerfile").unlink()
-    await world.refused("invalid", f"FROM {BUSYBOX}\nCOPY link/ /there\n")
+    await world.fails("invalid", f"FROM {BUSYBOX}\nCOPY link/ /there\n")
     (world.place / "dir").mkdir()
     (world.place / "dir" / "link").symlink_to(target)
     image_id, _ = await world.built(f"FROM {BUSYBOX}\nCOPY dir/ /there/\n")
@@ -252,7 +252,7 @@ async def test_the_directory_is_read_with_the_callers_rights(world: World) -> No
             path.chmod(0o755)
     world.write(Dockerfile=f"FROM {BUSYBOX}\nCOPY . /\n", secret="x")
     (world.place / "secret").chmod(0o600)
-    said = await world.refused("permission_denied", caller=Caller(uid=40_000, gid=40_000))
+    said = await world.fails("permission_denied", caller=Caller(uid=40_000, gid=40_000))
     assert "secret" in said
 
 
@@ -263,7 +263,7 @@ async def test_a_build_that_prints_without_end_costs_no_memory(world: World) -> 
 
     world.write(Dockerfile=f"FROM {BUSYBOX}\nRUN yes | head -c 60000000; head -c 3000000 /dev/zero; exit 1\n")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert "exit code 1" in await world.refused("invalid")
+    assert "exit code 1" in await world.fails("invalid")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000
     assert len(world.told) < 400
     assert all("\0" not in words for words in world.told)
@@ -296,9 +296,8 @@ async def test_a_build_that_is_broken_off_leaves_nothing(world: World) -> None:
         with trio.fail_after(60):
             await running.wait()
         nursery.cancel_scope.cancel()
-    with trio.fail_after(30):  # the engine removes the container of a step by itself
-        while set(world.everything()) - set(before):
-            await trio.sleep(0.05)
+    # The engine removes the container of a step by itself.
+    await until_async(lambda: not set(world.everything()) - set(before))
 
 
 @pytest.mark.soak
@@ -424,16 +423,16 @@ async def test_bases_are_pulled(world: World, registry: Registry) -> None:
 async def test_a_registry_that_refuses(world: World, registry: Registry, status: int, code: str, words: str) -> None:
     registry.refusing["ada/private"] = status
     source = f"{registry.address}/ada/private:1"
-    assert words in await world.refused(code, kind="reference", source=source)
+    assert words in await world.fails(code, kind="reference", source=source)
 
 
 async def test_a_reference_that_nobody_knows(world: World, registry: Registry) -> None:
-    said = await world.refused("not_found", kind="reference", source=f"{registry.address}/ada/nothing:1")
+    said = await world.fails("not_found", kind="reference", source=f"{registry.address}/ada/nothing:1")
     assert "ada/nothing:1" in said
 
 
 async def test_a_registry_that_cannot_be_reached(world: World) -> None:
-    said = await world.refused("provider_unavailable", kind="reference", source="127.0.0.1:1/nothing")
+    said = await world.fails("provider_unavailable", kind="reference", source="127.0.0.1:1/nothing")
     assert "127.0.0.1:1/nothing" in said
 
 
@@ -597,7 +596,7 @@ async def test_a_workspace_that_its_user_cannot_write(world: World) -> None:
 
 @pytest.mark.soak
 async def test_a_user_that_the_image_does_not_know(world: World) -> None:
-    await world.refused("invalid", f"FROM {BUSYBOX}\nUSER nobody-knows\n")
+    await world.fails("invalid", f"FROM {BUSYBOX}\nUSER nobody-knows\n")
 
 
 # -- removing ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.engine import PrivateEngine
+from tests.support.expect import refused, until
 
 from sandkeep.errors import SandkeepError
 
@@ -95,10 +96,8 @@ class World:
             return [event.type for event in client.sandbox.history(box).events]
 
     def refused(self, code: str, work: Callable[[Any], Any]) -> str:
-        with self.daemon.connect() as client, pytest.raises(SandkeepError) as caught:
-            work(client)
-        assert caught.value.code == code, caught.value
-        return caught.value.message
+        with self.daemon.connect() as client:
+            return refused(code, work, client).message
 
     def outside(self, what: str, box: str = "box") -> None:
         """Somebody else has the engine do something with the container."""
@@ -111,22 +110,15 @@ class World:
         done = self.daemon.cli(*words, env=env)
         assert (done.returncode, done.stdout.decode()) == (0, f"{sandbox_id}\n"), done.stderr.decode()
 
-    def until(self, status: str, box: str = "box") -> None:
+    def until_status(self, status: str, box: str = "box") -> None:
         """Wait until a sandbox is that."""
-        until(lambda: self.status(box) == status, lambda: str((self.last(box), self.types(box))))
+        until(lambda: self.status(box) == status, seen=lambda: (self.last(box), self.types(box)))
 
     def nothing_left(self) -> None:
         """No container or volume of this daemon's is there."""
         with self.daemon.connect() as client:
             label = f"sandkeep.log={client.daemon.status().log_id}"
-        until(lambda: not self.engine.containers(label), lambda: str(self.engine.containers(label)))
-
-
-def until(condition: Callable[[], bool], what: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
+        until(lambda: not self.engine.containers(label), seen=lambda: self.engine.containers(label))
 
 
 @pytest.fixture
@@ -180,16 +172,16 @@ def _note(world: World, box: str = "box") -> str | None:
 def test_paused_from_outside(world: World) -> None:
     world.box()
     world.outside("pause")
-    world.until("suspended")
+    world.until_status("suspended")
     assert (world.last().type, world.last().data["outside"]) == ("sandbox.suspended", True)
     world.outside("unpause")
-    world.until("running")
+    world.until_status("running")
     assert (world.last().type, world.last().data["outside"]) == ("sandbox.resumed", True)
     sandbox_id = world.id_of()
     world.daemon.kill()
     assert world.engine.ask("POST", f"/containers/sandbox-{sandbox_id}/pause")[0] < 300
     world.daemon.start()
-    world.until("suspended")
+    world.until_status("suspended")
     world.cli("rm", "box")
     world.nothing_left()
 
@@ -201,7 +193,7 @@ def test_removed_from_outside(world: World) -> None:
     world.box()
     world.count()
     assert world.engine.ask("DELETE", f"/containers/sandbox-{world.id_of()}?force=1&v=1")[0] == 204
-    world.until("lost")
+    world.until_status("lost")
     with world.daemon.connect() as client:
         assert "removed outside" in client.sandbox.get("box").error
     assert world.wait("count").status == "lost"
@@ -217,7 +209,7 @@ def test_stopped_from_outside_and_started_anew(world: World) -> None:
     world.run("echo kept >/workspace/file")
     world.count()
     world.outside("stop?t=0")
-    world.until("failed")
+    world.until_status("failed")
     assert world.wait("count").status == "lost"
     assert b"[secret_missing]" in world.daemon.cli("resume", "box").stderr
     world.cli("resume", "box", "--secret", "TOKEN", TOKEN="second")
@@ -225,7 +217,7 @@ def test_stopped_from_outside_and_started_anew(world: World) -> None:
     assert world.written("count") > 0
     assert "second" not in str(world.engine.container_of(world.id_of("box")))
     world.outside("restart?t=0")  # that it runs then is nobody's order
-    world.until("failed")
+    world.until_status("failed")
     world.cli("rm", "box")
     world.nothing_left()
 
@@ -267,7 +259,7 @@ def test_an_engine_that_hangs(world: World) -> None:
     told_at_once(world, "doomed")
     everything_else_works(world)
     world.engine.send(signal.SIGCONT)
-    world.until("stopped", "doomed")
+    world.until_status("stopped", "doomed")
     world.cli("suspend", "box")
     world.cli("rm", "box")
     world.nothing_left()
@@ -318,11 +310,11 @@ def test_an_engine_that_is_restarted_under_sandboxes_that_stay(world: World) -> 
     world.refused("provider_unavailable", lambda client: client.sandbox.terminate("still"))
     world.engine.start()
     for box in ("doomed", "still"):
-        world.until("stopped", box)
+        world.until_status("stopped", box)
     everything_else_works(world)
     assert "sandbox.lost" not in world.types()
     world.outside("pause")
-    world.until("suspended")
+    world.until_status("suspended")
     world.cli("resume", "box")
     world.engine.stop(signal.SIGKILL)
     everything_else_works(world)
@@ -337,11 +329,11 @@ def test_an_engine_that_takes_its_containers_along(frail: World, number: int) ->
     frail.run("echo kept >/workspace/file")
     frail.engine.stop(number)
     if number == signal.SIGTERM:
-        frail.until("lost")
+        frail.until_status("lost")
         frail.refused("provider_unavailable", lambda client: client.sandbox.resume("box"))
         assert frail.status() == "lost"
     frail.engine.start()
-    frail.until("lost")
+    frail.until_status("lost")
     frail.cli("resume", "box")
     assert frail.run("cat /workspace/file") == "kept\n"
     assert frail.wait("count").status == "lost"
@@ -370,7 +362,7 @@ def test_both_down_and_up_and_the_containers_gone(frail: World, first: str) -> N
     frail.daemon.kill()
     frail.engine.stop()
     _start_both(frail, first)
-    frail.until("lost")
+    frail.until_status("lost")
     frail.cli("resume", "box")
     assert frail.run("cat /workspace/file") == "kept\n"
 

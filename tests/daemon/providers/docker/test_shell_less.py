@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.app.test_adoption import forge, recorded, refused, until
+from tests.daemon.app.test_adoption import forge, recorded
+from tests.support.expect import refused, until
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import PROCESS, SANDBOX, new_id

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.engine import PrivateEngine
-from tests.support.snapshots import archive, exported, imported, names, refused, sh, soon
+from tests.support.expect import refused, until
+from tests.support.snapshots import archive, exported, imported, names, sh
 
 import sandkeep
 from sandkeep.errors import ProviderError
@@ -127,7 +128,7 @@ def test_a_restored_sandbox_has_exactly_the_files_of_the_snapshot(world: World, 
     whole = exported(client, changed.snapshot_id)
     assert {"workspace/new", "opt/tool/two", "bin/busybox"} <= set(names(whole))
     assert not {"workspace/file", "opt/tool/one", "workspace/.wh.file"} & set(names(whole))
-    soon(lambda: world.kept() == set())
+    until(lambda: world.kept() == set())
 
 
 def test_processes_stand_still_while_all_of_it_is_read_and_go_on(client: Any, box: str) -> None:
@@ -135,10 +136,10 @@ def test_processes_stand_still_while_all_of_it_is_read_and_go_on(client: Any, bo
     sh(client, box, "head -c 64m /dev/zero >/opt/large && touch /opt/one two")
     writer = "i=0; while :; do i=$((i+1)); echo $i >>/opt/one; echo $i >>two; done"
     client.process.launch(box, ["sh", "-c", writer], name="writer")
-    soon(lambda: sh(client, box, "cat two") != "")
+    until(lambda: sh(client, box, "cat two") != "")
     made = client.snapshot.create(box, include=["/opt", "/workspace"])
     before = sh(client, box, "wc -l <two")
-    soon(lambda: sh(client, box, "wc -l <two") != before)
+    until(lambda: sh(client, box, "wc -l <two") != before)
     client.process.signal(box, "writer", "KILL")
     with tarfile.open(fileobj=io.BytesIO(exported(client, made.snapshot_id))) as tar:
         one, two = (tar.extractfile(name).read().count(b"\n") for name in ("opt/one", "workspace/two"))
@@ -179,7 +180,7 @@ def test_forks_begin_with_the_files_of_one_moment_and_go_their_own_ways(world: W
     assert len(world.kept()) == 2
     for one in (*boxes[1:], again.sandbox_id):
         client.sandbox.terminate(one)
-    soon(lambda: world.kept() == set())
+    until(lambda: world.kept() == set())
 
 
 @pytest.mark.soak
@@ -201,7 +202,7 @@ def test_what_a_sandbox_left_can_be_kept_until_its_container_is_removed(world: W
     sh(client, box, CHANGE)
     before = world.tree(box)
     world.engine.ask("POST", f"/containers/sandbox-{box}/kill")
-    soon(lambda: client.sandbox.get(box).status == "failed")
+    until(lambda: client.sandbox.get(box).status == "failed")
     made = client.snapshot.create(box)
     assert made.pause_ms is None
     assert world.restored(made.snapshot_id) == before
@@ -227,7 +228,7 @@ def test_a_snapshot_becomes_an_image(world: World, client: Any, box: str) -> Non
     made = client.snapshot.create(box, incremental=True).snapshot_id
     image = client.snapshot.promote(made)
     client.snapshot.delete(made)
-    soon(lambda: world.kept() == set())
+    until(lambda: world.kept() == set())
     second = client.sandbox.create(image.image_id).sandbox_id
     assert world.tree(second) == before
     client.sandbox.terminate(second)
@@ -247,13 +248,13 @@ def test_a_sandbox_gets_its_earlier_files_back(world: World, client: Any, box: s
     assert (restored.status, restored.restored_from) == ("running", snapshot.snapshot_id)
     assert world.tree(box) == before
     assert client.process.read(box, "before").stdout == b"said before\n"
-    soon(lambda: world.containers(box) == [f"/sandbox-{box}"])
+    until(lambda: world.containers(box) == [f"/sandbox-{box}"])
     assert world.engine.container_of(box)["Config"]["Hostname"] == name
     assert len(world.volumes(box)) == 1
     sh(client, box, "echo on >on")
     assert client.snapshot.create(box, incremental=True).parent_id == snapshot.snapshot_id
     world.engine.ask("POST", f"/containers/sandbox-{box}/kill")
-    soon(lambda: client.sandbox.get(box).status == "failed")
+    until(lambda: client.sandbox.get(box).status == "failed")
     assert client.sandbox.resume(box).status == "running"
     assert sh(client, box, "cat on") == "on\n"
 
@@ -268,16 +269,16 @@ def test_an_engine_that_goes_while_files_are_replaced_finds_one_container_when_i
     sh(client, box, "rm one")
     with ThreadPoolExecutor(1) as pool:
         restoring = pool.submit(client.sandbox.restore, box, snapshot.snapshot_id)
-        soon(lambda: len(world.containers(box)) == 2)
+        until(lambda: len(world.containers(box)) == 2)
         if cut == "after":
-            soon(restoring.done)
+            until(restoring.done)
         world.engine.stop(signal.SIGKILL)
         error = restoring.exception(60)
     world.engine.start()
-    soon(lambda: len(world.containers(box)) == len(world.volumes(box)) == 1)
-    soon(lambda: world.containers(box) == [f"/sandbox-{box}"])
+    until(lambda: len(world.containers(box)) == len(world.volumes(box)) == 1)
+    until(lambda: world.containers(box) == [f"/sandbox-{box}"])
     if error is not None:
-        soon(lambda: world.kept() == set())
+        until(lambda: world.kept() == set())
         client.sandbox.resume(box)
     assert sh(client, box, "ls one 2>/dev/null; true") == ("one\n" if error is None else "")
 
@@ -338,7 +339,7 @@ def test_directories_that_are_swapped_for_links_lead_nowhere(
     for place in ("/workspace", "/opt"):
         script = SWAPPER.format(secret=tmp_path)
         client.process.launch(box, ["sh", "-c", script], name=f"swapper-{place[1:]}", working_dir=place)
-    soon(lambda: sh(client, box, "cat /opt/real/file real/file || true") == "mine\nmine\n")
+    until(lambda: sh(client, box, "cat /opt/real/file real/file || true") == "mine\nmine\n")
     for options in ({}, {"incremental": True}, {"include": ["opt", "workspace"]}):
         made = client.snapshot.create(box, **options)
         whole = exported(client, made.snapshot_id)
@@ -407,7 +408,7 @@ def test_an_engine_that_is_down_leaves_nothing_half_done(world: World, client: A
     assert client.snapshot.list(sandbox_id=box).snapshots == [made]
     assert [fork.name for fork in client.sandbox.fork(box, names=["never"]).sandboxes] == ["never"]
     client.sandbox.terminate("never")
-    soon(lambda: world.kept() == set())
+    until(lambda: world.kept() == set())
 
 
 def is_forked(client: Any, box: str, name: str) -> bool:
@@ -426,7 +427,7 @@ def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, 
     place, half = f"{world.engine.root}/data/tmp", f"half-{number}"
     with ThreadPoolExecutor(1) as pool:
         forking = pool.submit(refused, "provider_unavailable", lambda: client.sandbox.fork(box, names=[half]))
-        soon(lambda: bool(os.listdir(place)) or forking.done())
+        until(lambda: bool(os.listdir(place)) or forking.done())
         world.engine.send(number)
         forking.result(60)
         if number == signal.SIGKILL:
@@ -434,10 +435,10 @@ def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, 
             world.engine.start()
         else:
             world.engine.send(signal.SIGCONT)
-    soon(lambda: is_forked(client, box, half))  # a daemon that found it hanging asks again and again
+    until(lambda: is_forked(client, box, half))  # a daemon that found it hanging asks again and again
     assert sh(client, half, "sha256sum large") == sh(client, box, "sha256sum large")
     client.sandbox.terminate(half)
-    soon(lambda: world.kept() == set())
+    until(lambda: world.kept() == set())
 
 
 def test_an_archive_cannot_say_what_is_gone_from_what_lies_beneath(world: World, client: Any) -> None:
@@ -465,7 +466,7 @@ def test_kept_files_that_nobody_needs_go_when_the_daemon_starts(world: World, pl
         assert world.kept() == {name, "frk_lost", "frk_theirs"}
     daemon.stop()
     daemon.start()
-    soon(lambda: world.kept() == {name, "frk_theirs"})
+    until(lambda: world.kept() == {name, "frk_theirs"})
     daemon.clear()
     world.engine.ask("DELETE", "/images/sandkeep-files:frk_theirs")
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support.boxes import Box, until
+from tests.support.boxes import Box, new_box
+from tests.support.expect import until
 
 pytestmark = pytest.mark.needs("docker", "root", "busybox")
 
@@ -21,9 +22,8 @@ def box(shared_daemon: Any, dockerd: Any) -> Iterator[Box]:
     shared_daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none")
     with shared_daemon.connect() as client:
         image = client.image.create(dockerd.busybox(), provider="docker").image_id
-        made = client.sandbox.create(image, memory_bytes=64 * MIB, cpus=1.5, pids=64)
-        yield Box(shared_daemon, client, made.sandbox_id)
-        client.sandbox.terminate(made.sandbox_id)
+    with new_box(shared_daemon, image, memory_bytes=64 * MIB, cpus=1.5, pids=64) as made:
+        yield made
 
 
 def stats(box: Box) -> Any:

@@ -5,14 +5,14 @@ import os
 import shutil
 import signal
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.boxes import refused, until
+from tests.support.expect import refused, until
 
 from sandkeep import archives, transfer
 from sandkeep.ids import new_id
@@ -44,12 +44,6 @@ def root_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(shared_daemon: RunningDaemon) -> Iterator[Any]:
-    with shared_daemon.connect() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An image of a workspace."""
     source = tmp_path_factory.mktemp("source")
@@ -59,13 +53,6 @@ def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     (source / "sub").mkdir()
     (source / "sub" / "inner").write_text("inner\n")
     return str(client.image.create(str(source), provider="gvisor").image_id)
-
-
-@pytest.fixture
-def box(client: Any, image: str) -> Iterator[str]:
-    made = client.sandbox.create(image).sandbox_id
-    yield made
-    client.sandbox.terminate(made)
 
 
 def sh(client: Any, box: str, script: str) -> str:
@@ -224,9 +211,9 @@ def test_input_waits_for_whoever_reads_it(client: Any, box: str) -> None:
 def test_memory_that_is_used_up_ends_the_sandbox_and_says_so(client: Any, image: str) -> None:
     box = client.sandbox.create(image, memory_bytes=96 << 20).sandbox_id
     client.process.launch(box, ["python3", "-c", "x = bytearray(400 << 20)"], name="greedy")
-    until(lambda: client.sandbox.get(box).status == "failed", 20)
+    until(lambda: client.sandbox.get(box).status == "failed")
     assert "memory" in client.sandbox.get(box).error
-    until(lambda: not processes_of(box), 10)
+    until(lambda: not processes_of(box))
     client.sandbox.terminate(box)
 
 
@@ -238,7 +225,7 @@ def test_threads_of_the_host_are_bounded(client: Any, image: str) -> None:
     assert (group / "pids.max").read_text() == f"{plan.HOST_THREADS}\n"
     (group / "pids.max").write_text("120")
     client.process.launch(greedy, ["sh", "-c", "while :; do sleep 600 & done"], name="bomb")
-    until(lambda: client.sandbox.get(greedy).status == "failed", 60)
+    until(lambda: client.sandbox.get(greedy).status == "failed")
     assert sh(client, other, "echo served") == "served\n"
     for box in (greedy, other):
         client.sandbox.terminate(box)
@@ -344,7 +331,7 @@ def test_daemons_that_share_a_place_leave_each_others_sandboxes(
         client.sandbox.suspend(standing)
         second.start()
         with second.connect() as other:
-            until(lambda: f"{base}/runsc_bundle_{standing}" in "".join(other.daemon.status().foreign), 20)
+            until(lambda: f"{base}/runsc_bundle_{standing}" in "".join(other.daemon.status().foreign))
             theirs = other.image.create(str(source), provider="gvisor").image_id
             own = other.sandbox.create(theirs, name="box").sandbox_id
             assert other.sandbox.exec(own, "echo hi").stdout == b"hi\n"
@@ -379,10 +366,10 @@ def test_a_sandbox_that_is_ended_from_outside_has_failed(client: Any, image: str
     box = client.sandbox.create(image).sandbox_id
     client.process.launch(box, ["sleep", "1000"], name="sleeper")
     end_kernel(box)
-    until(lambda: client.sandbox.get(box).status == "failed", 20)
+    until(lambda: client.sandbox.get(box).status == "failed")
     assert client.process.get(box, "sleeper").status == "lost"
     refused("not_ready", client.sandbox.exec, box, ["true"])
-    until(lambda: processes_of(box) == {}, 20)
+    until(lambda: processes_of(box) == {})
     client.sandbox.terminate(box)
 
 
@@ -392,7 +379,7 @@ def test_a_failed_sandbox_comes_back_from_its_checkpoint(client: Any, image: str
     client.process.launch(box, ["sh", "-c", "read x; echo $x"], name="reader", stdin=True)
     checkpoint = client.checkpoint.create(box, leave_running=True)
     end_kernel(box)
-    until(lambda: client.sandbox.get(box).status == "failed", 20)
+    until(lambda: client.sandbox.get(box).status == "failed")
     assert client.sandbox.restore(box, checkpoint_id=checkpoint.checkpoint_id).status == "running"
     assert sh(client, box, "cat kept") == "kept\n"
     client.process.write_stdin(box, "reader", b"again\n", eof=True)

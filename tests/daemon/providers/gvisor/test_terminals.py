@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.boxes import refused, until
+from tests.support.boxes import new_box
+from tests.support.expect import refused, until
 
 from sandkeep.errors import SandkeepError
 from sandkeepd.host.processes import pids_where
@@ -30,17 +31,10 @@ def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def client(shared_daemon: Any) -> Iterator[Any]:
-    with shared_daemon.connect() as client:
-        yield client
-
-
-@pytest.fixture
-def box(client: Any, image: str, shared_daemon: Any) -> Iterator[str]:
-    sandbox = str(client.sandbox.create(image).sandbox_id)
-    yield sandbox
-    client.sandbox.terminate(sandbox)
-    assert of_runsc(sandbox) == []
+def box(shared_daemon: Any, image: str) -> Iterator[str]:
+    with new_box(shared_daemon, image) as made:
+        yield made.id
+    assert of_runsc(made.id) == []
 
 
 def of_runsc(*words: str) -> list[str]:
@@ -88,7 +82,7 @@ def shell(client: Any, box: str, name: str = "shell") -> None:
     """A shell that knows something which it was only told."""
     client.process.launch(box, SHELL, name=name, tty=True)
     client.process.write_stdin(box, name, b"told=$((6*7)); echo known:$told\n")
-    until(lambda: b"known:42" in client.process.read(box, name).stdout, LATE_S)
+    until(lambda: b"known:42" in client.process.read(box, name).stdout)
 
 
 def test_a_shell_goes_on_here_and_in_a_restored_sandbox(client: Any, box: str) -> None:
@@ -145,7 +139,7 @@ def test_what_holds_a_viewers_terminal_is_not_saved(client: Any, box: str) -> No
     shell(client, box)
     server = "server=${TMUX#*,}; server=${server%,*}"
     client.process.write_stdin(box, "shell", f"{server}; echo server:$server.\n".encode())
-    said = until(lambda: re.search(rb"server:(\d+)\.", client.process.read(box, "shell").stdout), LATE_S)
+    said = until(lambda: re.search(rb"server:(\d+)\.", client.process.read(box, "shell").stdout))
     number = said[1].decode()
     with attached(client, box, "shell") as fd:
         sees(fd, b"known:42")
@@ -185,7 +179,7 @@ def test_a_viewer_goes_when_it_is_left_and_outlives_the_daemon(new_daemon: Any, 
         with attached(client, box, "shell") as fd:
             sees(fd, b"known:42")
             assert len(of_runsc(box, "exec")) == 1
-        until(lambda: not of_runsc(box, "exec"), LATE_S)
+        until(lambda: not of_runsc(box, "exec"))
         with client.with_descriptors("process.attach", box, "shell") as handed:
             (fd,) = handed.receive()
             handed.answer()

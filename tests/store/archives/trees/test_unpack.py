@@ -7,12 +7,12 @@ import sys
 import tarfile
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from tests.store.archives.tar.test_inspect import CODECS, HOSTILE
 from tests.support import tars, trees
+from tests.support.expect import until
 from tests.support.tars import archive, member
 from tests.support.trees import NEW, described
 
@@ -321,9 +321,8 @@ def test_a_crash_leaves_one_or_the_other_whole(place: str, when: str) -> None:
     assert done.returncode == -signal.SIGKILL
     found = sorted(os.listdir(f"{place}/target"))
     assert found == ([str(number) for number in range(10)] if when == "exchanged" else ["old"])
-    deadline = time.monotonic() + 20
-    while leftovers(place):  # another program removes them, once it sees that the first has died
-        assert time.monotonic() < deadline, leftovers(place)
+    # Another program removes them, once it sees that the first has died.
+    until(lambda: not leftovers(place), seen=lambda: leftovers(place))
 
 
 def test_what_a_machine_that_went_down_left_is_found(place: str) -> None:
