@@ -55,6 +55,13 @@ def image(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         return str(client.image.create(str(root)).image_id)
 
 
+@pytest.fixture(scope="module")
+def shared_box(shared_daemon: Any, image: str) -> Iterator[Box]:
+    """Its `tar` is the one of the workspace, which is a plain one unless `evil` says what it shall do."""
+    with new_box(shared_daemon, image, env={"PATH": "/workspace/bin:/usr/bin:/bin"}) as made:
+        yield made
+
+
 @pytest.fixture
 def box(shared_box: Box) -> Iterator[Box]:
     yield shared_box
