@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.daemon.locks.test_locks import ALICE, World, acquire, settle
+from tests.daemon.locks.test_locks import ALICE, World, acquire
 from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside
 
@@ -23,17 +23,16 @@ from sandkeepd.snapshots.archives import SnapshotArchives
 
 
 @pytest.fixture
-def world(fakes_end: None, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setenv("SANDBOX_LOCK_MOUNT_PATH", "/locks")
-    return World()
-
-
-@pytest.fixture
 def source(places: str) -> str:
     """What everybody may read."""
     place = tempfile.mkdtemp(dir=places)
     os.chmod(place, 0o755)
     return place
+
+
+@pytest.fixture
+def world(fakes_end: None, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ async def test_a_later_daemon_goes_on_publishing(world: World, shared: Path, tmp
         lock = await acquire(daemon)
     async with world.daemon(tmp_path / "state") as daemon:
         await until_async(lambda: daemon.leases.holds(daemon.id_of()))
-        await settle()
+        await world.settle()
         await daemon.publishing.flush()
         assert told(shared)["fence"] == lock.fence
 

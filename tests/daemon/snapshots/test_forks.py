@@ -173,6 +173,7 @@ def test_several_at_once_of_one_that_changes(client: Any, box: str, keeping_daem
     """Each has the two files as they were at one moment."""
     writer = "i=0; while :; do i=$((i+1)); echo $i >>one; echo $i >>two; done"
     client.process.launch(box, ["sh", "-c", writer], name="writer")
+    until(lambda: sh(client, box, "cat two 2>/dev/null || true"))
 
     def fork(_: int) -> list[str]:
         with keeping_daemon.connect() as own:
