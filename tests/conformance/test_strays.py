@@ -122,7 +122,7 @@ def variables(log_id: str, sandbox_id: str) -> dict[str, str]:
 
 def plant_namespace(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
     """A process in namespaces of its own, of which nothing else is left: no directory, no control group."""
-    unshare = ["bwrap", "--unshare-all", "--as-pid-1", "--ro-bind", "/", "/", "--proc", "/proc"]
+    unshare = ["bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc"]
     child = subprocess.Popen(
         [*unshare, "sh", "-c", "echo; exec sleep 1000"],
         env=variables(log_id, sandbox_id),

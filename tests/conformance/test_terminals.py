@@ -317,11 +317,9 @@ async def test_a_tmux_that_is_killed_hangs_up(world: World) -> None:
 @once
 async def test_a_journal_that_is_turned_off_is_no_end(world: World) -> None:
     instance = await world.sandbox()
-    process_id = await open_tty(instance, f"{RAW} echo seen; read go; tmux pipe-pane; echo unseen; exit 8")
-    await shows(instance, process_id, b"seen\n")
-    await instance.write_stdin(process_id, b"\n", eof=False)
-    assert (await finish(instance, process_id)).exit_code == 8
-    assert written(instance, process_id) == b"seen\n"
+    is_seen = "until grep -q seen *.stdout; do sleep 0.01; done"
+    code, out = await run_tty(instance, f"echo seen; {is_seen}; tmux pipe-pane; echo unseen; exit 8")
+    assert (code, out) == (8, b"seen\r\n")
 
 
 @once
