@@ -11,6 +11,8 @@ from typing import Final
 
 from sandkeep.errors import SetupError, StateError
 from sandkeep.settings.daemon import SOCKET, SOCKET_GROUP
+from sandkeepd.core.peer import peer_of
+from sandkeepd.host import processes
 from sandkeepd.host.instance_lock import alone
 
 _BACKLOG: Final = 512
@@ -116,7 +118,11 @@ def _somebody_listens(path: str) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         number = probe.connect_ex(path)
-    return number in (0, errno.EAGAIN)  # EAGAIN: somebody does, and has a full queue
+        if number:
+            return number == errno.EAGAIN  # somebody does, and has a full queue
+        # A child that a killed daemon had begun to spawn has its socket until exec: the kernel still takes connections.
+        pid = peer_of(probe).pid  # of who called listen(2)
+        return pid == 0 or processes.start_time(pid) is not None  # 0: one that cannot be seen from here
 
 
 def _bind(path: str, mode: int, gid: int) -> socket.socket:

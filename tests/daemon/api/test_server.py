@@ -8,8 +8,11 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -593,6 +596,30 @@ def test_a_daemon_that_listens_is_left_alone(tmp_path: Path) -> None:
     with listening(path):
         cannot_listen("conflict", f"a daemon is already listening on {path}", path)
         assert os.path.exists(path)
+
+
+HELD_BY_A_CHILD = """
+import os, socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+if child := os.fork():
+    print(child, flush=True)
+    os._exit(0)
+os.close(1)
+time.sleep(600)
+"""
+
+
+def test_a_socket_that_only_a_child_of_a_killed_daemon_holds_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    done = subprocess.run([sys.executable, "-c", HELD_BY_A_CHILD, path], stdout=subprocess.PIPE, check=True)
+    try:
+        with listening(path) as listener, socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            listener.accept()[0].close()
+    finally:
+        os.kill(int(done.stdout), signal.SIGKILL)
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
