@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support import template
 
 from sandkeep.demo import traces
 from sandkeep.demo.house import remove_tree
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tests.support.gcs import GcsEmulator
     from tests.support.s3 import S3Server
 
+DAEMON = [sys.executable, "-m", "sandkeepd.main"]
 START_S = 30.0
 SHOWN_CHARACTERS = 8000
 """So much of the end of a daemon's log is shown with a failure."""
@@ -222,23 +224,22 @@ class RunningDaemon:
         self.log = os.path.join(root, "daemon.log")
         self.env = {**_environment(), "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
         self.command = [sys.executable, "-m", "sandkeep.cli"]
-        self.program = [sys.executable, "-m", "sandkeepd.main"]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.program = DAEMON
+        self.process: subprocess.Popen[bytes] | template.Forked | None = None
 
     def start(self, **environment: str) -> None:
         """Start it and return when it answers."""
+        env = {**self.env, **environment}
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                self.program,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**self.env, **environment},
-                start_new_session=True,
-            )
+            if self.program == DAEMON and template.can_start(env):
+                self.process = template.start(log.fileno(), env)
+            else:
+                self.process = subprocess.Popen(
+                    self.program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+                )
         self._wait_until_it_answers(self.process)
 
-    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait_until_it_answers(self, process: subprocess.Popen[bytes] | template.Forked) -> None:
         from sandkeep.errors import SandkeepError
 
         deadline = time.monotonic() + START_S

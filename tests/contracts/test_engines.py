@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-CONFTEST = (Path(__file__).parents[1] / "conftest.py").read_text()
+HERE = Path(__file__).parents[2]
+CONFTEST = (HERE / "tests" / "conftest.py").read_text()
 TEST = "import pytest\n\n@pytest.mark.needs('runsc')\ndef test_it():\n    pass\n"
 
 
@@ -27,6 +28,6 @@ def test_engines(tmp_path: Path, program: str, required: str, told: str) -> None
     (tmp_path / "test_one.py").write_text(TEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = needs(engine)\n")
     command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", "-p", "no:trio", "."]
-    env = {**os.environ, "SANDKEEP_REQUIRE": required}
+    env = {**os.environ, "SANDKEEP_REQUIRE": required, "PYTHONPATH": str(HERE)}
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert told in done.stdout

@@ -1,0 +1,175 @@
+"""A process that has imported the daemon and forks itself into one, because a start is mostly the import.
+
+Daemons made so are processes with descriptors, environment and session of their own, and run the same `main`. What they
+lack is exec: /proc tells the template's arguments and environment. Tests of that start `sandkeepd` themselves.
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+ANSWER_S = 60.0
+"""What it may take to import everything on a busy machine."""
+
+FIXED_BY_EXEC = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
+"""Variables that begin like this are read when a program is started, too soon for a fork."""
+
+
+class Forked:
+    """A forked daemon, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, end: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._end = end
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal, or None while it runs."""
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code; raise `subprocess.TimeoutExpired` after so many seconds."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("sandkeepd", timeout or 0)
+        return code
+
+    def _look(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int(os.read(self._end, 16)))
+            os.close(self._end)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+_template: socket.socket | None = None
+_one_at_a_time = threading.Lock()
+
+
+def start(log: int, environ: dict[str, str]) -> Forked:
+    """Fork a daemon that writes to the descriptor `log`, and return at once."""
+    read, write = os.pipe()
+    with _one_at_a_time, tempfile.TemporaryFile() as order:
+        order.write(json.dumps([environ, os.getcwd()]).encode())
+        order.flush()
+        control = _connection()
+        socket.send_fds(control, [b"start"], [order.fileno(), log, write])
+        os.close(write)
+        return Forked(int(control.recv(16)), read)
+
+
+def can_start(environ: dict[str, str]) -> bool:
+    """Tell whether a fork sees this environment as a new program would."""
+    return all(os.environ.get(name) == value for name, value in environ.items() if name.startswith(FIXED_BY_EXEC))
+
+
+def _connection() -> socket.socket:
+    global _template  # one for each process that runs tests
+    if _template is None:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            words = [sys.executable, os.path.abspath(__file__), str(its.fileno())]
+            process = subprocess.Popen(words, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+        ours.settimeout(ANSWER_S)
+        assert ours.recv(16) == b"ready"
+        atexit.register(_stop, process, ours)
+        _template = ours
+    return _template
+
+
+def _stop(process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
+    control.close()
+    process.wait()
+
+
+# -- the template itself ----------------------------------------------------------------------------------------------
+
+
+def serve(control: socket.socket) -> None:
+    """Fork on demand, and tell of each end; return in the fork, or when nobody listens any more."""
+    ends: dict[int, int] = {}
+
+    def reap(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                end = ends.pop(pid)
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(end, b"%d" % status)
+                os.close(end)
+
+    signal.signal(signal.SIGCHLD, reap)
+    control.send(b"ready")
+    while True:
+        data, (order, log, end, *_), _, _ = _receive(control)
+        if not data:
+            sys.exit()
+        # The end of a child that is not on the list yet would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        pid = os.fork()
+        if pid == 0:
+            break
+        ends[pid] = end
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        os.close(order)
+        os.close(log)
+        control.send(b"%d" % pid)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    os.setsid()
+    with open(order, "rb") as file:
+        file.seek(0)
+        environ, directory = json.loads(file.read())
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for number in (log, end, *ends.values()):
+        os.close(number)
+    control.close()
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(directory)
+
+
+def _receive(control: socket.socket) -> "tuple[bytes, tuple[int, ...], int, object]":
+    data, descriptors, flags, address = socket.recv_fds(control, 16, 3)
+    return data, (*descriptors, *(-1,) * (3 - len(descriptors))), flags, address
+
+
+def main() -> None:
+    """Be the template, and after a fork the daemon."""
+    import sandkeepd.app.daemon  # noqa: F401  # this is what takes its time
+    from sandkeep import failpoints
+    from sandkeepd import main as daemon
+
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv[:] = ["sandkeepd"]
+    importlib.reload(failpoints)  # it reads the environment once
+    daemon.main()
+
+
+if __name__ == "__main__":
+    main()
