@@ -102,7 +102,7 @@ class LocalHouse(House):
         switch = freezer.switch_of(self.groups)
         assert switch is not None
         placement.write(switch.file, switch.freeze if freeze else switch.thaw)
-        freezer.insist(lambda: self.stands_still() == freeze)
+        freezer.wait_until(lambda: self.stands_still() == freeze)
 
     def stands_still(self) -> bool:
         return freezer.stand_still(self.groups)

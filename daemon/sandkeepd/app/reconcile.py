@@ -26,7 +26,7 @@ from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.contract.provider import Ending, Instance, Pausing, Provider, Replacing, Reviving
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
-from sandkeepd.core.retry import insist
+from sandkeepd.core.retry import retry_until_done
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes, start_in
@@ -164,9 +164,9 @@ class Reconciler:
             for event in tried:  # those that do not answer yet are not waited for
                 await event.wait()
             if name in core.providers:
-                await self._insist(name, self._clean_up, f"cleaning up {name}")
+                await self._retry(name, self._clean_up, f"cleaning up {name}")
 
-    async def _insist(
+    async def _retry(
         self,
         name: str,
         work: Callable[[Provider], Awaitable[T]],
@@ -188,7 +188,7 @@ class Reconciler:
             if pending is not None:
                 pending.why = error.message
 
-        return await insist(attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, told=told)
+        return await retry_until_done(attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, told=told)
 
     # -- images and what was half done --------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Reconciler:
         if image.status == "removing":
             await self._images.finish_remove(image_id, None)
             return
-        await self._insist(image.requested.provider, lambda it: it.remove_image(image_id), f"undoing {image_id}")
+        await self._retry(image.requested.provider, lambda it: it.remove_image(image_id), f"undoing {image_id}")
         failed = events.ImageCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         await core.record([NewEvent(image_id, failed)], None)
 
@@ -235,7 +235,7 @@ class Reconciler:
         async def undo(provider: Provider) -> None:
             await provider.terminate(sandbox.sandbox_id, asked.plan, {})
 
-        await self._insist(asked.provider, undo, f"undoing {sandbox.sandbox_id}", pending, tried)
+        await self._retry(asked.provider, undo, f"undoing {sandbox.sandbox_id}", pending, tried)
         failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         try:
             await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id, revision)], None)
@@ -251,7 +251,7 @@ class Reconciler:
             if isinstance(provider, Reviving):
                 await provider.halt(sandbox_id, asked.plan, sandbox.handle)
 
-        await self._insist(asked.provider, halt, f"undoing the revival of {sandbox_id}", pending, tried)
+        await self._retry(asked.provider, halt, f"undoing the revival of {sandbox_id}", pending, tried)
         failed = failure_of(sandbox, StateError("not_ready", RESUME_INTERRUPTED), interrupted=True)
         try:
             await self._core.record([NewEvent(sandbox_id, failed, sandbox_id, revision)], None)
@@ -269,7 +269,7 @@ class Reconciler:
         sandbox_id, revision = sandbox.sandbox_id, sandbox.revision
         take_over = partial(self._take_over, sandbox)
         await self._drop_replaced(sandbox)
-        instance = await self._insist(sandbox.requested.provider, take_over, f"adopting {sandbox_id}", pending, tried)
+        instance = await self._retry(sandbox.requested.provider, take_over, f"adopting {sandbox_id}", pending, tried)
         failpoints.reach("adopt.held")
         try:
             if instance is None or isinstance(instance, Ending):
@@ -287,7 +287,7 @@ class Reconciler:
     async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
         put_back = partial(self._settling.put_back, sandbox)
         what = f"undoing the restore of {sandbox.sandbox_id}"
-        ended = await self._insist(sandbox.requested.provider, put_back, what, pending, tried)
+        ended = await self._retry(sandbox.requested.provider, put_back, what, pending, tried)
         await self._settling.record_undone(sandbox, ended=ended)
 
     async def _drop_replaced(self, sandbox: SandboxState) -> None:

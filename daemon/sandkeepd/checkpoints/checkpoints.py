@@ -38,7 +38,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.core.paging import page
-from sandkeepd.core.retry import insist
+from sandkeepd.core.retry import retry_until_done
 from sandkeepd.sandboxes.oom import KILLED
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Maker, Pending, Runtime, Sandboxes, start_in
@@ -227,7 +227,7 @@ class Checkpoints:
         then = f"the end of checkpoint {checkpoint_id} is ordered, and will be carried out when that answers"
         with self._core.stalling([checkpoint_id], then) as told:
             remove = partial(self.files.remove, checkpoint.requested.place, files)
-            await insist(remove, f"removing {checkpoint_id}", told=told)
+            await retry_until_done(remove, f"removing {checkpoint_id}", told=told)
 
     # -- into new sandboxes -------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from sandkeep.events import Meta
 from sandkeep.system.backoff import pauses
 from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
 from sandkeep_store.metadata_files import MetadataFiles
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.provider import Provider
 from sandkeepd.host.fairness import yield_to_loop
@@ -94,6 +95,12 @@ class Core:
             known = ", ".join(sorted(self.providers))
             raise SetupError("not_supported", f"there is no provider {name!r} here: use one of {known}", provider=name)
         return found
+
+    def provider_of(self, snapshot: SnapshotState) -> Provider:
+        """The provider whose files a snapshot has; an event that names none is of the time of local ones alone. Raises
+        `not_supported`.
+        """
+        return self.provider(snapshot.requested.provider or "local")
 
     async def intend(self, new: NewEvent, meta: Meta, *, essential: bool = False) -> Recorded:
         """Append an intent. It is durable, and in the state, when this returns.

@@ -21,7 +21,7 @@ MOST_RETRY_S: Final = 60.0
 """How long after a failure it is tried again; each time twice as long as before, up to the most."""
 
 
-async def insist(
+async def retry_until_done(
     work: Callable[[], Awaitable[T]],
     what: str,
     provider: Provider | None = None,

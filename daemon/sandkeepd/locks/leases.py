@@ -26,7 +26,7 @@ from sandkeep_store.locks.store import DocumentStore
 from sandkeep_store.threads import Threads
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core.core import Core, as_sandkeep_error
-from sandkeepd.core.retry import insist
+from sandkeepd.core.retry import retry_until_done
 
 T = TypeVar("T")
 
@@ -194,7 +194,7 @@ class Leases:
         when what was written there has expired; and what the store says against it.
         """
         with trio.move_on_after(rules.LEASE_S):
-            return await insist(partial(self.ask, work), what, passing=(StateError, DataError))
+            return await retry_until_done(partial(self.ask, work), what, passing=(StateError, DataError))
         raise lost(what, "expired")
 
     def _place(self, lock: LockState) -> str:

@@ -16,7 +16,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
 from sandkeepd.core.paging import page
-from sandkeepd.core.retry import insist
+from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host import caller_paths
 
 REMOVE_DEADLINE_S = 300.0
@@ -127,7 +127,7 @@ class Images:
         then = f"the removal of image {image_id} is ordered, and will be carried out when that answers"
         with core.stalling([image_id], then) as told:
             work, what = lambda: core.provider(name).remove_image(image_id), f"removing {image_id}"
-            await insist(work, what, core.providers.get(name), deadline_s=REMOVE_DEADLINE_S, told=told)
+            await retry_until_done(work, what, core.providers.get(name), deadline_s=REMOVE_DEADLINE_S, told=told)
         failpoints.reach("image.discarded")
         await core.record([NewEvent(image_id, events.ImageRemoved())], intent)
 

@@ -17,7 +17,7 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.contract.provider import Exit, Instance, Launch
 from sandkeepd.core.core import Core
-from sandkeepd.core.retry import insist
+from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes
 
@@ -105,7 +105,7 @@ class Supervisor:
             finally:
                 asked.set()
 
-        return await insist(find, f"adopting {process.process_id}", passing=(StateError,))
+        return await retry_until_done(find, f"adopting {process.process_id}", passing=(StateError,))
 
     async def _end(
         self, runtime: Runtime, process: ProcessState, exited: Exit, intent: Recorded | None, *before: events.Event

@@ -14,7 +14,7 @@ from sandkeep_store.archives.stores.store import Stored
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core.core import Core
-from sandkeepd.core.retry import insist
+from sandkeepd.core.retry import retry_until_done
 from sandkeepd.sandboxes.sandboxes import Pending
 from sandkeepd.snapshots.archives import SnapshotArchives
 
@@ -71,7 +71,7 @@ class DeferredUploads:
         """
         here = snapshot.here
         try:
-            sent = await insist(
+            sent = await retry_until_done(
                 partial(self._attempt, snapshot), f"sending {snapshot.snapshot_id}", passing=(DataError,)
             )
         except DataError as error:

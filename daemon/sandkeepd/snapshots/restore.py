@@ -64,7 +64,7 @@ class Restores:
         """What the new sandbox is asked to be: as the one that the files were of."""
         if source is not None:
             return rules.like(source.spec, command.labels, command.env)
-        provider = self._core.provider(snapshot.requested.provider or "local")
+        provider = self._core.provider_of(snapshot)
         plain = SandboxSpec(disk_bytes=DISK_LIMIT(), network=provider.default_network())
         return rules.like(plain, command.labels, command.env)
 
@@ -72,7 +72,7 @@ class Restores:
         self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec
     ) -> events.SandboxCreateRequested:
         core, asked = self._core, snapshot.requested
-        provider = core.provider(asked.provider or "local")
+        provider = core.provider_of(snapshot)
         files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
         image_id = asked.image_id or snapshot.snapshot_id
         plan = self._sandboxes.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)

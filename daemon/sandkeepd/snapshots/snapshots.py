@@ -30,7 +30,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.core.paging import page
-from sandkeepd.core.retry import insist
+from sandkeepd.core.retry import retry_until_done
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archives import Making, SnapshotArchives
 from sandkeepd.snapshots.deferred_upload import DeferredUploads, not_sent
@@ -306,7 +306,7 @@ class Snapshots:
         await self.sending.stop(snapshot_id)
         then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
         with self._core.stalling([snapshot_id], then) as told:
-            await insist(lambda: self._archives.remove(places), f"removing {snapshot_id}", told=told)
+            await retry_until_done(lambda: self._archives.remove(places), f"removing {snapshot_id}", told=told)
         await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
 
     # -- reading ------------------------------------------------------------------------------------------------------

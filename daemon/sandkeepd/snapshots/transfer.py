@@ -100,7 +100,7 @@ class Transfers:
                 archives.append(await opened.enter_async_context(self._archives.opened(each, progress)))
                 await watched(partial(check, each, archives[-1]), progress, "looking through the archive")
             base = None
-            provider = core.provider(snapshot.requested.provider or "local")
+            provider = core.provider_of(snapshot)
             if beneath is not None:
                 base = await layering(provider).open_image(beneath)
                 opened.callback(os.close, base)
@@ -218,7 +218,7 @@ class Transfers:
         """Make an image of a snapshot."""
         core, command = self._core, request.params
         snapshot = rules.ready_snapshot(core.state, command.snapshot_id)
-        provider = core.provider(snapshot.requested.provider or "local")
+        provider = core.provider_of(snapshot)
         layering(provider)
         event = rules.promote(snapshot, request.owner, provider.name, command.labels)
         image_id = ids.new_id(ids.IMAGE)

@@ -143,7 +143,7 @@ def test_what_cannot_be_ended_is_not_taken_for_ended(begin: Callable[..., "subpr
         switch = freezer.switch_of(groups)
         assert switch is not None
         placement.write(switch.file, switch.freeze)
-        freezer.insist(lambda: freezer.stand_still(groups))
+        freezer.wait_until(lambda: freezer.stand_still(groups))
         assert not uid_processes.end_all(ENEMY, 0.2)
         assert uid_processes.living(ENEMY) == [child.pid]
     finally:

@@ -131,7 +131,9 @@ class Freezer:
                 self._put_mark()
                 return
             self._thaw()
-            insist(lambda: not _is_frozen(self._switch), "a control group above the sandbox's is frozen: thaw that one")
+            wait_until(
+                lambda: not _is_frozen(self._switch), "a control group above the sandbox's is frozen: thaw that one"
+            )
 
     def is_suspended(self) -> bool | None:
         """Whether it stands still, for more than to be read; None while that is changing. Does not wait."""
@@ -147,7 +149,7 @@ class Freezer:
     def _freeze(self) -> None:
         try:
             placement.write(self._switch.file, self._switch.freeze)
-            insist(lambda: _is_frozen(self._switch))
+            wait_until(lambda: _is_frozen(self._switch))
         except OSError as error:
             self._thaw()
             words = f"the sandbox's control group cannot be frozen: {error.strerror}; look whether the sandbox runs"
@@ -189,7 +191,7 @@ def recover(groups: Mapping[str, str], mark: str) -> None:
             os.unlink(mark)
 
 
-def insist(done: Callable[[], bool], otherwise: str = STUCK) -> None:
+def wait_until(done: Callable[[], bool], otherwise: str = STUCK) -> None:
     """Wait until something about processes is so. Raises `provider_unavailable`, with a sentence, if it takes long."""
     deadline = time.monotonic() + DEADLINE_S
     while not done():

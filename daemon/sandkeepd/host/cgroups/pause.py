@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from sandkeep.errors import StateError
 from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.cgroups.freezer import Freezer, Switch, insist, read, switch_of, turn
+from sandkeepd.host.cgroups.freezer import Freezer, Switch, read, switch_of, turn, wait_until
 from sandkeepd.host.processes import pids_where, reap, spawn
 
 # What the guard of a control group does: $1 thaws it when it is written to $2, if its mark $3 is there.
@@ -98,7 +98,7 @@ def _all_stopped(first_pid: int) -> Iterator[None]:
     with _guard(_CONTINUE, namespace, *map(str, before)):
         told: list[int] = []
         try:
-            insist(lambda: _stop(namespace, before, told))
+            wait_until(lambda: _stop(namespace, before, told))
             yield
         finally:
             _signal(reversed(told), signal.SIGCONT)  # children before those who wait for them

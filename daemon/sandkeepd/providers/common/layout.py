@@ -155,7 +155,7 @@ class Layout:
                 journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
                 place = f"/proc/self/fd/{directory}/."
                 find = ["find", place, "-mindepth", "1", "-maxdepth", "1", "!", "(", *journals, ")"]
-                _insist([*find, "-exec", *_RM, "{}", "+"], directory)
+                _run_with_all_rights([*find, "-exec", *_RM, "{}", "+"], directory)
         finally:
             os.close(directory)
 
@@ -185,7 +185,7 @@ class Layout:
             words = f"{self.trash} cannot be emptied: {error.strerror}"
             raise DaemonError("storage_unavailable", words) from None
         try:
-            done = _insist([*_RM, *(f"/proc/self/fd/{trash}/{name}" for name in names)], trash)
+            done = _run_with_all_rights([*_RM, *(f"/proc/self/fd/{trash}/{name}" for name in names)], trash)
         finally:
             os.close(trash)
         if done.returncode:
@@ -193,7 +193,7 @@ class Layout:
             raise DaemonError("storage_unavailable", f"files could not be removed: {said}")
 
 
-def _insist(remove: Sequence[str], directory: int) -> "subprocess.CompletedProcess[bytes]":
+def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.CompletedProcess[bytes]":
     """Run what removes files in an open directory. A user's own daemon meets directories without rights, which are open
     to it in a namespace of its own. No mode is changed for that: hostile code could have it be another file's.
     """
