@@ -29,7 +29,6 @@ MESSAGES, MESSAGES_SOAK = 100_000, times(2_000_000)
 AT_ONCE = 500
 """Lines that go over one connection."""
 
-MOST_GROWTH = 12 * 1024 * 1024
 LAST = b'{"jsonrpc":"2.0","id":"the last one","method":"daemon.ping"}\n'
 PATIENCE_S = 60
 """What hangs is given up after that long."""
@@ -142,7 +141,7 @@ async def flood(directory: Path, messages: int, seed: int) -> None:
                     before = Levels()
             assert before is not None
             await settled(tasks)
-            Levels().check(before, MOST_GROWTH)
+            Levels().check(before)
             assert target.server._holdings.of(0) == target.server._holdings.of(1000) == 0
             assert daemon.core.problems == []
             nursery.cancel_scope.cancel()
@@ -156,7 +155,7 @@ async def test_a_hundred_thousand_messages(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-async def test_ten_million_messages(tmp_path: Path) -> None:
+async def test_two_million_messages(tmp_path: Path) -> None:
     await flood(tmp_path, MESSAGES_SOAK, SystemRandom().randrange(10**9))
 
 

@@ -386,7 +386,7 @@ async def shake(directory: Path, count: int, seed: int) -> None:
                     before = Levels()
             assert before is not None
             await settled(tasks)
-            Levels().check(before, 12 << 20)
+            Levels().check(before)
             assert served.server.connections == 0
     assert complaints.said == []
 
