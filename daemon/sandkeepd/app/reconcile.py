@@ -262,8 +262,9 @@ class Reconciler:
 
     async def _adopt(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
         """Take over a sandbox, or tell that it is lost; neither when its end is ordered meanwhile."""
-        if sandbox.status == "restoring":
-            await self._undo_restore(sandbox, tried, pending)
+        # What was ended can be told to resume from then on, and what that starts is not to be adopted.
+        if sandbox.status == "restoring" and await self._undo_restore(sandbox, tried, pending):
+            return
         if sandbox.status not in rules.STANDING:
             return
         sandbox_id, revision = sandbox.sandbox_id, sandbox.revision
@@ -284,11 +285,13 @@ class Reconciler:
         if not isinstance(instance, Ending | None):
             await self._adopt_processes(sandbox, instance)
 
-    async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
+    async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> bool:
+        """Give it the files that it had; answer whether it was ended for the restore."""
         put_back = partial(self._settling.put_back, sandbox)
         what = f"undoing the restore of {sandbox.sandbox_id}"
         ended = await self._retry(sandbox.requested.provider, put_back, what, pending, tried)
         await self._settling.record_undone(sandbox, ended=ended)
+        return ended
 
     async def _drop_replaced(self, sandbox: SandboxState) -> None:
         """A daemon may have died before it removed the files that a restore had replaced."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import msgspec
 import trio
@@ -112,6 +112,9 @@ class Maker:
 
     def done(self) -> None:
         """It was made, or was not."""
+
+
+UNDONE: Final = (events.SandboxSuspendFailed, events.SandboxResumeFailed, events.SandboxRestoreFailed)
 
 
 class Sandboxes:
@@ -536,6 +539,23 @@ class Sandboxes:
         if change is not None and not change.done:
             raise rules.not_ready(sandbox)
         return sandbox.view()
+
+    async def answer_earlier(self, first: Recorded) -> Any:
+        """Answer a repeated order to suspend, resume or restore a sandbox that has had others since: as the log has it,
+        since the state remembers the last one only. ANEW if a daemon's death undid it; raises what it failed with.
+        """
+        position, caught_up = first.position, False
+        while not caught_up:
+            page = await self._core.log.page(position, stream=first.stream, type="sandbox")
+            for event in (recorded.event for recorded in page.events):
+                if isinstance(event, events.SandboxSuspended | events.SandboxResumed | events.SandboxRestored):
+                    return self._core.state.sandboxes[first.stream].view()
+                if isinstance(event, UNDONE):
+                    if event.interrupted:
+                        return ANEW
+                    raise error_from(event.code, event.message, {"sandbox_id": first.stream})
+            position, caught_up = page.position, page.caught_up
+        return self._core.state.sandboxes[first.stream].view()
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

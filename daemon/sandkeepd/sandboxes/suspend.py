@@ -153,7 +153,7 @@ class Suspensions:
         await self._core.settled(first.stream, lambda: not _is_under_way(sandbox, first.position))
         change = sandbox.change
         if change is None or change.position != first.position:
-            return sandbox.view()
+            return await self._sandboxes.answer_earlier(first)
         return ANEW if change.interrupted else await self._outcome(sandbox)
 
     async def _outcome(self, sandbox: SandboxState) -> Sandbox:

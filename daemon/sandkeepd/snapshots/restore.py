@@ -175,7 +175,7 @@ class Restores:
         sandbox = self._core.state.sandboxes[first.stream]
         change = sandbox.change
         if change is None or change.position != first.position:
-            return sandbox.view()
+            return await self._sandboxes.answer_earlier(first)
         await self._core.settled(first.stream, lambda: sandbox.status != "restoring")
         return ANEW if change.interrupted else await self._sandboxes.answer_restore(sandbox)
 
