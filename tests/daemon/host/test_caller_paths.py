@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from tests.support.expect import until_async
 
 from sandkeep.errors import CallerError, DaemonError, SandkeepError
 from sandkeepd.contract.provider import Caller, ImportedImage
@@ -306,7 +307,7 @@ async def test_an_import_that_hangs_ends_with_the_daemon(
             await _others_go_on(tmp_path)
             scope.cancel()
     assert scope.cancelled_caught
-    assert processes.pids_where(processes.owned_by(OWNER or -1)) == []
+    await until_async(lambda: processes.pids_where(processes.owned_by(OWNER or -1)) == [])
 
 
 def _stream(path: Path, *members: tuple[str, bytes, str, int]) -> None:
