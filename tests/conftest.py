@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DAEMON = [sys.executable, "-m", "sandkeepd.main"]
 START_S = 30.0
+NO_STATE_DIR = "/proc/sandkeep-tests-name-their-own"
 SHOWN_CHARACTERS = 8000
 """So much of the end of a daemon's log is shown with a failure."""
 
@@ -92,11 +93,13 @@ ENGINES: dict[str, Callable[[], str | None]] = {
 
 
 def pytest_configure() -> None:
-    """Give what tests start the signals' defaults, also where pytest itself was started to ignore them.
+    """Give what tests start the signals' defaults, also where pytest itself was started to ignore them; and have no
+    test keep anything where a daemon of this machine's does, or sweep there.
 
     The shell has background jobs ignore SIGINT and SIGQUIT, and `nohup` SIGHUP. A handler of ours is reset by exec, an
     ignored signal is not; and as this one does nothing, a run under `nohup` still survives its terminal.
     """
+    os.environ["SANDKEEP_STATE_DIR"] = NO_STATE_DIR
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
     for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):

@@ -211,10 +211,10 @@ class Levels:
         with open("/proc/self/statm") as file:
             self.resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    def check(self, before: "Levels", most_bytes: int = MOST_GROWTH) -> None:
+    def check(self, before: "Levels") -> None:
         """Raise AssertionError when there is more of something than before."""
         assert (self.tasks, self.descriptors) == (before.tasks, before.descriptors)
-        assert self.resident - before.resident < most_bytes, f"grew by {self.resident - before.resident} bytes"
+        assert self.resident - before.resident < MOST_GROWTH, f"grew by {self.resident - before.resident} bytes"
 
 
 class Complaints(logging.Handler):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
 from tests.support.fake_provider import FakeProvider, open_fake
 
@@ -97,6 +98,8 @@ async def inside(
     """The parts of a daemon on a state directory, as `app.run` has them, but for servers and periodic tasks."""
     daemon.prepare_state_dir(state_dir)
     log = EventLog.open(f"{state_dir}/events.db")
+    settings = pytest.MonkeyPatch()
+    settings.setenv("SANDKEEP_STATE_DIR", state_dir)  # by which archives have their place
     try:
         state, problems = daemon.fold(log, state_dir)
         async with daemon.running_log(log), opened(state_dir, log.log_id) as provider, trio.open_nursery() as carriers:
@@ -119,4 +122,5 @@ async def inside(
             yield made
             carriers.cancel_scope.cancel()
     finally:
+        settings.undo()
         log.close()

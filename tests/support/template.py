@@ -18,7 +18,7 @@ import tempfile
 import threading
 
 ANSWER_S = 60.0
-"""What it may take to import everything on a busy machine."""
+"""Patience with the import of everything, on a busy machine."""
 
 FIXED_BY_EXEC = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
 """Variables that begin like this are read when a program is started, too soon for a fork."""
@@ -44,7 +44,9 @@ class Forked:
         return code
 
     def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
+        ending = select.poll()  # select(2) takes no descriptors from 1024 on
+        ending.register(self._end, select.POLLIN)
+        if self.returncode is None and ending.poll(None if timeout is None else timeout * 1000):
             self.returncode = os.waitstatus_to_exitcode(int(os.read(self._end, 16)))
             os.close(self._end)
         return self.returncode
@@ -54,14 +56,6 @@ class Forked:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it."""
-        self.send_signal(signal.SIGKILL)
 
 
 _template: socket.socket | None = None
@@ -125,9 +119,10 @@ def serve(control: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, reap)
     control.send(b"ready")
     while True:
-        data, (order, log, end, *_), _, _ = _receive(control)
-        if not data:
+        asked, descriptors, _, _ = socket.recv_fds(control, 16, 3)
+        if not asked:
             sys.exit()
+        order, log, end = descriptors
         # The end of a child that is not on the list yet would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         pid = os.fork()
@@ -152,11 +147,6 @@ def serve(control: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(directory)
-
-
-def _receive(control: socket.socket) -> "tuple[bytes, tuple[int, ...], int, object]":
-    data, descriptors, flags, address = socket.recv_fds(control, 16, 3)
-    return data, (*descriptors, *(-1,) * (3 - len(descriptors))), flags, address
 
 
 def main() -> None:

@@ -114,7 +114,8 @@ class Maker:
         """It was made, or was not."""
 
 
-UNDONE: Final = (events.SandboxSuspendFailed, events.SandboxResumeFailed, events.SandboxRestoreFailed)
+_DONE: Final = (events.SandboxSuspended, events.SandboxResumed, events.SandboxRestored)
+_UNDONE: Final = (events.SandboxSuspendFailed, events.SandboxResumeFailed, events.SandboxRestoreFailed)
 
 
 class Sandboxes:
@@ -544,18 +545,23 @@ class Sandboxes:
         """Answer a repeated order to suspend, resume or restore a sandbox that has had others since: as the log has it,
         since the state remembers the last one only. ANEW if a daemon's death undid it; raises what it failed with.
         """
+        outcome = await self._outcome_of(first)
+        if isinstance(outcome, _UNDONE):
+            if outcome.interrupted:
+                return ANEW
+            raise error_from(outcome.code, outcome.message, {"sandbox_id": first.stream})
+        return self._core.state.sandboxes[first.stream].view()
+
+    async def _outcome_of(self, first: Recorded) -> events.Event | None:
+        """The event by which such an order ended; None if its sandbox ended instead."""
         position, caught_up = first.position, False
         while not caught_up:
-            page = await self._core.log.page(position, stream=first.stream, type="sandbox")
-            for event in (recorded.event for recorded in page.events):
-                if isinstance(event, events.SandboxSuspended | events.SandboxResumed | events.SandboxRestored):
-                    return self._core.state.sandboxes[first.stream].view()
-                if isinstance(event, UNDONE):
-                    if event.interrupted:
-                        return ANEW
-                    raise error_from(event.code, event.message, {"sandbox_id": first.stream})
-            position, caught_up = page.position, page.caught_up
-        return self._core.state.sandboxes[first.stream].view()
+            found = await self._core.log.page(position, stream=first.stream, type="sandbox")
+            for recorded in found.events:
+                if isinstance(recorded.event, (*_DONE, *_UNDONE)):
+                    return recorded.event
+            position, caught_up = found.position, found.caught_up
+        return None
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

@@ -607,7 +607,7 @@ if child := os.fork():
     print(child, flush=True)
     os._exit(0)
 os.close(1)
-time.sleep(600)
+time.sleep(600)  # the test ends it
 """
 
 
