@@ -193,7 +193,7 @@ class CheckpointFiles:
             return []
 
 
-FIRST: Final = ("shared.tar", "processes.json")
+FIRST: Final = ("shared.tar", "processes.json", "open.names")
 """What is verified before anybody begins with it, however large: it says where files go."""
 
 KNOWN: Final = ("checkpoint.img", *FIRST)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.needs("runsc")
 
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; echo $i >n; sleep 0.05; done"
 LATE = 30.0
+FILES = ("checkpoint.img", "open.names", "processes.json", "shared.tar")
 
 
 class House:
@@ -250,7 +251,7 @@ def test_memory_holds_secrets_that_are_in_no_file_but_the_checkpoint(house: Hous
     assert house.sh(made, "[ $TOKEN = hush-8c$((1))f ] && echo yes") == "yes\n"
     place = Path(checkpoint.place.uri)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.iterdir()}
-    assert modes == {"checkpoint.img": 0o600, "processes.json": 0o600, "shared.tar": 0o600}
+    assert modes == dict.fromkeys(FILES, 0o600)
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
     for root, _, names in os.walk(house.daemon.state_dir):
         for name in names:
@@ -367,10 +368,11 @@ def test_what_was_damaged_is_not_brought_back_and_nothing_is_left(house: House) 
     box = house.box()
     house.counting(box)
     checkpoint = house.checkpoint(box)
-    for name in ("checkpoint.img", "shared.tar", "processes.json"):
+    for name in FILES:
         path = Path(checkpoint.place.uri, name)
         good = path.read_bytes()
-        for bad in (good[:-1], good[:100] + bytes([good[100] ^ 1]) + good[101:], b""):
+        at = len(good) // 2
+        for bad in (good[:-1], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :], b""):
             path.unlink()
             path.write_bytes(bad)
             refused("snapshot_corrupt", house.client.checkpoint.restore, checkpoint.checkpoint_id)
@@ -494,7 +496,7 @@ def test_on_a_mount(own_house: Callable[..., House]) -> None:
     checkpoint = house.checkpoint(box, archive="bucket")
     assert checkpoint.place.where == "mount"
     folder = f"sandbox_checkpoints/{checkpoint.checkpoint_id}"
-    assert files_below(mount) == [f"{folder}/{name}" for name in ("checkpoint.img", "processes.json", "shared.tar")]
+    assert files_below(mount) == [f"{folder}/{name}" for name in FILES]
     assert files_below(f"{house.daemon.state_dir}/archives") == []
     [made] = house.restored(checkpoint)
     house.goes_on(made)

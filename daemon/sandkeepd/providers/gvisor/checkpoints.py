@@ -8,7 +8,6 @@ sandbox shares with the daemon: its requests' files, its answers, and those jour
 import functools
 import os
 import shutil
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -25,8 +24,8 @@ from sandkeepd.contract.provider import Checkpointed, Ending
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
 from sandkeepd.providers.common.views import shown, writable
+from sandkeepd.providers.gvisor import open_files, runsc, start
 from sandkeepd.providers.gvisor import plan as gvisor_plan
-from sandkeepd.providers.gvisor import runsc, start
 from sandkeepd.providers.gvisor.instance import GvisorInstance
 from sandkeepd.providers.gvisor.plan import Plan
 from sandkeepd.providers.gvisor.start import IMAGE, SHARED, Job, Started
@@ -186,16 +185,15 @@ class GvisorCheckpoints(ABC):
             raise StateError("not_ready", f"sandbox {sandbox_id} has ended", sandbox_id=sandbox_id)
         async with instance.turn:
             job = await self._job_of(instance)
+            keep = functools.partial(_keep, job, directory, process_ids)
             if instance.is_suspended:
-                journals = await self._in_thread(_journals, job.files)
-                await self._in_thread(functools.partial(_keep, job, directory, journals, stays=False))
+                await self._in_thread(functools.partial(keep, stays=False))
                 return Checkpointed(pause_ms=None)
-            opened = await self._in_thread(_open_journals, job, instance.container, process_ids)
             began = trio.current_time()
             digests = await self._save(instance, job, go_on=leave_running, digest=True)
             failpoints.reach("checkpoint.saved")
             try:
-                await self._in_thread(functools.partial(_keep, job, directory, opened, stays=not leave_running))
+                await self._in_thread(functools.partial(keep, stays=not leave_running))
             except BaseException:
                 with suppress(OSError):
                     os.unlink(f"{directory}/{SHARED}")  # it may be what left no room
@@ -364,7 +362,7 @@ async def _see_gone(pidfd: int, root: str, container: str) -> None:
 # What is kept
 
 
-def _keep(job: Job, directory: str, journals: Collection[str], *, stays: bool) -> None:
+def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool) -> None:
     """Put what was saved, and what goes with it, into an empty directory. Where what was saved `stays`, as it is what
     there is of the sandbox from now on, it is on the disk then. Raises `storage_unavailable`.
     """
@@ -372,7 +370,7 @@ def _keep(job: Job, directory: str, journals: Collection[str], *, stays: bool) -
         for name in start.saved_files(job.saved):
             os.chmod(f"{job.saved}/{name}", 0o600)
             _link(f"{job.saved}/{name}", f"{directory}/{name}")
-        _pack_shared(job.files, job.directory, f"{directory}/{SHARED}", journals)
+        _pack_shared(job, f"{directory}/{SHARED}", _needed(job, process_ids))
         if stays:
             start.have_written(job)  # last, as the disk is writing meanwhile
     except OSError as error:
@@ -389,17 +387,32 @@ def _link(source: str, target: str) -> None:
         os.chmod(target, 0o600)
 
 
-def _pack_shared(files: HostileTree, directory: str, target: str, journals: Collection[str]) -> None:
-    there = _journals(files)
-    names = [f"in/{name}" for name in sorted(os.listdir(f"{directory}/in")) if name != _CONTROL]
-    names += ["out/exits", *(f"out/p/{name}" for name in sorted(journals) if name in there)]
+def _needed(job: Job, process_ids: Collection[str]) -> list[str]:
+    """The journals to be packed: those of the processes on record, and those that anything in the sandbox had open."""
+    there = {f"out/p/{name}" for name in _files_in(job.files, "out/p")}
+    opened = open_files.kept(job.saved)
+    if opened is None:
+        return sorted(there)
+    own = (f"out/p/{process_id}.{end}" for process_id in process_ids for end in ("stdout", "stderr"))
+    return sorted(there.intersection(opened) | there.intersection(own))
+
+
+def _files_in(files: HostileTree, path: str) -> list[str]:
+    """The names of the regular files in a directory. Raises OSError."""
+    with files.directory(path, flags=os.O_RDONLY) as directory, os.scandir(directory) as entries:
+        return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+
+
+def _pack_shared(job: Job, target: str, journals: Collection[str]) -> None:
+    requests = [f"in/{name}" for name in sorted(os.listdir(f"{job.directory}/in")) if name != _CONTROL]
+    names = [*requests, "out/exits", *journals]
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
     listed = f"{target}.names"  # there can be more than an argument list may hold
     try:
         with open(listed, "wb") as file:
             file.writelines(os.fsencode(name) + b"\0" for name in names)
         argv = ["-c", "-S", "--no-recursion", "--numeric-owner", "-f", target]
-        with shown(directory, above=directory) as opened:
+        with shown(job.directory, above=job.directory) as opened:
             _tar([*argv, "--null", "--verbatim-files-from", "-T", listed], opened)
     finally:
         with suppress(FileNotFoundError):
@@ -411,42 +424,6 @@ def _tar(argv: Sequence[str], directory: int) -> None:
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()[:300]
         raise DaemonError("storage_unavailable", f"the checkpoint cannot be written or read: {said}")
-
-
-def _journals(files: HostileTree) -> dict[str, tuple[int, int]]:
-    """The names of the files among the journals, each with its device and inode. Raises OSError."""
-    found = dict[str, tuple[int, int]]()
-    with files.directory("out/p", flags=os.O_RDONLY) as directory, os.scandir(directory) as entries:
-        for entry in entries:
-            with suppress(OSError):  # it was removed meanwhile
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    found[entry.name] = status.st_dev, status.st_ino
-    return found
-
-
-def _open_journals(job: Job, container: str, process_ids: Collection[str]) -> set[str]:
-    """The names of the files among the journals that anything in the sandbox has open, or may have.
-
-    What runs there beside the processes on record may hold the journal of what started it; and `runsc` can bring back
-    nothing that has a file open which is not there.
-    """
-    opened = _open_inodes(runsc.holders(job.root, container))
-    found = {name for name, inode in _journals(job.files).items() if inode in opened}
-    found.update(f"{process_id}.{end}" for process_id in process_ids for end in ("stdout", "stderr"))
-    return found
-
-
-def _open_inodes(pids: Collection[int]) -> set[tuple[int, int]]:
-    """What these processes have open."""
-    found = set[tuple[int, int]]()
-    for pid in pids:
-        with suppress(OSError):
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    status = os.stat(f"/proc/{pid}/fd/{number}")
-                    found.add((status.st_dev, status.st_ino))
-    return found
 
 
 def _lay_out(job: Job, directory: str, *, anew: bool) -> None:

@@ -6,7 +6,7 @@ namespace, in which the root directory is put together.
 The directory of a bundle holds, besides `config.json` and what tells of containers (see `runsc`)::
 
     saving/            being written by `runsc checkpoint`
-    saved/             complete: the sandbox stands still, and is brought back from here
+    saved/             complete: the sandbox stands still, and is brought back from here; see also `open_files`
     saved/.go-on       it was only to stand still for a moment
     aside/             a `saved` that is to be brought back only if what takes its place cannot; and `.exits`, the
                        answers of that time
@@ -41,7 +41,7 @@ from sandkeepd.keeper import program
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
-from sandkeepd.providers.gvisor import disk_space, runsc
+from sandkeepd.providers.gvisor import disk_space, open_files, runsc
 from sandkeepd.providers.gvisor.bundle import Bundle, Lower
 from sandkeepd.providers.gvisor.digest import Follower
 from sandkeepd.providers.gvisor.plan import Plan
@@ -244,7 +244,7 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
     mark = runsc.ran_mark(job.bundle, container)
     os.close(os.open(f"{mark}.not", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     argv = [*wrapper, *_then_move(job, 0o022, f"{mark}.not", mark), *job.words(), *words]
-    with _locked(job) as lock:
+    with _locked(job) as lock, open_files.present(source, job.files):
         code, said = _run(argv, stdin=control, log=f"{job.bundle}/said", lock=lock)
     failpoints.reach("gvisor.restored")
     found = runsc.running(job.bundle)
@@ -291,6 +291,7 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
         if go_on:
             with open(f"{saving}/{GO_ON}", "wb"):
                 pass
+        open_files.keep(saving, job.files, runsc.holders(job.root, container))
         with _locked(job) as lock, disk_space.reserved(saving, runsc.most_saved(job.bundle)) as room:
             follower.syncs = not go_on and not room.is_taken
 

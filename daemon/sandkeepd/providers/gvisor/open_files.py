@@ -1,0 +1,80 @@
+"""The shared files that a saved sandbox has open, which must be there when it is brought back.
+
+`runsc` restores nothing that has a file open which is not there; and journals of processes that ended, and what helper
+commands leave, are removed while something that they started has them open still, or while the sandbox stands still.
+So their names are kept beside what was saved, and those that are gone by then are there, empty, for the length of the
+restore: what is written to them from then on is lost, as it was before. Everything blocks.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.providers.common.inside import INSIDE
+
+NAME: Final = "open.names"
+"""The file with the names, each with a NUL behind it, in the directory with what was saved."""
+
+_DELETED: Final = " (deleted)"
+"""What the kernel ends the name of an open file with that was removed."""
+
+_RELATIVE: Final = "(?:in|out/p)/[^/]+"
+_IN_SANDBOX: Final = re.compile(f".*{INSIDE}/({_RELATIVE})", re.DOTALL)
+
+
+def keep(directory: str, files: HostileTree, holders: Collection[int]) -> None:
+    """Write to a directory which of the shared `files` the processes that hold them for a sandbox have open.
+
+    Raises OSError.
+    """
+    with files.directory("out/p") as journals:
+        device = os.fstat(journals).st_dev
+    paths = sorted({path for pid in holders for path in _opened(pid, device)})
+    with open(f"{directory}/{NAME}", "wb") as file:
+        file.writelines(os.fsencode(path) + b"\0" for path in paths)
+
+
+def kept(directory: str) -> list[str] | None:
+    """The paths, relative to what is shared, that were kept there; None where an earlier version saved it.
+
+    Raises OSError.
+    """
+    try:
+        with open(f"{directory}/{NAME}", "rb") as file:
+            paths = map(os.fsdecode, file.read().split(b"\0"))
+    except FileNotFoundError:
+        return None
+    return [path for path in paths if re.fullmatch(_RELATIVE, path, re.DOTALL)]
+
+
+@contextmanager
+def present(directory: str, files: HostileTree) -> Iterator[None]:
+    """Have the files that were kept there exist for the length of a block. Raises OSError."""
+    made: list[str] = []
+    try:
+        for path in kept(directory) or ():
+            with suppress(FileExistsError):
+                os.close(files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                made.append(path)
+        yield
+    finally:
+        for path in made:
+            with suppress(OSError):  # an empty file that stays goes with the sandbox
+                files.unlink(path)
+
+
+def _opened(pid: int, device: int) -> Iterator[str]:
+    with suppress(OSError):  # it has ended
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # it was just closed
+                link = f"/proc/{pid}/fd/{number}"
+                found = os.stat(link)
+                if stat.S_ISREG(found.st_mode) and found.st_dev == device:
+                    path = os.readlink(link)
+                    inside = _IN_SANDBOX.fullmatch(path if found.st_nlink else path.removesuffix(_DELETED))
+                    if inside is not None:
+                        yield inside[1]
