@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 SERVE = """
 import sys
-from tests.{where} import {kind}
+from tests.support.{where} import {kind}
 with {kind}() as service:
     service.create_bucket("bench")
     print(service.url, flush=True)
@@ -25,7 +25,10 @@ def bucket(where: str) -> Iterator[dict[str, str]]:
         assert service.stdin is not None
         assert service.stdout is not None
         try:
-            yield _environment(where, service.stdout.readline().strip())
+            url = service.stdout.readline().strip()
+            if not url:
+                raise RuntimeError(f"the service for {where} did not start")
+            yield _environment(where, url)
         finally:
             service.stdin.close()
             service.wait()
