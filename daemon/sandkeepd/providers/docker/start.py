@@ -36,6 +36,10 @@ GONE_S: Final = 30.0
 
 _POLL_S: Final = 0.05
 
+_PAUSE_TRIES: Final = 3
+_NOT_FROZEN: Final = "unable to freeze"
+"""What runc says when a container with much to do did not stand still in its time, with control groups v1."""
+
 
 class Handle(Struct, frozen=True, kw_only=True):
     """What it takes to find a container again: its id, its first process, and the names of its secrets. `written` are
@@ -331,11 +335,16 @@ def pause(client: "APIClient", container_id: str, *, paused: bool = True) -> Non
     """Have a container stand still, or go on. Safe to repeat."""
     from docker.errors import APIError
 
-    try:
-        (client.pause if paused else client.unpause)(container_id)
-    except APIError:  # as it is so already, for which engines have several answers
-        if client.inspect_container(container_id)["State"]["Paused"] != paused:
-            raise
+    for tries_left in reversed(range(_PAUSE_TRIES)):
+        try:
+            (client.pause if paused else client.unpause)(container_id)
+        except APIError as refused:  # as it is so already, for which engines have several answers
+            if client.inspect_container(container_id)["State"]["Paused"] == paused:
+                return
+            if _NOT_FROZEN not in str(refused) or not tries_left:
+                raise
+        else:
+            return
 
 
 @contextmanager
