@@ -370,7 +370,7 @@ def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool
         for name in start.saved_files(job.saved):
             os.chmod(f"{job.saved}/{name}", 0o600)
             _link(f"{job.saved}/{name}", f"{directory}/{name}")
-        _pack_shared(job, f"{directory}/{SHARED}", _needed(job, process_ids))
+        _pack_shared(job.directory, f"{directory}/{SHARED}", _needed(job, process_ids))
         if stays:
             start.have_written(job)  # last, as the disk is writing meanwhile
     except OSError as error:
@@ -403,8 +403,8 @@ def _files_in(files: HostileTree, path: str) -> list[str]:
         return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
 
 
-def _pack_shared(job: Job, target: str, journals: Collection[str]) -> None:
-    requests = [f"in/{name}" for name in sorted(os.listdir(f"{job.directory}/in")) if name != _CONTROL]
+def _pack_shared(directory: str, target: str, journals: Collection[str]) -> None:
+    requests = [f"in/{name}" for name in sorted(os.listdir(f"{directory}/in")) if name != _CONTROL]
     names = [*requests, "out/exits", *journals]
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
     listed = f"{target}.names"  # there can be more than an argument list may hold
@@ -412,7 +412,7 @@ def _pack_shared(job: Job, target: str, journals: Collection[str]) -> None:
         with open(listed, "wb") as file:
             file.writelines(os.fsencode(name) + b"\0" for name in names)
         argv = ["-c", "-S", "--no-recursion", "--numeric-owner", "-f", target]
-        with shown(job.directory, above=job.directory) as opened:
+        with shown(directory, above=directory) as opened:
             _tar([*argv, "--null", "--verbatim-files-from", "-T", listed], opened)
     finally:
         with suppress(FileNotFoundError):
