@@ -328,24 +328,25 @@ GUARDS = [
     ),
     Guard(
         "A host uid rests after use",
-        "daemon/sandkeepd/host/uids/claims.py",
+        "daemon/sandkeepd/host/uids/allocation.py",
         'if entry.is_void or (entry.state == "resting" and now() - entry.since >= REST_S):',
         'if entry.is_void or entry.state == "resting":',
-        "tests/daemon/host/test_uid_claims.py::test_a_uid_rests_after_use",
+        "tests/daemon/host/test_uid_allocation.py::test_a_uid_rests_after_use",
     ),
     Guard(
         "A host uid of which a process is left is not given again",
-        "daemon/sandkeepd/host/uids/claims.py",
+        "daemon/sandkeepd/host/uids/allocation.py",
         "ended = processes.end_all(uid)",
         "ended = True",
-        "tests/daemon/host/test_uid_claims.py::test_one_that_cannot_be_ended_is_never_given_again",
+        "tests/daemon/host/test_uid_allocation.py::test_one_that_cannot_be_ended_is_never_given_again",
     ),
     Guard(
         "The registry of host uids is root's alone",
         "daemon/sandkeepd/host/uids/registry.py",
         "if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:",
         "if False:",
-        "tests/daemon/host/test_uid_claims.py::test_a_registry_that_is_not_roots_alone_is_refused[others may enter]",
+        "tests/daemon/host/test_uid_allocation.py::test_a_registry_that_is_not_roots_alone_is_refused"
+        "[others may enter]",
     ),
     # images for Docker
     Guard(
@@ -408,7 +409,7 @@ GUARDS = [
     ),
     Guard(
         "What is on record of a command is made with a key",
-        "daemon/sandkeepd/api/dispatch.py",
+        "daemon/sandkeepd/api/repeated_commands.py",
         "command = self._core.log.command_key.keyed(digest)",
         "command = digest",
         "tests/daemon/api/test_fingerprints.py::test_no_digest_on_record_tells_a_pin[sandbox.exec]",

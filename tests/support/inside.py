@@ -54,7 +54,7 @@ class Inside:
         self.provider = provider
         self.fake: FakeProvider = provider  # unless it is another
         self.images, self.sandboxes, self.processes = parts
-        self.reconciler = Reconciler(core, *parts, kept)
+        self.reconciler = Reconciler(core, *parts[1:], kept)
         self.kept = kept
         self._dispatch = dispatch
 

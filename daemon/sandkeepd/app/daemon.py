@@ -147,7 +147,7 @@ async def _run_parts(
         sandboxes = Sandboxes(core, images)
         processes = Processes(core, sandboxes)
         kept = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
-        reconciler = Reconciler(core, images, sandboxes, processes, kept)
+        reconciler = Reconciler(core, sandboxes, processes, kept)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)

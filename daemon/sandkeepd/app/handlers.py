@@ -6,7 +6,8 @@ from typing import Any
 from sandkeep.errors import CallerError
 from sandkeep.model import Empty, Sandbox
 from sandkeep.protocol.methods import SandboxRestore
-from sandkeepd.api.dispatch import Again, Dispatch, Handle, HandleNow
+from sandkeepd.api.dispatch import Dispatch, HandleNow
+from sandkeepd.api.repeated_commands import Again, Handle
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.status import Software
 from sandkeepd.core.access import Request
@@ -121,8 +122,8 @@ def dispatch(
         "provider.choose": choosing.chosen_before,
         "lock.acquire": locking.acquired_before,
         "lock.release": locking.released_before,
-        **_again(images, sandboxes, processes, files, suspensions),
-        **_kept_again(images, sandboxes, kept),
+        **_again(sandboxes, processes, files, suspensions, kept),
+        **{operation.method: operation.again for operation in kept.operations},
     }
     return Dispatch(
         core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.collected_before}
@@ -130,38 +131,22 @@ def dispatch(
 
 
 def _again(
-    images: Images, sandboxes: Sandboxes, processes: Processes, files: Files, suspensions: Suspensions
+    sandboxes: Sandboxes, processes: Processes, files: Files, suspensions: Suspensions, kept: SnapshotServices
 ) -> dict[str, Again]:
     """How a command given again gets its first answer: from what the intent's stream has become."""
     return {
-        "image.create": images.created_before,
-        "image.remove": lambda request, first: images.answer_remove(first.stream),
         "sandbox.create": sandboxes.created_before,
         "sandbox.terminate": lambda request, first: sandboxes.answer_terminate(first.stream),
         "sandbox.suspend": suspensions.ordered_before,
         "sandbox.resume": suspensions.ordered_before,
+        "sandbox.restore": kept.restores.restored_before,
+        "sandbox.restore_at": kept.going_back.restored_before,
         "sandbox.exec": processes.executed_before,
         "sandbox.write_file": files.written_before,
         "sandbox.copy_commit": files.committed_before,
         "process.launch": processes.launched_before,
         "process.signal": processes.signalled_before,
-    }
-
-
-def _kept_again(images: Images, sandboxes: Sandboxes, kept: SnapshotServices) -> dict[str, Again]:
-    """The same of what is done with the files of sandboxes."""
-    return {
-        "sandbox.fork": kept.forks.forked_before,
-        "sandbox.restore": kept.restores.restored_before,
-        "checkpoint.create": kept.checkpoints.created_before,
-        "checkpoint.delete": lambda request, first: kept.checkpoints.answer_delete(first.stream),
-        "checkpoint.restore": kept.checkpoints.restored_before,
-        "sandbox.restore_at": kept.going_back.restored_before,
-        "snapshot.create": kept.snapshots.created_before,
-        "snapshot.delete": lambda request, first: kept.snapshots.answer_delete(first.stream),
         "snapshot.restore": sandboxes.created_before,
-        "snapshot.import": kept.moves.brought_in_before,
-        "snapshot.promote": images.created_before,
     }
 
 

@@ -1,7 +1,7 @@
 """Start-up: what the log says against what the providers have.
 
-Intents without an outcome are undone (an image half copied, a sandbox half made) or finished (an end or a removal that
-was ordered); running sandboxes are adopted with their processes, or told as lost; what a provider holds and no event
+Intents without an outcome are undone (a sandbox half made) or finished (an end that was ordered; see `core.operation`
+for the others); running sandboxes are adopted with their processes, or told as lost; what a provider holds and no event
 owns is removed.
 
 Each provider has a task of its own, and in it each sandbox, so that one that hangs delays nobody else. A sandbox is
@@ -27,7 +27,6 @@ from sandkeepd.contract.provider import Ending, Instance, Pausing, Provider, Rep
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import retry_until_done
-from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes, start_in
 from sandkeepd.sandboxes.suspend import failure_of
@@ -104,15 +103,11 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(
-        self, core: Core, images: Images, sandboxes: Sandboxes, processes: Processes, kept: SnapshotServices
-    ) -> None:
+    def __init__(self, core: Core, sandboxes: Sandboxes, processes: Processes, kept: SnapshotServices) -> None:
         self._core = core
         self._kept = kept
         self._settling = FileRecovery(core, sandboxes, kept)
-        self._images_due: set[str] = set()
         self._sandboxes_due: set[str] = set()
-        self._images = images
         self._sandboxes = sandboxes
         self._processes = processes
 
@@ -132,7 +127,6 @@ class Reconciler:
     def _note_due(self) -> None:
         self._settling.announce()
         state = self._core.state
-        self._images_due = {i for i, image in state.images.items() if image.status in ("creating", "removing")}
         self._sandboxes_due = {i for i, sandbox in state.sandboxes.items() if sandbox.status in UNSETTLED}
 
     async def run(self, begin: trio.Event | None = None) -> None:
@@ -145,7 +139,7 @@ class Reconciler:
         asked = [image.requested.provider for image in core.state.images.values() if not image.ended]
         asked += [s.requested.provider for s in core.state.sandboxes.values() if not s.hidden]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(core.guarded, self._settling.run, "settling snapshots and forks")
+            nursery.start_soon(core.guarded, self._settling.run, "recovery of operations")
             for name in sorted({*core.providers, *asked}):
                 nursery.start_soon(core.guarded, partial(self._settle_provider, name), f"reconciling {name}")
 
@@ -153,9 +147,6 @@ class Reconciler:
         core = self._core
         tried: list[trio.Event] = []
         async with trio.open_nursery() as nursery:
-            for image_id, image in list(core.state.images.items()):
-                if image.requested.provider == name and image_id in self._images_due:
-                    nursery.start_soon(core.guarded, partial(self._settle_image, image_id), f"settling {image_id}")
             for sandbox in list(core.state.sandboxes.values()):
                 if sandbox.requested.provider == name and sandbox.sandbox_id in self._sandboxes_due:
                     tried.append(trio.Event())
@@ -190,16 +181,7 @@ class Reconciler:
 
         return await retry_until_done(attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, told=told)
 
-    # -- images and what was half done --------------------------------------------------------------------------------
-
-    async def _settle_image(self, image_id: str) -> None:
-        core, image = self._core, self._core.state.images[image_id]
-        if image.status == "removing":
-            await self._images.finish_remove(image_id, None)
-            return
-        await self._retry(image.requested.provider, lambda it: it.remove_image(image_id), f"undoing {image_id}")
-        failed = events.ImageCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await core.record([NewEvent(image_id, failed)], None)
+    # -- what was half done --------------------------------------------------------------------------------
 
     async def _settle(self, sandbox: SandboxState, tried: trio.Event) -> None:
         sandbox_id = sandbox.sandbox_id
@@ -311,7 +293,7 @@ class Reconciler:
         await runtime.opened()
         for process_id, found in active.items():
             process = self._core.state.processes[process_id]
-            carrier = partial(self._processes.carriers.adopt, runtime, process, found)
+            carrier = partial(self._processes.supervisor.adopt, runtime, process, found)
             if not start_in(runtime, carrier, self._core, f"process {process_id}"):
                 return
         if not (isinstance(instance, Pausing) and instance.is_paused()):  # one that stands still knows nothing new

@@ -9,16 +9,16 @@ A sandbox that does not go on is suspended with its checkpoint, and what it is b
 is its own: it does not need the checkpoint any more.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import SandkeepError, SetupError, StateError, error_from
+from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.model import Checkpoint, CheckpointList, CheckpointRestoreResult, Sandbox
 from sandkeep.protocol.methods import (
     CheckpointCreate,
@@ -32,19 +32,20 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.checkpoints.files import CheckpointFiles, Had, remove_directory
 from sandkeepd.contract.provider import Checkpointing, Ending, Exit, Instance, Pausing, Progress, Provider, Replacing
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
-from sandkeepd.core.retry import retry_until_done
+from sandkeepd.sandboxes.batch import SandboxBatch
 from sandkeepd.sandboxes.oom import KILLED
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Maker, Pending, Runtime, Sandboxes, start_in
 from sandkeepd.snapshots.layers import LayerReferences
 
-INTERRUPTED: Final = "the daemon stopped while it was being made: make it again"
 MANIFEST: Final = "processes.json"
 
 
@@ -58,66 +59,55 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 _manifest = msgspec.json.Decoder(list[Kept])
 
 
-class Checkpoints:
-    """The handlers of ``checkpoint.*``, and of ``sandbox.restore`` for checkpoints."""
+class AtHand(NamedTuple):
+    """A checkpoint, its files, and what runs in it."""
 
-    def __init__(
-        self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: LayerReferences, files: CheckpointFiles
-    ) -> None:
-        self._core = core
+    checkpoint: CheckpointState
+    had: Had
+    kept: Sequence[Kept]
+
+
+class CheckpointCreation(Creation[CheckpointState]):
+    """``checkpoint.create``: a provider saves a sandbox, which goes on or is suspended with that."""
+
+    method = "checkpoint.create"
+    id_field = "checkpoint_id"
+    interrupted = "the daemon stopped while it was being made: make it again"
+
+    def __init__(self, core: Core, sandboxes: Sandboxes, files: CheckpointFiles, removal: "CheckpointRemoval") -> None:
+        super().__init__(core)
         self._sandboxes = sandboxes
-        self._processes = processes
-        self._layers = layers
-        self.files = files
+        self._files = files
+        self._removal = removal
 
-    # -- making -------------------------------------------------------------------------------------------------------
+    @property
+    def subjects(self) -> Mapping[str, CheckpointState]:
+        """See `Operation.subjects`."""
+        return self.core.state.checkpoints
 
-    async def create(self, request: Request[CheckpointCreate]) -> Checkpoint:
-        """Keep a sandbox with all that runs in it."""
-        command, core = request.params, self._core
-        sandbox = rules.sandbox(core.state, command.sandbox_id)
-        await self._sandboxes.adopted(sandbox.sandbox_id)
-        provider = checkpointing(core.provider(sandbox.requested.provider))
-        why = provider.why_no_checkpoint(sandbox.requested.plan)
-        if why is not None:
-            raise SetupError("not_supported", why)
-        checkpoint_id = ids.new_id(ids.CHECKPOINT)
-        place = self.files.place(checkpoint_id, bucket=command.archive == "bucket")
-        facts = await trio.to_thread.run_sync(provider.facts)
-        event = rules.create_checkpoint(sandbox, command, place, facts)
-        await self._sandboxes.held(sandbox)
-        intent = await core.intend(NewEvent(checkpoint_id, event, sandbox.sandbox_id, 0), request.meta)
-        failpoints.reach("checkpoint.planned")
-        carrier = partial(self._carry, checkpoint_id, sandbox, intent, request.progress)
-        core.carry(carrier, f"checkpoint {checkpoint_id}")
-        return await self.answer_create(checkpoint_id)
-
-    async def _carry(self, checkpoint_id: str, sandbox: SandboxState, intent: Recorded, progress: Progress) -> None:
-        core, sandbox_id = self._core, sandbox.sandbox_id
-        asked = core.state.checkpoints[checkpoint_id].requested
+    async def act(self, order: Order[CheckpointState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        core, asked, sandbox_id = self.core, order.subject.requested, order.subject.sandbox_id
+        sandbox = core.state.sandboxes[sandbox_id]
         suspends = not asked.leave_running and sandbox.status == "running"
-        try:
-            if suspends:
-                order = events.SandboxSuspendRequested()
-                await core.record([NewEvent(sandbox_id, order, sandbox_id, sandbox.revision)], intent)
-            with self._sandboxes.reading(sandbox_id):
-                stored = await self._store(sandbox, asked, progress)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            await self._failed(checkpoint_id, sandbox, unforeseen, intent)
-            return
-        outcome = [NewEvent(checkpoint_id, stored, sandbox_id)]
+        if suspends:
+            suspend = events.SandboxSuspendRequested()
+            await core.record([NewEvent(sandbox_id, suspend, sandbox_id, sandbox.revision)], order.intent)
+        with self._sandboxes.reading(sandbox_id):
+            stored = await self._store(sandbox, asked, order.progress)
+        outcome = [NewEvent(order.stream, stored, sandbox_id)]
         if suspends and rules.may(sandbox, "sandbox.suspended"):
             outcome.append(NewEvent(sandbox_id, events.SandboxSuspended(), sandbox_id))
-        await core.record(outcome, intent)
+        return outcome
 
     async def _store(
         self, sandbox: SandboxState, asked: events.CheckpointCreateRequested, progress: Progress
     ) -> events.CheckpointStored:
-        core, sandbox_id = self._core, sandbox.sandbox_id
+        core, sandbox_id = self.core, sandbox.sandbox_id
         provider = checkpointing(core.provider(asked.provider))
-        fence = partial(self.files.fence, sandbox_id, asked.owner)
+        fence = partial(self._files.fence, sandbox_id, asked.owner)
         fence()  # a lock that was lost is told before anything is saved
-        async with self.files.making(asked.place) as directory:
+        async with self._files.making(asked.place) as directory:
             await progress("saving the sandbox")
             active = list(sandbox.active.values())
             made = await provider.checkpoint(
@@ -126,16 +116,13 @@ class Checkpoints:
             failpoints.reach("checkpoint.made")
             still = [process for process in active if not process.ended]
             await trio.to_thread.run_sync(_write_manifest, directory, still)
-            files = await self.files.keep(directory, asked.place, made.digests, fence, progress)
+            files = await self._files.keep(directory, asked.place, made.digests, fence, progress)
         return events.CheckpointStored(files=files, processes=len(still), pause_ms=made.pause_ms)
 
-    async def _failed(
-        self, checkpoint_id: str, sandbox: SandboxState, unforeseen: BaseException, intent: Recorded | None
-    ) -> None:
-        """No checkpoint came of it; the sandbox is what it was, unless it has ended, of which others tell."""
-        error = as_sandkeep_error(unforeseen)
-        failed = events.CheckpointFailed(code=error.code, message=error.message)
-        outcome = [NewEvent(checkpoint_id, failed, sandbox.sandbox_id)]
+    async def failed(self, order: Order[CheckpointState], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`. The sandbox is what it was, unless it has ended, of which others tell."""
+        outcome = [*self.failure(order.subject, error, interrupted=False)]
+        sandbox = self.core.state.sandboxes[order.subject.sandbox_id]
         if sandbox.status == "suspending":
             await self._go_on(sandbox)
             runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
@@ -145,7 +132,7 @@ class Checkpoints:
             elif rules.may(sandbox, "sandbox.suspend_failed"):
                 kept = events.SandboxSuspendFailed(code=error.code, message=error.message)
                 outcome.append(NewEvent(sandbox.sandbox_id, kept, sandbox.sandbox_id))
-        await self._core.record(outcome, intent)
+        return outcome
 
     async def _go_on(self, sandbox: SandboxState) -> None:
         """What was suspended for a checkpoint that failed afterwards is not to stay so."""
@@ -157,142 +144,93 @@ class Checkpoints:
             except Exception as unforeseen:  # noqa: BLE001  # it stays suspended then, which is seen
                 as_sandkeep_error(unforeseen)
 
-    async def undo(self, checkpoint_id: str) -> None:
-        """What an earlier daemon had begun is as if it had never been."""
-        checkpoint = self._core.state.checkpoints[checkpoint_id]
-        await self._clear(checkpoint)
-        failed = events.CheckpointFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await self._core.record([NewEvent(checkpoint_id, failed, checkpoint.sandbox_id)], None)
+    def failure(self, subject: CheckpointState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
+        """See `Creation.failure`."""
+        failed = events.CheckpointFailed(code=error.code, message=error.message, interrupted=interrupted)
+        return [NewEvent(subject.checkpoint_id, failed, subject.sandbox_id)]
 
-    async def sweep(self, abandoned: Sequence[str]) -> None:
-        """Remove what earlier daemons had copied of checkpoints."""
-        for directory in abandoned:
-            await trio.to_thread.run_sync(remove_directory, directory)
+    async def undo(self, order: Order[CheckpointState]) -> None:
+        """See `Creation.undo`."""
+        await self._removal.clear(order.subject)
 
-    async def answer_create(self, checkpoint_id: str) -> Checkpoint:
-        """Wait until the checkpoint is made or failed, and answer it."""
-        checkpoint = self._core.state.checkpoints[checkpoint_id]
-        await self._core.settled(checkpoint_id, lambda: checkpoint.status != "creating")
-        if checkpoint.error is not None:
-            raise error_from(*checkpoint.error, {"checkpoint_id": checkpoint_id})
-        return checkpoint.view()
+    async def answered(self, request: Request[Any], subject: CheckpointState) -> Checkpoint:  # noqa: ARG002
+        """See `Operation.answered`."""
+        return subject.view()
 
-    async def created_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
-        """The answer to a command that was given before."""
-        checkpoint = self._core.state.checkpoints[first.stream]
-        await self._core.settled(first.stream, lambda: checkpoint.status != "creating")
-        return ANEW if checkpoint.interrupted else await self.answer_create(first.stream)
 
-    # -- deleting -----------------------------------------------------------------------------------------------------
+class CheckpointRemoval(Removal[CheckpointState]):
+    """``checkpoint.delete``: with it go the kept files that only it needed."""
 
-    async def delete(self, request: Request[CheckpointDelete]) -> Checkpoint:
-        """Delete a checkpoint. One that is deleted is answered as it is."""
-        core = self._core
-        checkpoint = rules.checkpoint(core.state, request.params.checkpoint_id)
-        if checkpoint.status == "creating":
-            raise rules.checkpoint_not_ready(checkpoint)
-        tries = Tries()
-        while checkpoint.status == "ready":
-            order = NewEvent(
-                checkpoint.checkpoint_id, events.CheckpointDeleteRequested(), checkpoint.sandbox_id,
-                checkpoint.revision,
-            )  # fmt: skip
-            try:
-                intent = await core.intend(order, request.meta, essential=True)
-            except StateError as conflict:
-                await tries.again(conflict)  # somebody else did so at that instant
-                continue
-            what = f"deletion of {checkpoint.checkpoint_id}"
-            core.carry(partial(self.finish_delete, checkpoint.checkpoint_id, intent), what)
-        return await self.answer_delete(checkpoint.checkpoint_id)
+    method = "checkpoint.delete"
+    under_way = "deleting"
 
-    async def answer_delete(self, checkpoint_id: str) -> Checkpoint:
-        """Wait until the checkpoint is deleted, and answer it."""
-        checkpoint = self._core.state.checkpoints[checkpoint_id]
-        await self._core.settled(checkpoint_id, lambda: checkpoint.status != "deleting")
-        return checkpoint.view()
+    def __init__(self, core: Core, layers: LayerReferences, files: CheckpointFiles) -> None:
+        super().__init__(core)
+        self._layers = layers
+        self._files = files
 
-    async def finish_delete(self, checkpoint_id: str, intent: Recorded | None) -> None:
-        """Carry out a deletion that is on record."""
-        checkpoint = self._core.state.checkpoints[checkpoint_id]
-        await self._clear(checkpoint)
+    @property
+    def subjects(self) -> Mapping[str, CheckpointState]:
+        """See `Operation.subjects`."""
+        return self.core.state.checkpoints
+
+    async def act(self, order: Order[CheckpointState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        await self.clear(order.subject)
         failpoints.reach("checkpoint.removed")
-        await self._core.record([NewEvent(checkpoint_id, events.CheckpointDeleted(), checkpoint.sandbox_id)], intent)
-        await self._layers.release_checkpoint(checkpoint)
+        return [NewEvent(order.stream, events.CheckpointDeleted(), order.subject.sandbox_id)]
 
-    async def _clear(self, checkpoint: CheckpointState) -> None:
+    async def recorded(self, order: Order[CheckpointState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        await self._layers.release_checkpoint(order.subject)
+
+    async def clear(self, checkpoint: CheckpointState) -> None:
         """Remove all that there is of it besides its record, however often that takes."""
         checkpoint_id = checkpoint.checkpoint_id
         files = checkpoint.stored.files if checkpoint.stored is not None else []
         then = f"the end of checkpoint {checkpoint_id} is ordered, and will be carried out when that answers"
-        with self._core.stalling([checkpoint_id], then) as told:
-            remove = partial(self.files.remove, checkpoint.requested.place, files)
-            await retry_until_done(remove, f"removing {checkpoint_id}", told=told)
+        await self.insist(checkpoint_id, partial(self._files.remove, checkpoint.requested.place, files), then)
 
-    # -- into new sandboxes -------------------------------------------------------------------------------------------
+    async def answered(self, request: Request[Any], subject: CheckpointState) -> Checkpoint:  # noqa: ARG002
+        """See `Operation.answered`."""
+        return subject.view()
 
-    async def restore(self, request: Request[CheckpointRestore]) -> CheckpointRestoreResult:
-        """Make sandboxes of a checkpoint, in which all goes on that ran."""
-        command, core = request.params, self._core
-        checkpoint = rules.ready_checkpoint(core.state, command.checkpoint_id)
-        await self._require_here(checkpoint)
-        rules.like(checkpoint.requested.spec, command.labels)
-        restore_id = ids.new_id(ids.FORK)
 
-        def order(sandbox_ids: list[str]) -> NewEvent:
-            event = events.CheckpointRestoreRequested(
-                owner=checkpoint.owner,
-                checkpoint_id=checkpoint.checkpoint_id,
-                sandbox_ids=sandbox_ids,
-                names=command.names,
-            )
-            return NewEvent(restore_id, event, checkpoint.sandbox_id, 0)
+class CheckpointRestoration(SandboxBatch):
+    """``checkpoint.restore``: sandboxes of a checkpoint, in which all goes on that ran."""
 
-        intent = await self._sandboxes.order(checkpoint.owner, command.names, command.count, order, request.meta)
-        failpoints.reach("checkpoint.restore_planned")
-        core.carry(partial(self._carry_restore, request, checkpoint, intent), f"restore of {checkpoint.checkpoint_id}")
-        return await self.answer_restore(restore_id)
+    method = "checkpoint.restore"
+    interrupted = "the daemon stopped while the checkpoint was being restored: restore it again"
 
-    async def _require_here(self, checkpoint: CheckpointState) -> Checkpointing:
-        """Raise `not_supported` for a checkpoint that cannot be brought back on this machine."""
-        asked = checkpoint.requested
-        provider = checkpointing(self._core.provider(asked.provider))
-        why = await trio.to_thread.run_sync(provider.why_not_here, asked.facts)
-        if why is not None:
-            words = f"checkpoint {checkpoint.checkpoint_id} cannot be brought back here: {why}"
-            raise SetupError("not_supported", words, checkpoint_id=checkpoint.checkpoint_id)
-        return provider
+    def __init__(self, core: Core, sandboxes: Sandboxes, processes: Processes, files: CheckpointFiles) -> None:
+        super().__init__(core, sandboxes)
+        self._processes = processes
+        self._files = files
 
-    async def _carry_restore(
-        self, request: Request[CheckpointRestore], checkpoint: CheckpointState, intent: Recorded
-    ) -> None:
-        core, restore_id = self._core, intent.stream
-        ordered = core.state.forks[restore_id]
+    def owns(self, subject: ForkState) -> bool:
+        """See `Operation.owns`."""
+        return subject.checkpoint_id is not None
+
+    async def act(self, order: Order[ForkState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        request, batch = order.request, order.subject
+        assert request is not None
+        checkpoint = self.core.state.checkpoints[batch.checkpoint_id or ""]
+        order.context = await order.resources.enter_async_context(self._at_hand(checkpoint, order.progress))
+        created = [self._created(request, checkpoint, one) for one in batch.sandbox_ids]
+        return [NewEvent(order.stream, events.CheckpointRestored(), checkpoint.sandbox_id), *created]
+
+    @asynccontextmanager
+    async def _at_hand(self, checkpoint: CheckpointState, progress: Progress) -> AsyncIterator[AtHand]:
+        """A checkpoint and what runs in it, for the length of a block."""
         assert checkpoint.stored is not None
-        try:
-            try:
-                place, files = checkpoint.requested.place, checkpoint.stored.files
-                async with self.files.had(place, files, request.progress) as had:
-                    kept = await trio.to_thread.run_sync(_read_manifest, had.directory)
-                    created = [self._created(request, checkpoint, one) for one in ordered.sandbox_ids]
-                    restored = NewEvent(restore_id, events.CheckpointRestored(), checkpoint.sandbox_id)
-                    recorded = await core.record([restored, *created], intent)
-                    for fact in recorded[1:]:
-                        maker = _FromCheckpoint(self._processes, core, checkpoint, had, kept)
-                        self._sandboxes.begin(fact, {}, maker=maker)
-                    with suppress(SandkeepError):  # each of them tells
-                        await had.check(request.progress)
-            finally:
-                self._sandboxes.unreserve(*ordered.sandbox_ids)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            error = as_sandkeep_error(unforeseen)
-            failed = events.CheckpointRestoreFailed(code=error.code, message=error.message)
-            await core.record([NewEvent(restore_id, failed, checkpoint.sandbox_id)], intent)
+        async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
+            yield AtHand(checkpoint, had, await trio.to_thread.run_sync(_read_manifest, had.directory))
 
     def _created(self, request: Request[CheckpointRestore], checkpoint: CheckpointState, sandbox_id: str) -> NewEvent:
         """The intent to make one of them; from here on its plan is known to those that follow."""
         asked = checkpoint.requested
-        provider = self._core.provider(asked.provider)
+        provider = self.core.provider(asked.provider)
         spec = rules.like(asked.spec, request.params.labels)
         planned = self._sandboxes.plan(provider, sandbox_id, asked.image_id, spec, request.caller, checkpoint.owner)
         plan = checkpointing(provider).plan_like(asked.plan, planned)
@@ -311,40 +249,128 @@ class Checkpoints:
         )
         return NewEvent(sandbox_id, event, sandbox_id, 0)
 
-    async def answer_restore(self, restore_id: str) -> CheckpointRestoreResult:
-        """Wait until all sandboxes run, and answer them. Raises what the restore failed with, or the first of them."""
-        ordered = self._core.state.forks[restore_id]
-        await self._core.settled(restore_id, lambda: ordered.done or ordered.error is not None)
-        if ordered.error is not None:
-            raise error_from(*ordered.error, {"checkpoint_id": ordered.checkpoint_id})
-        made = [await self._sandboxes.answer_create(sandbox_id) for sandbox_id in ordered.sandbox_ids]
-        assert ordered.checkpoint_id is not None
-        return CheckpointRestoreResult(checkpoint_id=ordered.checkpoint_id, sandboxes=made)
+    async def recorded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
+        """See `Operation.recorded`."""
+        if order.subject.error is None:
+            for intent in facts[1:]:
+                self._begin(intent, order.context)
+            await _checked(order.context, order.progress)
 
-    async def restored_before(self, request: Request[Any], first: Recorded) -> Any:
-        """The answer to a command that was given before. Sandboxes that only a daemon's end kept from being made are
-        made now.
-        """
-        ordered = self._core.state.forks[first.stream]
-        undone = await self._sandboxes.undone(ordered)
-        if undone is None:
-            return ANEW
-        if undone:
-            checkpoint = rules.ready_checkpoint(self._core.state, ordered.checkpoint_id or "")
-            await self._make_again(request, checkpoint, undone)
-        return await self.answer_restore(first.stream)
+    def _begin(self, intent: Recorded, at_hand: AtHand) -> None:
+        self._sandboxes.begin(intent, {}, maker=_FromCheckpoint(self._processes, self.core, at_hand))
 
-    async def _make_again(self, request: Request[Any], checkpoint: CheckpointState, undone: Sequence[str]) -> None:
-        """Make sandboxes after all, by the plans that they had."""
-        assert checkpoint.stored is not None
-        async with self.files.had(checkpoint.requested.place, checkpoint.stored.files, request.progress) as had:
-            kept = await trio.to_thread.run_sync(_read_manifest, had.directory)
-            for sandbox_id in undone:
-                intent = await self._sandboxes.intend_again(sandbox_id)
-                maker = _FromCheckpoint(self._processes, self._core, checkpoint, had, kept)
-                self._sandboxes.begin(intent, {}, maker=maker)
-            with suppress(SandkeepError):  # each of them tells
-                await had.check(request.progress)
+    def failure(self, subject: ForkState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
+        """See `Creation.failure`."""
+        failed = events.CheckpointRestoreFailed(code=error.code, message=error.message, interrupted=interrupted)
+        return [NewEvent(subject.fork_id, failed, subject.sandbox_id)]
+
+    def told(self, stream: str, subject: ForkState) -> dict[str, Any]:  # noqa: ARG002
+        """See `Creation.told`."""
+        return {"checkpoint_id": subject.checkpoint_id}
+
+    async def answered(self, request: Request[Any], subject: ForkState) -> CheckpointRestoreResult:  # noqa: ARG002
+        """See `Operation.answered`. Raises what the first sandbox failed with that was not made."""
+        made = [await self._sandboxes.answer_create(sandbox_id) for sandbox_id in subject.sandbox_ids]
+        assert subject.checkpoint_id is not None
+        return CheckpointRestoreResult(checkpoint_id=subject.checkpoint_id, sandboxes=made)
+
+    async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
+        """See `SandboxBatch.make_again`."""
+        checkpoint = rules.ready_checkpoint(self.core.state, batch.checkpoint_id or "")
+        async with self._at_hand(checkpoint, request.progress) as at_hand:
+            for sandbox_id in sandbox_ids:
+                self._begin(await self._sandboxes.intend_again(sandbox_id), at_hand)
+            await _checked(at_hand, request.progress)
+
+
+class Checkpoints:
+    """The handlers of ``checkpoint.*``, and of ``sandbox.restore`` for checkpoints."""
+
+    def __init__(
+        self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: LayerReferences, files: CheckpointFiles
+    ) -> None:
+        self._core = core
+        self._sandboxes = sandboxes
+        self._processes = processes
+        self._layers = layers
+        self.files = files
+        self._removal = CheckpointRemoval(core, layers, files)
+        self._creation = CheckpointCreation(core, sandboxes, files, self._removal)
+        self.restoration = CheckpointRestoration(core, sandboxes, processes, files)
+        self.operations: Sequence[Operation[Any]] = (self._creation, self._removal, self.restoration)
+
+    # -- making -------------------------------------------------------------------------------------------------------
+
+    async def create(self, request: Request[CheckpointCreate]) -> Checkpoint:
+        """Keep a sandbox with all that runs in it."""
+        command, core = request.params, self._core
+        sandbox = rules.sandbox(core.state, command.sandbox_id)
+        await self._sandboxes.adopted(sandbox.sandbox_id)
+        provider = checkpointing(core.provider(sandbox.requested.provider))
+        why = provider.why_no_checkpoint(sandbox.requested.plan)
+        if why is not None:
+            raise SetupError("not_supported", why)
+        checkpoint_id = ids.new_id(ids.CHECKPOINT)
+        place = self.files.place(checkpoint_id, bucket=command.archive == "bucket")
+        facts = await trio.to_thread.run_sync(provider.facts)
+        event = rules.create_checkpoint(sandbox, command, place, facts)
+        await self._sandboxes.held(sandbox)
+        made: Checkpoint = await self._creation.run(NewEvent(checkpoint_id, event, sandbox.sandbox_id, 0), request)
+        return made
+
+    async def sweep(self, abandoned: Sequence[str]) -> None:
+        """Remove what earlier daemons had copied of checkpoints."""
+        for directory in abandoned:
+            await trio.to_thread.run_sync(remove_directory, directory)
+
+    async def delete(self, request: Request[CheckpointDelete]) -> Checkpoint:
+        """Delete a checkpoint. One that is deleted is answered as it is."""
+        checkpoint = rules.checkpoint(self._core.state, request.params.checkpoint_id)
+        if checkpoint.status == "creating":
+            raise rules.checkpoint_not_ready(checkpoint)
+
+        def decide() -> NewEvent | None:
+            if checkpoint.status != "ready":
+                return None
+            event = events.CheckpointDeleteRequested()
+            return NewEvent(checkpoint.checkpoint_id, event, checkpoint.sandbox_id, checkpoint.revision)
+
+        await self._removal.order(decide, request.meta)
+        deleted: Checkpoint = await self._removal.answer(request, checkpoint.checkpoint_id)
+        return deleted
+
+    # -- into new sandboxes -------------------------------------------------------------------------------------------
+
+    async def restore(self, request: Request[CheckpointRestore]) -> CheckpointRestoreResult:
+        """Make sandboxes of a checkpoint, in which all goes on that ran."""
+        command, core = request.params, self._core
+        checkpoint = rules.ready_checkpoint(core.state, command.checkpoint_id)
+        await self._require_here(checkpoint)
+        rules.like(checkpoint.requested.spec, command.labels)
+
+        def intent(sandbox_ids: list[str]) -> NewEvent:
+            event = events.CheckpointRestoreRequested(
+                owner=checkpoint.owner,
+                checkpoint_id=checkpoint.checkpoint_id,
+                sandbox_ids=sandbox_ids,
+                names=command.names,
+            )
+            return NewEvent(ids.new_id(ids.FORK), event, checkpoint.sandbox_id, 0)
+
+        restored: CheckpointRestoreResult = await self.restoration.run_batch(
+            checkpoint.owner, command.names, command.count, intent, request
+        )
+        return restored
+
+    async def _require_here(self, checkpoint: CheckpointState) -> Checkpointing:
+        """Raise `not_supported` for a checkpoint that cannot be brought back on this machine."""
+        asked = checkpoint.requested
+        provider = checkpointing(self._core.provider(asked.provider))
+        why = await trio.to_thread.run_sync(provider.why_not_here, asked.facts)
+        if why is not None:
+            words = f"checkpoint {checkpoint.checkpoint_id} cannot be brought back here: {why}"
+            raise SetupError("not_supported", words, checkpoint_id=checkpoint.checkpoint_id)
+        return provider
 
     # -- into the same sandbox ----------------------------------------------------------------------------------------
 
@@ -463,19 +489,21 @@ class Checkpoints:
         return CheckpointList(checkpoints=[checkpoint.view() for checkpoint in found], next=following)
 
 
+async def _checked(at_hand: AtHand, progress: Progress) -> None:
+    """Verify what was not yet; those that are made of it tell what is wrong."""
+    with suppress(SandkeepError):
+        await at_hand.had.check(progress)
+
+
 class _FromCheckpoint(Maker):
     """Makes one sandbox of a checkpoint that is at hand. Processes get ids of their own in it."""
 
-    def __init__(
-        self, processes: Processes, core: Core, checkpoint: CheckpointState, had: Had, kept: Sequence[Kept]
-    ) -> None:
+    def __init__(self, processes: Processes, core: Core, at_hand: AtHand) -> None:
         self._processes = processes
         self._core = core
-        self._checkpoint = checkpoint
-        self._had = had
-        self._kept = kept
+        self._checkpoint, self._had, self._kept = at_hand
         self._found: list[NewEvent] = []
-        had.hold()
+        self._had.hold()
 
     async def make(self, provider: Provider, sandbox: SandboxState, secrets: object) -> Instance:  # noqa: ARG002
         """See `Maker.make`. Secrets are in what is brought back."""
@@ -521,7 +549,7 @@ def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: 
         for process_id in process_ids:
             process = core.state.processes.get(process_id)
             if process is not None:
-                carrier = partial(processes.carriers.adopt, runtime, process, trio.Event())
+                carrier = partial(processes.supervisor.adopt, runtime, process, trio.Event())
                 start_in(runtime, carrier, core, f"process {process_id}")
 
     core.carry(begin, f"processes of {runtime.instance.sandbox_id}")

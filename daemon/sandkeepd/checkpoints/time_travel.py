@@ -50,7 +50,7 @@ class TimeTravel:
         """The answer to a command that was given before; what was used then may have been deleted since."""
         made: Any
         if first.stream in self._core.state.forks:
-            made = await self._checkpoints.restored_before(request, first)
+            made = await self._checkpoints.restoration.again(request, first)
             made = made if made is ANEW else made.sandboxes[0]
         else:
             made = await self._sandboxes.created_before(request, first)

@@ -1,35 +1,165 @@
-"""Images: made, listed, removed."""
+"""Images: made, listed, removed.
+
+The life of one::
+
+    create_requested -> created -> remove_requested -> removed
+                     -> create_failed
+                     -> reused    (an older one of the same content stands for it)
+"""
 
 from collections import Counter
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, error_from
+from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.model import Image, ImageList
 from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
-from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.views.images import ImageState
 from sandkeepd.contract import image_sources
 from sandkeepd.contract.image_sources import Source
-from sandkeepd.contract.provider import Building, Caller, ImageRequest, Progress
+from sandkeepd.contract.provider import Building, Caller, ImageRequest
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
-from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host import caller_paths
 
 REMOVE_DEADLINE_S = 300.0
 """How long a provider may take for removing an image before it is asked again, if it can be interrupted."""
 
 
+class ImageHolds:
+    """Images that are about to be used, of which nothing is on record yet; and those about to be removed likewise."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._leaving: set[str] = set()
+
+    @contextmanager
+    def held(self, image_id: str) -> Iterator[None]:
+        """For the length of a block nobody removes an image. Raises `not_found` when it is being removed."""
+        if image_id in self._leaving:
+            raise CallerError("not_found", f"image {image_id} is being removed", image_id=image_id)
+        self._counts[image_id] += 1
+        try:
+            yield
+        finally:
+            self._counts[image_id] -= 1
+
+    @contextmanager
+    def leaving(self, image_id: str) -> Iterator[None]:
+        """For the length of a block nobody may start to use an image."""
+        self._leaving.add(image_id)
+        try:
+            yield
+        finally:
+            self._leaving.discard(image_id)
+
+    def count(self, image_id: str) -> int:
+        """How many are about to use an image."""
+        return self._counts[image_id]
+
+
+class ImageCreation(Creation[ImageState]):
+    """``image.create``: a provider makes an image of a source; one of the same content is used again."""
+
+    method = "image.create"
+    id_field = "image_id"
+    interrupted = "the daemon stopped while it was being made: create it again"
+
+    def __init__(self, core: Core, holds: ImageHolds) -> None:
+        super().__init__(core)
+        self._holds = holds
+
+    @property
+    def subjects(self) -> Mapping[str, ImageState]:
+        """See `Operation.subjects`."""
+        return self.core.state.images
+
+    def owns(self, subject: ImageState) -> bool:
+        """See `Operation.owns`. Images of snapshots are made by a promotion."""
+        return subject.requested.kind != "snapshot"
+
+    async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        core, image_id, asked = self.core, order.stream, order.subject.requested
+        provider = core.provider(asked.provider)
+        made = await provider.import_image(image_id, _request(asked), order.caller, order.progress)
+        failpoints.reach("image.copied")
+        same = None if asked.clean else rules.same_content(core.state, image_id, made.digest)
+        if same is not None:
+            order.resources.enter_context(self._holds.held(same.image_id))
+            await provider.remove_image(image_id)
+            return [NewEvent(image_id, events.ImageReused(image_id=same.image_id))]
+        created = events.ImageCreated(
+            digest=made.digest,
+            size_bytes=made.size_bytes,
+            file_count=made.file_count,
+            skipped_count=made.skipped_count,
+            skipped=made.skipped,
+            details=made.details,
+        )
+        return [NewEvent(image_id, created)]
+
+    def failure(self, subject: ImageState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
+        """See `Creation.failure`."""
+        failed = events.ImageCreateFailed(code=error.code, message=error.message, interrupted=interrupted)
+        return [NewEvent(subject.image_id, failed)]
+
+    async def undo(self, order: Order[ImageState]) -> None:
+        """See `Creation.undo`."""
+        await remove_image(self, order, "the making of image {} is undone when that answers")
+
+    async def answered(self, request: Request[Any], subject: ImageState) -> Image:  # noqa: ARG002
+        """See `Operation.answered`."""
+        return rules.image(self.core.state, subject.image_id).view()
+
+
+class ImageRemoval(Removal[ImageState]):
+    """``image.remove``: an image that nothing needs goes."""
+
+    method = "image.remove"
+    under_way = "removing"
+
+    @property
+    def subjects(self) -> Mapping[str, ImageState]:
+        """See `Operation.subjects`."""
+        return self.core.state.images
+
+    async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        await remove_image(self, order, "the removal of image {} is ordered, and will be carried out when that answers")
+        failpoints.reach("image.discarded")
+        return [NewEvent(order.stream, events.ImageRemoved())]
+
+    async def answered(self, request: Request[Any], subject: ImageState) -> Image:  # noqa: ARG002
+        """See `Operation.answered`."""
+        return subject.view()
+
+
+async def remove_image(operation: Operation[ImageState], order: Order[ImageState], then: str) -> None:
+    """Have the provider remove all that there is of an image, however often that takes."""
+    core, image_id, name = operation.core, order.stream, order.subject.requested.provider
+
+    async def remove() -> None:
+        await core.provider(name).remove_image(image_id)
+
+    await operation.insist(image_id, remove, then.format(image_id), name, REMOVE_DEADLINE_S)
+
+
 class Images:
-    """The handlers of ``image.*``. `holds` counts, by image, what is about to use it and not on record yet."""
+    """The handlers of ``image.*``."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.holds: Counter[str] = Counter()
-        self._leaving: set[str] = set()
+        self.holds = ImageHolds()
+        self.creation = ImageCreation(core, self.holds)
+        self._removal = ImageRemoval(core)
+        self.operations: Sequence[Operation[Any]] = (self.creation, self._removal)
 
     async def create(self, request: Request[ImageCreate]) -> Image:
         """Make an image; one of the same content is used again unless `clean`."""
@@ -37,11 +167,8 @@ class Images:
         provider = self._core.provider(request.params.provider or source.provider)
         default_base = provider.default_base() if isinstance(provider, Building) else None
         event = rules.create_image(request.params, request.owner, provider.name, source, default_base)
-        image_id = ids.new_id(ids.IMAGE)
-        intent = await self._core.intend(NewEvent(image_id, event, expected_revision=0), request.meta)
-        work = partial(self._import, image_id, request.caller, request.progress, intent)
-        self._core.carry(work, f"import of {image_id}")
-        return await self.answer_create(image_id)
+        image: Image = await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
+        return image
 
     async def _source(self, command: ImageCreate, caller: Caller) -> Source:
         """What the image is to be made of, by the rule of `image_sources`."""
@@ -52,94 +179,18 @@ class Images:
         looked_for = image_sources.looked_for(command)
         return image_sources.seen(command, await caller_paths.look(command.source, caller, looked_for))
 
-    async def answer_create(self, image_id: str) -> Image:
-        """Wait until the image is made or failed, and answer it."""
-        image = self._core.state.images[image_id]
-        await self._core.settled(image_id, lambda: image.status != "creating")
-        if image.status == "failed" and image.error is not None:
-            raise error_from(*image.error, {"image_id": image_id})
-        return rules.image(self._core.state, image_id).view()
-
-    async def created_before(self, request: Request[ImageCreate], first: Recorded) -> Any:  # noqa: ARG002
-        """The answer to a command that was given before."""
-        image = self._core.state.images[first.stream]
-        await self._core.settled(first.stream, lambda: image.status != "creating")
-        return ANEW if image.interrupted else await self.answer_create(first.stream)
-
-    async def _import(self, image_id: str, caller: Caller, progress: Progress, intent: Recorded) -> None:
-        core = self._core
-        requested = core.state.images[image_id].requested
-        provider = core.provider(requested.provider)
-        try:
-            made = await provider.import_image(image_id, _request(requested), caller, progress)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            error = as_sandkeep_error(unforeseen)
-            failed = events.ImageCreateFailed(code=error.code, message=error.message)
-            await core.record([NewEvent(image_id, failed)], intent)
-            return
-        failpoints.reach("image.copied")
-        same = None if requested.clean else rules.same_content(core.state, image_id, made.digest)
-        if same is None:
-            outcome: events.Event = events.ImageCreated(
-                digest=made.digest,
-                size_bytes=made.size_bytes,
-                file_count=made.file_count,
-                skipped_count=made.skipped_count,
-                skipped=made.skipped,
-                details=made.details,
-            )
-            await core.record([NewEvent(image_id, outcome)], intent)
-            return
-        self.holds[same.image_id] += 1
-        try:
-            await provider.remove_image(image_id)
-            await core.record([NewEvent(image_id, events.ImageReused(image_id=same.image_id))], intent)
-        finally:
-            self.holds[same.image_id] -= 1
-
     async def remove(self, request: Request[ImageRemove]) -> Image:
         """Remove an image that no sandbox needs."""
         core = self._core
         image_id = rules.image(core.state, request.params.image_id).image_id
-        pending = ["one that is being made"] * self.holds[image_id]
-        event = rules.remove_image(core.state, image_id, pending)
+        event = rules.remove_image(core.state, image_id, ["one that is being made"] * self.holds.count(image_id))
         image = core.state.images[image_id]
         if event is not None and image.status != "removing":
-            self._leaving.add(image_id)  # nobody may start to use it while the intent is on its way to the disk
-            try:
-                intent = await core.intend(
-                    NewEvent(image_id, event, expected_revision=image.revision), request.meta, essential=True
-                )
-            finally:
-                self._leaving.discard(image_id)
-            core.carry(partial(self.finish_remove, image_id, intent), f"removal of {image_id}")
-        return await self.answer_remove(image_id)
-
-    async def answer_remove(self, image_id: str) -> Image:
-        """Wait until the image is gone, and answer it."""
-        image = self._core.state.images[image_id]
-        await self._core.settled(image_id, lambda: image.status != "removing")
-        return image.view()
-
-    async def finish_remove(self, image_id: str, intent: Recorded | None) -> None:
-        """Remove the files of an image whose removal is on record."""
-        core, name = self._core, self._core.state.images[image_id].requested.provider
-        then = f"the removal of image {image_id} is ordered, and will be carried out when that answers"
-        with core.stalling([image_id], then) as told:
-            work, what = lambda: core.provider(name).remove_image(image_id), f"removing {image_id}"
-            await retry_until_done(work, what, core.providers.get(name), deadline_s=REMOVE_DEADLINE_S, told=told)
-        failpoints.reach("image.discarded")
-        await core.record([NewEvent(image_id, events.ImageRemoved())], intent)
-
-    def hold(self, image_id: str) -> None:
-        """Say that a sandbox is about to be made from it. Raises `not_found` when it is being removed."""
-        if image_id in self._leaving:
-            raise CallerError("not_found", f"image {image_id} is being removed", image_id=image_id)
-        self.holds[image_id] += 1
-
-    def release(self, image_id: str) -> None:
-        """The sandbox is on record, or will not be made."""
-        self.holds[image_id] -= 1
+            new = NewEvent(image_id, event, expected_revision=image.revision)
+            with self.holds.leaving(image_id):  # until the intent is on record
+                await self._removal.begin(new, request.meta, essential=True)
+        removed: Image = await self._removal.answer(request, image_id)
+        return removed
 
     def get_now(self, request: Request[ImageRef]) -> Image:
         """Show an image."""

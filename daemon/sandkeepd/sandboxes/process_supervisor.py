@@ -27,7 +27,7 @@ GRACE_S = 0.1
 """How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
 
 
-class Supervisor:
+class ProcessSupervisor:
     """Carries processes, newly launched ones and those of an earlier daemon."""
 
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:

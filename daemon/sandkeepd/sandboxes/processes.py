@@ -1,7 +1,7 @@
 """Processes: launched, followed to their end, signalled, read.
 
-Each has a task of the `supervisor`'s, which starts it and follows it to its end. The daemon is not in the way of what
-it writes: that goes to a journal, from which is read by byte offset (`output_reader`).
+Each has a task of the `ProcessSupervisor`'s, which starts it and follows it to its end. The daemon is not in the way of
+what it writes: that goes to a journal, from which is read by byte offset (`output_reader`).
 """
 
 import math
@@ -37,8 +37,8 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.output_reader import OutputReader
+from sandkeepd.sandboxes.process_supervisor import ProcessSupervisor
 from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes, start_in
-from sandkeepd.sandboxes.supervisor import Supervisor
 
 
 class Processes:
@@ -47,7 +47,7 @@ class Processes:
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
         self._core = core
         self._sandboxes = sandboxes
-        self.carriers = Supervisor(core, sandboxes)
+        self.supervisor = ProcessSupervisor(core, sandboxes)
         self.outputs = OutputReader(core, sandboxes)
         self._naming: set[tuple[str, str]] = set()
 
@@ -100,7 +100,7 @@ class Processes:
             terminal=_terminal(process, command),
             quick=not eager,
         )
-        work = partial(self.carriers.carry, runtime, process, launch, intent, eager=eager)
+        work = partial(self.supervisor.carry, runtime, process, launch, intent, eager=eager)
         if not start_in(runtime, work, core, f"process {process_id}") and not process.ended:
             failed = events.ProcessLaunchFailed(
                 code="not_ready", message=f"sandbox {sandbox.sandbox_id} is being ended"

@@ -154,11 +154,8 @@ class Sandboxes:
                 plan=plan,
                 name=command.name,
             )
-            self._images.hold(image.image_id)
-            try:
+            with self._images.holds.held(image.image_id):
                 intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta)
-            finally:
-                self._images.release(image.image_id)
         failpoints.reach("create.planned")
         self.begin(intent, command.secrets)
         return await self.answer_create(sandbox_id)
@@ -230,22 +227,16 @@ class Sandboxes:
                 if isinstance(provider, Claiming):
                     provider.withdraw(sandbox_id, planned.plan)
 
-    async def order(
-        self, owner: str, names: Sequence[str], count: int, new: Callable[[list[str]], NewEvent], meta: events.Meta
-    ) -> Recorded:
-        """Put an order on record that is to make several sandboxes of these ids, whose names are taken from now on.
-        Undo that by `unreserve`. Raises `invalid` and `conflict`.
+    def reserve(self, owner: str, names: Sequence[str], count: int) -> list[str]:
+        """Ids for several sandboxes that are about to go on record, whose names are taken from now on. Undo it by
+        `unreserve`. Raises `invalid` and `conflict`.
         """
         if names and len(names) != count:
             words = f"names: {len(names)} are given for {count} sandboxes: give one for each"
             raise CallerError("invalid", words, field="names")
         chosen = [ids.new_id(ids.SANDBOX) for _ in range(count)]
         self._claim(owner, dict(zip(chosen, names, strict=True)) if names else dict.fromkeys(chosen), "names")
-        try:
-            return await self._core.intend(new(chosen), meta)
-        except BaseException:
-            self.unreserve(*chosen)
-            raise
+        return chosen
 
     async def undone(self, order: ForkState) -> list[str] | None:
         """Those of the sandboxes that an order was to make which only a daemon's end kept from being made; None when

@@ -1,39 +1,45 @@
 """Forks: sandboxes that begin with the files that another has at one moment.
 
-The order is an intent in a stream of its own. A carrier has the provider keep what the source changed; then, in one
-append, it goes on record that this is done and which sandboxes are about to be made of it, each of which has a carrier
-as every new sandbox has. From that append on nothing of the source matters to them.
+A provider keeps what the source changed; see `sandboxes.batch` for what becomes of that.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import SetupError, error_from
+from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.model import ForkResult
 from sandkeep.protocol.methods import SandboxFork
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.contract.provider import Frozen, Layering, Provider, Source
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Order
+from sandkeepd.sandboxes.batch import SandboxBatch
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.layers import LayerReferences
 
 
-class Forks:
-    """The handler of ``sandbox.fork``."""
+class Forks(SandboxBatch):
+    """``sandbox.fork``, and its handler."""
+
+    method = "sandbox.fork"
+    interrupted = "the daemon stopped while the sandbox was being forked: fork it again"
 
     def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences) -> None:
-        self._core = core
-        self._sandboxes = sandboxes
+        super().__init__(core, sandboxes)
         self._layers = layers
+
+    def owns(self, subject: ForkState) -> bool:
+        """See `Operation.owns`."""
+        return subject.checkpoint_id is None
 
     async def fork(self, request: Request[SandboxFork]) -> ForkResult:
         """Make sandboxes that begin with the files of one."""
-        command, core = request.params, self._core
+        command, core = request.params, self.core
         source = rules.sandbox(core.state, command.sandbox_id)
         await self._sandboxes.adopted(source.sandbox_id)
         rules.require_files(source)
@@ -42,55 +48,33 @@ class Forks:
         if able.no_forks is not None:
             raise SetupError("not_supported", able.no_forks)
         rules.like(source.spec, command.labels)
-        fork_id = ids.new_id(ids.FORK)
 
-        def order(sandbox_ids: list[str]) -> NewEvent:
+        def intent(sandbox_ids: list[str]) -> NewEvent:
             event = events.SandboxForkRequested(sandbox_ids=sandbox_ids, names=command.names)
-            return NewEvent(fork_id, event, source.sandbox_id, 0)
+            return NewEvent(ids.new_id(ids.FORK), event, source.sandbox_id, 0)
 
-        intent = await self._sandboxes.order(source.owner, command.names, command.count, order, request.meta)
-        failpoints.reach("fork.planned")
-        core.carry(partial(self._carry, request, source, intent), f"fork of {source.sandbox_id}")
-        return await self.answer(fork_id)
+        made: ForkResult = await self.run_batch(source.owner, command.names, command.count, intent, request)
+        return made
 
-    async def _carry(self, request: Request[SandboxFork], source: SandboxState, intent: Recorded) -> None:
-        core, fork_id = self._core, intent.stream
-        fork = core.state.forks[fork_id]
-        try:
-            try:
-                recorded = await self._freeze(request, source, intent)
-            finally:
-                self._sandboxes.unreserve(*fork.sandbox_ids)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            error = as_sandkeep_error(unforeseen)
-            failed = events.SandboxForkFailed(code=error.code, message=error.message)
-            await core.record([NewEvent(fork_id, failed, source.sandbox_id)], intent)
-            await self._layers.drop(source.requested.provider, [fork_id])
-            return
-        await request.progress(f"starting {len(fork.sandbox_ids)} sandboxes")
-        for fact in recorded[1:]:
-            self._sandboxes.begin(fact, request.params.secrets)
-
-    async def _freeze(
-        self, request: Request[SandboxFork], source: SandboxState, intent: Recorded
-    ) -> Sequence[Recorded]:
-        """Keep the files that the forks begin with, and put on record that this is done, and what they will be."""
-        core, fork_id = self._core, intent.stream
-        await request.progress("copying what the sandbox changed")
+    async def act(self, order: Order[ForkState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        request, batch, core = order.request, order.subject, self.core
+        assert request is not None
+        source = core.state.sandboxes[batch.sandbox_id]
+        await order.progress("copying what the sandbox changed")
         with self._sandboxes.reading(source.sandbox_id):
             provider = layering(core.provider(source.requested.provider))
-            frozen = await provider.freeze(fork_id, source_of(source))
-        ids_of_forks = core.state.forks[fork_id].sandbox_ids
-        created = [self._created(request, source, fork_id, one, frozen) for one in ids_of_forks]
+            frozen = await provider.freeze(order.stream, source_of(source))
+        created = [self._created(request, source, order.stream, one, frozen) for one in batch.sandbox_ids]
         failpoints.reach("fork.frozen")
         done = events.SandboxForked(pause_ms=frozen.pause_ms or 0.0, size_bytes=frozen.size_bytes)
-        return await core.record([NewEvent(fork_id, done, source.sandbox_id), *created], intent)
+        return [NewEvent(order.stream, done, source.sandbox_id), *created]
 
     def _created(
         self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
     ) -> NewEvent:
         """The intent to make one of them; from here on its plan is known to those that follow."""
-        asked, provider = source.requested, self._core.provider(source.requested.provider)
+        asked, provider = source.requested, self.core.provider(source.requested.provider)
         spec = rules.like(source.spec, request.params.labels)
         plan = self._sandboxes.plan(provider, sandbox_id, asked.image_id, spec, request.caller, source.owner)
         layered = layering(provider).layered(plan, frozen.files)
@@ -110,25 +94,45 @@ class Forks:
         )
         return NewEvent(sandbox_id, event, sandbox_id, 0)
 
-    async def answer(self, fork_id: str) -> ForkResult:
-        """Wait until all forks run, and answer them. Raises what the fork failed with, or the first of them."""
-        fork = self._core.state.forks[fork_id]
-        await self._core.settled(fork_id, lambda: fork.done or fork.error is not None)
-        if fork.error is not None:
-            raise error_from(*fork.error, {"sandbox_id": fork.sandbox_id})
-        made = [await self._sandboxes.answer_create(sandbox_id) for sandbox_id in fork.sandbox_ids]
-        return ForkResult(sandbox_id=fork.sandbox_id, sandboxes=made, pause_ms=fork.pause_ms)
+    async def recorded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
+        """See `Operation.recorded`."""
+        if order.subject.error is not None:
+            await self.undone(order)
+            return
+        assert order.request is not None
+        await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
+        for fact in facts[1:]:
+            self._sandboxes.begin(fact, order.request.params.secrets)
 
-    async def forked_before(self, request: Request[SandboxFork], first: Recorded) -> Any:
-        """The answer to a command that was given before. Forks that only a daemon's end kept from being made are made
-        now; if that is all of them, of what the source has by now.
-        """
-        undone = await self._sandboxes.undone(self._core.state.forks[first.stream])
-        if undone is None:
-            return ANEW
-        for sandbox_id in undone:  # the files are there that the others have
+    def failure(self, subject: ForkState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
+        """See `Creation.failure`."""
+        failed = events.SandboxForkFailed(code=error.code, message=error.message, interrupted=interrupted)
+        return [NewEvent(subject.fork_id, failed, subject.sandbox_id)]
+
+    async def undone(self, order: Order[ForkState]) -> None:
+        """See `Creation.undone`. What was copied, nobody needs."""
+        source = self.core.state.sandboxes.get(order.subject.sandbox_id)
+        if source is not None:
+            await self._layers.drop(source.requested.provider, [order.stream])
+
+    def told(self, stream: str, subject: ForkState) -> dict[str, Any]:  # noqa: ARG002
+        """See `Creation.told`."""
+        return {"sandbox_id": subject.sandbox_id}
+
+    async def answered(self, request: Request[Any], subject: ForkState) -> ForkResult:  # noqa: ARG002
+        """See `Operation.answered`. Raises what the first sandbox failed with that was not made."""
+        made = [await self._sandboxes.answer_create(sandbox_id) for sandbox_id in subject.sandbox_ids]
+        return ForkResult(sandbox_id=subject.sandbox_id, sandboxes=made, pause_ms=subject.pause_ms)
+
+    async def make_again(
+        self,
+        request: Request[Any],
+        batch: ForkState,  # noqa: ARG002
+        sandbox_ids: Sequence[str],
+    ) -> None:
+        """See `SandboxBatch.make_again`. The files are there that the others have."""
+        for sandbox_id in sandbox_ids:
             self._sandboxes.begin(await self._sandboxes.intend_again(sandbox_id), request.params.secrets)
-        return await self.answer(first.stream)
 
 
 def layering(provider: Provider) -> Layering:

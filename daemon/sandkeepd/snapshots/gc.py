@@ -35,7 +35,7 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, as_sandkeep_error
 from sandkeepd.snapshots.archives import LOG_KEY, SnapshotArchives
 from sandkeepd.snapshots.places import place_of
-from sandkeepd.snapshots.snapshots import Snapshots
+from sandkeepd.snapshots.snapshots import SnapshotRemoval
 
 logger = logging.getLogger("sandkeepd")
 
@@ -85,9 +85,9 @@ def _due_of(
 class GarbageCollector:
     """The handler of ``snapshot.gc``, and the task that applies retention."""
 
-    def __init__(self, core: Core, snapshots: Snapshots, archives: SnapshotArchives) -> None:
+    def __init__(self, core: Core, removal: SnapshotRemoval, archives: SnapshotArchives) -> None:
         self._core = core
-        self._snapshots = snapshots
+        self._removal = removal
         self._archives = archives
 
     async def run(self) -> None:
@@ -107,7 +107,7 @@ class GarbageCollector:
         going = list(due(list(self._core.state.snapshots.values()), SNAPSHOT_RETAIN(), now_us()))
         for snapshot, why in () if dry_run else going:
             logger.info("retention lets a snapshot go", extra={"snapshot_id": snapshot.snapshot_id, "why": why})
-            await self._snapshots.order_delete(snapshot, why, meta)
+            await self._removal.order_end(snapshot, why, meta)
         return [snapshot for snapshot, _ in going]
 
     async def gc(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
@@ -122,7 +122,7 @@ class GarbageCollector:
         meta = Meta(owner=request.owner, client=request.client)
         going = await self._retain(meta, dry_run=dry_run)
         for snapshot in () if dry_run else going:
-            await self._snapshots.answer_delete(snapshot.snapshot_id)
+            await self._removal.answer(request, snapshot.snapshot_id)
         await request.progress("looking for archives that no snapshot owns")
         removed, left, freed = await self._sweep(meta, dry_run=dry_run)
         freed += sum(snapshot.stored.size_bytes for snapshot in going if snapshot.stored is not None)

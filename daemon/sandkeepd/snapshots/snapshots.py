@@ -1,16 +1,15 @@
-"""Snapshots: the files of a sandbox, kept as an archive; made, listed, deleted, brought in from elsewhere.
+"""Snapshots: the files of a sandbox, kept as an archive; made, listed, deleted.
 
 The life of one::
 
     create_requested -> stored -> delete_requested -> deleted
                      -> failed
 
-What is on record as requested is finished or undone by whoever started it, or by the next daemon. An archive that
-others build on stays when its snapshot is deleted, and goes with the last of them.
+An archive that others build on stays when its snapshot is deleted, and goes with the last of them.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Literal
@@ -18,7 +17,7 @@ from typing import Any, Final, Literal
 import trio
 
 from sandkeep import events, failpoints, ids, model
-from sandkeep.errors import SetupError, StateError, error_from
+from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import Snapshot, SnapshotList
 from sandkeep.protocol.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -28,32 +27,213 @@ from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.provider import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
-from sandkeepd.core.retry import retry_until_done
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archives import Making, SnapshotArchives
 from sandkeepd.snapshots.deferred_upload import DeferredUploads, not_sent
 from sandkeepd.snapshots.forks import source_of
+from sandkeepd.snapshots.layers import LayerReferences
 
 MOST_BENEATH: Final = 64
 """On so many an incremental snapshot may build: each is a layer of whatever is restored, and overlays take not many."""
 
-INTERRUPTED = "the daemon stopped while it was being made: make it again"
+
+class SnapshotCreation(Creation[SnapshotState]):
+    """``snapshot.create``: a provider packs the files of a sandbox, and the archive goes where it is to lie."""
+
+    method = "snapshot.create"
+    id_field = "snapshot_id"
+    interrupted = "the daemon stopped while it was being made: make it again"
+
+    def __init__(
+        self, core: Core, sandboxes: Sandboxes, archives: SnapshotArchives, layers: LayerReferences,
+        removal: "SnapshotRemoval",
+    ) -> None:  # fmt: skip
+        super().__init__(core)
+        self._sandboxes = sandboxes
+        self._archives = archives
+        self._layers = layers
+        self._removal = removal
+
+    @property
+    def subjects(self) -> Mapping[str, SnapshotState]:
+        """See `Operation.subjects`."""
+        return self.core.state.snapshots
+
+    def owns(self, subject: SnapshotState) -> bool:
+        """See `Operation.owns`. Archives from elsewhere are of no sandbox, and come by an import."""
+        return subject.sandbox_id is not None
+
+    async def act(self, order: Order[SnapshotState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        asked = order.subject.requested
+        assert asked.sandbox_id is not None
+        with self._sandboxes.reading(asked.sandbox_id):
+            stored = await self._store(order.stream, asked, order.progress)
+        return [NewEvent(order.stream, stored, asked.sandbox_id)]
+
+    async def _store(
+        self, snapshot_id: str, asked: events.SnapshotCreateRequested, progress: Progress
+    ) -> events.SnapshotStored:
+        core, archives = self.core, self._archives
+        assert asked.sandbox_id is not None
+        sandbox = rules.sandbox(core.state, asked.sandbox_id)
+        provider = snapshotting(core.provider(sandbox.requested.provider))
+        parent = core.state.snapshots.get(asked.parent_id or "")
+        is_own = (
+            parent is not None and parent.sandbox_id == asked.sandbox_id and sandbox.restored_from != asked.parent_id
+        )
+        over: Literal["nothing", "start", "parent"] = "parent" if is_own else "start"
+        if asked.kind == "full":
+            over = "nothing"
+        fence = partial(archives.fence, asked.sandbox_id, sandbox.owner)
+        fence()  # a lock that was lost is told before anything is packed
+        async with archives.making(asked.places, fence) as making:
+            order = PackRequest(
+                name=snapshot_id,
+                output=making.descriptor,
+                catalogue=archives.catalogue(snapshot_id),
+                format=asked.format,
+                include=asked.include,
+                exclude=asked.exclude,
+                over=over,
+                parent_catalogue=archives.catalogue(asked.parent_id) if over == "parent" and asked.parent_id else None,
+            )
+            packed = await provider.pack(source_of(sandbox), order, progress)
+            failpoints.reach("snapshot.packed")
+            await making.keep(packed.sha256, packed.size_bytes, progress)
+        return stored_of(packed, asked.format, making)
+
+    async def failed(self, order: Order[SnapshotState], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`. Of who was cut off nothing is known but that he went away."""
+        await trio.to_thread.run_sync(self._archives.drop_catalogue, order.stream)
+        return self.failure(order.subject, error, interrupted=order.abandoned.cancelled_caught)
+
+    def failure(self, subject: SnapshotState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
+        """See `Creation.failure`."""
+        failed = events.SnapshotFailed(code=error.code, message=error.message, interrupted=interrupted)
+        return [NewEvent(subject.snapshot_id, failed, subject.sandbox_id)]
+
+    async def recorded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        if order.subject.error is None:
+            self._removal.sending.begin(order.stream)
+        else:
+            await self._removal.drop_kept()
+
+    async def undo(self, order: Order[SnapshotState]) -> None:
+        """See `Creation.undo`."""
+        places = order.subject.requested.places
+        await self._removal.clear(order.stream, [*places, self._archives.here(places)])
+
+    async def undone(self, order: Order[SnapshotState]) -> None:
+        """See `Creation.undone`. Its provider may have copied what was to be packed."""
+        provider = order.subject.requested.provider
+        if provider is not None:
+            await self._layers.drop(provider, [order.stream])
+
+    async def answered(self, request: Request[Any], subject: SnapshotState) -> Snapshot:
+        """See `Operation.answered`. Raises `provider_unavailable` for one that is to be in a bucket, and is not yet."""
+        if request.params.archive == "bucket" and subject.here is not None:
+            raise not_sent(subject)
+        return subject.view()
+
+
+class SnapshotRemoval(Removal[SnapshotState]):
+    """``snapshot.delete``, and retention: with a snapshot go the archives that were only kept for it."""
+
+    method = "snapshot.delete"
+    under_way = "deleting"
+
+    def __init__(self, core: Core, archives: SnapshotArchives) -> None:
+        super().__init__(core)
+        self._archives = archives
+        self.sending = DeferredUploads(core, archives)
+        self._held: Counter[str] = Counter()
+        self._dropping: set[str] = set()
+
+    @property
+    def subjects(self) -> Mapping[str, SnapshotState]:
+        """See `Operation.subjects`."""
+        return self.core.state.snapshots
+
+    async def order_end(self, snapshot: SnapshotState, reason: str, meta: events.Meta) -> None:
+        """Order the end of a snapshot, if that is not ordered already. It is on record when this returns."""
+
+        def decide() -> NewEvent | None:
+            if snapshot.status != "ready":
+                return None
+            event = events.SnapshotDeleteRequested(reason=reason)
+            return NewEvent(snapshot.snapshot_id, event, snapshot.sandbox_id, snapshot.revision)
+
+        await self.order(decide, meta)
+
+    async def act(self, order: Order[SnapshotState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        kept = self._is_built_on(order.stream)
+        if not kept:
+            await self.clear(order.stream, order.subject.traces)
+            failpoints.reach("snapshot.removed")
+        return [NewEvent(order.stream, events.SnapshotDeleted(kept=kept), order.subject.sandbox_id)]
+
+    async def recorded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        await self.drop_kept()
+
+    async def answered(self, request: Request[Any], subject: SnapshotState) -> Snapshot:  # noqa: ARG002
+        """See `Operation.answered`."""
+        return subject.view()
+
+    async def clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:
+        """Remove all that there is of a snapshot besides its record, however often that takes."""
+        await self.sending.stop(snapshot_id)
+        then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
+        await self.insist(snapshot_id, partial(self._archives.remove, places), then)
+        await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
+
+    @contextmanager
+    def held(self, snapshot_id: str | None) -> Iterator[None]:
+        """For the length of a block the archive of that snapshot stays, whatever becomes of the snapshot."""
+        if snapshot_id is None:
+            yield
+            return
+        self._held[snapshot_id] += 1
+        try:
+            yield
+        finally:
+            self._held[snapshot_id] -= 1
+
+    def _is_built_on(self, snapshot_id: str) -> bool:
+        return self._held[snapshot_id] > 0 or any(children(self.core.state, snapshot_id))
+
+    async def drop_kept(self) -> None:
+        """Remove the archives of deleted snapshots that were only kept for others, as soon as these are gone, too."""
+        core = self.core
+        while kept := next((s for s in core.state.snapshots.values() if self._is_left(s)), None):
+            self._dropping.add(kept.snapshot_id)
+            try:
+                await self.clear(kept.snapshot_id, kept.traces)
+                await core.record([NewEvent(kept.snapshot_id, events.SnapshotDeleted(), kept.sandbox_id)], None)
+            finally:
+                self._dropping.discard(kept.snapshot_id)
+
+    def _is_left(self, snapshot: SnapshotState) -> bool:
+        snapshot_id = snapshot.snapshot_id
+        return snapshot.kept and snapshot_id not in self._dropping and not self._is_built_on(snapshot_id)
 
 
 class Snapshots:
     """The handlers of ``snapshot.create``, ``get``, ``list`` and ``delete``."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, archives: SnapshotArchives) -> None:
+    def __init__(self, core: Core, sandboxes: Sandboxes, archives: SnapshotArchives, layers: LayerReferences) -> None:
         self._core = core
         self._sandboxes = sandboxes
         self._archives = archives
-        self.sending = DeferredUploads(core, archives)
-        self._held: Counter[str] = Counter()  # those that others are about to be built on
-        self._dropping: set[str] = set()
-
-    # -- making -------------------------------------------------------------------------------------------------------
+        self.removal = SnapshotRemoval(core, archives)
+        self._creation = SnapshotCreation(core, sandboxes, archives, layers, self.removal)
+        self.operations: Sequence[Operation[Any]] = (self._creation, self.removal)
 
     async def create(self, request: Request[SnapshotCreate]) -> Snapshot:
         """Keep the files of a sandbox as an archive."""
@@ -69,38 +249,9 @@ class Snapshots:
         event = rules.create_snapshot(
             sandbox, command, places, parent_id=parent, root=provider.files_root(sandbox.requested.plan)
         )
-        with self._holding(parent):
-            await self.begin(snapshot_id, event, request.meta, request.progress)
-        return self.require_sent(request, snapshot_id)
-
-    def require_sent(self, request: Request[Any], snapshot_id: str) -> Snapshot:
-        """Answer a snapshot. Raises `provider_unavailable` when it has to be in a bucket, and is not there yet."""
-        snapshot = self._core.state.snapshots[snapshot_id]
-        if request.params.archive == "bucket" and snapshot.here is not None:
-            raise not_sent(snapshot)
-        return snapshot.view()
-
-    @contextmanager
-    def _holding(self, parent_id: str | None) -> Iterator[None]:
-        """For the length of a block the archive of that snapshot stays, whatever becomes of the snapshot."""
-        if parent_id is None:
-            yield
-            return
-        self._held[parent_id] += 1
-        try:
-            yield
-        finally:
-            self._held[parent_id] -= 1
-
-    async def begin(
-        self, snapshot_id: str, event: events.SnapshotCreateRequested, meta: events.Meta, progress: Progress
-    ) -> Snapshot:
-        """Put it on record that a snapshot is to be made, make it, and answer it."""
-        core = self._core
-        intent = await core.intend(NewEvent(snapshot_id, event, event.sandbox_id, 0), meta)
-        failpoints.reach("snapshot.planned")
-        core.carry(partial(self._carry, snapshot_id, intent, progress), f"snapshot {snapshot_id}")
-        return await self.answer_create(snapshot_id)
+        with self.removal.held(parent):
+            made: Snapshot = await self._creation.run(NewEvent(snapshot_id, event, event.sandbox_id, 0), request)
+        return made
 
     def _parent(self, sandbox: SandboxState, command: SnapshotCreate, provider: Snapshotting) -> str | None:
         """What an incremental snapshot is to build on; None for an image, and for one that is not incremental.
@@ -158,158 +309,14 @@ class Snapshots:
         """Whether nothing more may build on it."""
         return sum(1 for _ in chain(self._core.state, snapshot)) > MOST_BENEATH
 
-    async def _carry(self, snapshot_id: str, intent: Recorded, progress: Progress) -> None:
-        core = self._core
-        asked = core.state.snapshots[snapshot_id].requested
-        assert asked.sandbox_id is not None
-        try:
-            with self._sandboxes.reading(asked.sandbox_id):
-                stored = await self._store(snapshot_id, asked, progress)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            await self.failed(snapshot_id, unforeseen, intent)
-            return
-        await core.record([NewEvent(snapshot_id, stored, asked.sandbox_id)], intent)
-        self.sending.begin(snapshot_id)
-
-    async def _store(
-        self, snapshot_id: str, asked: events.SnapshotCreateRequested, progress: Progress
-    ) -> events.SnapshotStored:
-        core, archives = self._core, self._archives
-        assert asked.sandbox_id is not None
-        sandbox = rules.sandbox(core.state, asked.sandbox_id)
-        provider = snapshotting(core.provider(sandbox.requested.provider))
-        parent = core.state.snapshots.get(asked.parent_id or "")
-        is_own = (
-            parent is not None and parent.sandbox_id == asked.sandbox_id and sandbox.restored_from != asked.parent_id
-        )
-        over: Literal["nothing", "start", "parent"] = "parent" if is_own else "start"
-        if asked.kind == "full":
-            over = "nothing"
-        fence = partial(archives.fence, asked.sandbox_id, sandbox.owner)
-        fence()  # a lock that was lost is told before anything is packed
-        async with archives.making(asked.places, fence) as making:
-            order = PackRequest(
-                name=snapshot_id,
-                output=making.descriptor,
-                catalogue=archives.catalogue(snapshot_id),
-                format=asked.format,
-                include=asked.include,
-                exclude=asked.exclude,
-                over=over,
-                parent_catalogue=archives.catalogue(asked.parent_id) if over == "parent" and asked.parent_id else None,
-            )
-            packed = await provider.pack(source_of(sandbox), order, progress)
-            failpoints.reach("snapshot.packed")
-            await making.keep(packed.sha256, packed.size_bytes, progress)
-        return stored_of(packed, asked.format, making)
-
-    async def failed(
-        self, snapshot_id: str, unforeseen: BaseException, intent: Recorded | None, *, interrupted: bool = False
-    ) -> None:
-        """Put it on record that no snapshot came of it. `interrupted`: who gives the order again has it begun anew."""
-        core = self._core
-        asked = core.state.snapshots[snapshot_id].requested
-        error = as_sandkeep_error(unforeseen)
-        await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
-        failed = events.SnapshotFailed(code=error.code, message=error.message, interrupted=interrupted)
-        await core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], intent)
-        await self.drop_kept()
-
-    async def undo(self, snapshot_id: str) -> None:
-        """What an earlier daemon had begun is as if it had never been."""
-        asked = self._core.state.snapshots[snapshot_id].requested
-        await self._clear(snapshot_id, [*asked.places, self._archives.here(asked.places)])
-        failed = events.SnapshotFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await self._core.record([NewEvent(snapshot_id, failed, asked.sandbox_id)], None)
-
-    async def answer_create(self, snapshot_id: str) -> Snapshot:
-        """Wait until the snapshot is made or failed, and answer it."""
-        snapshot = self._core.state.snapshots[snapshot_id]
-        await self._core.settled(snapshot_id, lambda: snapshot.status != "creating")
-        if snapshot.error is not None:
-            raise error_from(*snapshot.error, {"snapshot_id": snapshot_id})
-        return snapshot.view()
-
-    async def created_before(self, request: Request[Any], first: Recorded) -> Any:
-        """The answer to a command that was given before."""
-        snapshot = self._core.state.snapshots[first.stream]
-        await self._core.settled(first.stream, lambda: snapshot.status != "creating")
-        if snapshot.interrupted:
-            return ANEW
-        await self.answer_create(first.stream)
-        return self.require_sent(request, first.stream)
-
-    # -- deleting -----------------------------------------------------------------------------------------------------
-
     async def delete(self, request: Request[SnapshotDelete]) -> Snapshot:
         """Delete a snapshot. One that is deleted is answered as it is."""
         snapshot = rules.snapshot(self._core.state, request.params.snapshot_id)
         if snapshot.status == "creating":
             raise rules.snapshot_not_ready(snapshot)
-        await self.order_delete(snapshot, "requested", request.meta)
-        return await self.answer_delete(snapshot.snapshot_id)
-
-    async def order_delete(self, snapshot: SnapshotState, reason: str, meta: events.Meta) -> None:
-        """Order the end of a snapshot, if that is not ordered already. It is on record when this returns."""
-        core = self._core
-        tries = Tries()
-        while snapshot.status == "ready":
-            order = NewEvent(
-                snapshot.snapshot_id, events.SnapshotDeleteRequested(reason=reason), snapshot.sandbox_id,
-                snapshot.revision,
-            )  # fmt: skip
-            try:
-                intent = await core.intend(order, meta, essential=True)
-            except StateError as conflict:
-                await tries.again(conflict)  # somebody else did so at that instant
-                continue
-            what = f"deletion of {snapshot.snapshot_id}"
-            core.carry(partial(self.finish_delete, snapshot.snapshot_id, intent), what)
-
-    async def answer_delete(self, snapshot_id: str) -> Snapshot:
-        """Wait until the snapshot is deleted, and answer it."""
-        snapshot = self._core.state.snapshots[snapshot_id]
-        await self._core.settled(snapshot_id, lambda: snapshot.status != "deleting")
-        return snapshot.view()
-
-    async def finish_delete(self, snapshot_id: str, intent: Recorded | None) -> None:
-        """Carry out a deletion that is on record: with it go the archives that were only kept for it."""
-        core = self._core
-        snapshot = core.state.snapshots[snapshot_id]
-        kept = self._is_built_on(snapshot_id)
-        if not kept:
-            await self._clear(snapshot_id, snapshot.traces)
-            failpoints.reach("snapshot.removed")
-        await core.record([NewEvent(snapshot_id, events.SnapshotDeleted(kept=kept), snapshot.sandbox_id)], intent)
-        await self.drop_kept()
-
-    def _is_built_on(self, snapshot_id: str) -> bool:
-        return self._held[snapshot_id] > 0 or any(children(self._core.state, snapshot_id))
-
-    async def drop_kept(self) -> None:
-        """Remove the archives of deleted snapshots that were only kept for others, as soon as these are gone, too."""
-        core = self._core
-        while kept := next((s for s in core.state.snapshots.values() if self._is_left(s)), None):
-            self._dropping.add(kept.snapshot_id)
-            try:
-                await self._clear(kept.snapshot_id, kept.traces)
-                await core.record([NewEvent(kept.snapshot_id, events.SnapshotDeleted(), kept.sandbox_id)], None)
-            finally:
-                self._dropping.discard(kept.snapshot_id)
-
-    def _is_left(self, snapshot: SnapshotState) -> bool:
-        snapshot_id = snapshot.snapshot_id
-        return snapshot.kept and snapshot_id not in self._dropping and not self._is_built_on(snapshot_id)
-
-    async def _clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:
-        """Remove all that there is of a snapshot besides its record, however often that takes."""
-        await self.sending.stop(snapshot_id)
-        then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
-        with self._core.stalling([snapshot_id], then) as told:
-            await retry_until_done(lambda: self._archives.remove(places), f"removing {snapshot_id}", told=told)
-        await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
-
-    # -- reading ------------------------------------------------------------------------------------------------------
+        await self.removal.order_end(snapshot, "requested", request.meta)
+        deleted: Snapshot = await self.removal.answer(request, snapshot.snapshot_id)
+        return deleted
 
     def get_now(self, request: Request[SnapshotRef]) -> Snapshot:
         """Show a snapshot."""

@@ -26,26 +26,110 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.provider import Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
+from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.operation import Operation, Order
 from sandkeepd.host.hostile_files import read_only
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import open_unnamed
-from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.images import ImageCreation, ImageHolds, Images
+from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archive_limits import limits_of_import
 from sandkeepd.snapshots.archives import SnapshotArchives, check
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.pipe_intake import Intake, enlarge
 from sandkeepd.snapshots.restore import Restores, image_beneath, names_of
-from sandkeepd.snapshots.snapshots import Snapshots, snapshotting
+from sandkeepd.snapshots.snapshots import SnapshotCreation, Snapshots, snapshotting
 
 IMPORTED: Final = "imported"
 """Where archives lie that are of no sandbox."""
 
 _FORMATS: Final[dict[Codec, ArchiveFormat]] = {"none": "tar", "gzip": "tar.gz", "zstd": "tar.zst"}
+
+
+class SnapshotIntake(SnapshotCreation):
+    """``snapshot.import``: an archive that its caller writes to a pipe. It ends with him."""
+
+    method = "snapshot.import"
+
+    def owns(self, subject: SnapshotState) -> bool:
+        """See `Operation.owns`."""
+        return subject.sandbox_id is None
+
+    async def act(self, order: Order[SnapshotState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        request, asked = order.request, order.subject.requested
+        assert request is not None
+        async with self._archives.making(asked.places) as making:
+            sha256 = ""
+            with order.abandoned:  # nobody is there any more who would write; what has come already is kept
+                sha256 = await _received(request, making.descriptor)
+            if order.abandoned.cancelled_caught:
+                raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")
+            if request.params.digest not in (None, f"sha256:{sha256}"):
+                raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
+            looking = partial(_looked_through, making.descriptor, limits_of_import(asked.root))
+            found = await watched(looking, order.progress, "looking through the archive")
+            failpoints.reach("snapshot.received")
+            await making.keep(found.sha256, found.size_bytes, order.progress)
+        stored = events.SnapshotStored(
+            digest=f"sha256:{found.sha256}",
+            size_bytes=found.size_bytes,
+            member_count=found.members,
+            content_bytes=found.content_bytes,
+            format=_FORMATS[found.codec],
+            here=making.here if making.unsent else None,
+            unsent=making.unsent,
+        )
+        return [NewEvent(order.stream, stored)]
+
+    async def again(self, request: Request[Any], first: Recorded) -> Any:
+        """See `Operation.again`. Who asks gets a pipe that nobody reads."""
+        answer = await super().again(request, first)
+        if answer is not ANEW:
+            reading, writing = os.pipe()
+            os.close(reading)
+            try:
+                await request.give([writing])
+            finally:
+                os.close(writing)
+        return answer
+
+
+class Promotion(ImageCreation):
+    """``snapshot.promote``: an image of the files of a snapshot."""
+
+    method = "snapshot.promote"
+
+    def __init__(self, core: Core, holds: ImageHolds, restores: Restores, layers: LayerReferences) -> None:
+        super().__init__(core, holds)
+        self._restores = restores
+        self._layers = layers
+
+    def owns(self, subject: ImageState) -> bool:
+        """See `Operation.owns`."""
+        return not super().owns(subject)
+
+    async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        core, asked = self.core, order.subject.requested
+        snapshot = core.state.snapshots[asked.source]
+        provider, names = layering(core.provider(asked.provider)), names_of(core, snapshot)
+        try:
+            beneath = image_beneath(core, snapshot)
+            with self._layers.held(*names):
+                await self._restores.unpack(snapshot, asked.provider, order.progress)
+                files = await provider.filled(names, beneath)
+                made = await provider.promote(order.stream, files, beneath, order.progress)
+        finally:
+            await self._layers.drop(asked.provider, names)
+        failpoints.reach("image.copied")
+        created = events.ImageCreated(
+            digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count, details=made.details
+        )
+        return [NewEvent(order.stream, created)]
 
 
 class Transfers:
@@ -54,6 +138,7 @@ class Transfers:
     def __init__(
         self,
         core: Core,
+        sandboxes: Sandboxes,
         images: Images,
         snapshots: Snapshots,
         restores: Restores,
@@ -61,11 +146,10 @@ class Transfers:
         archives: SnapshotArchives,
     ) -> None:
         self._core = core
-        self._images = images
-        self._snapshots = snapshots
-        self._restores = restores
-        self._layers = layers
         self._archives = archives
+        self._intake = SnapshotIntake(core, sandboxes, archives, layers, snapshots.removal)
+        self._promotion = Promotion(core, images.holds, restores, layers)
+        self.operations: Sequence[Operation[Any]] = (self._intake, self._promotion)
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
@@ -128,31 +212,8 @@ class Transfers:
         image = self._image(request)
         provider = snapshotting(self._core.provider(image.requested.provider if image is not None else "local"))
         event = rules.import_snapshot(command, request.owner, places, image, provider.files_root({}))
-        intent = await self._core.intend(NewEvent(snapshot_id, event, None, 0), request.meta)
-        taking = trio.CancelScope()
-        work = partial(self._carry_in, snapshot_id, request, event, taking, intent)
-        self._core.carry(work, f"import of {snapshot_id}")
-        try:
-            await self._snapshots.answer_create(snapshot_id)
-            return self._snapshots.require_sent(request, snapshot_id)
-        finally:
-            taking.cancel()  # nobody is there any more who would write; what has come already is kept
-
-    async def _carry_in(
-        self,
-        snapshot_id: str,
-        request: Request[SnapshotImport],
-        event: events.SnapshotCreateRequested,
-        taking: trio.CancelScope,
-        intent: Recorded,
-    ) -> None:
-        try:
-            stored = await self._take(request, event, taking)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            await self._snapshots.failed(snapshot_id, unforeseen, intent, interrupted=taking.cancelled_caught)
-            return
-        await self._core.record([NewEvent(snapshot_id, stored)], intent)
-        self._snapshots.sending.begin(snapshot_id)
+        kept: Snapshot = await self._intake.run(NewEvent(snapshot_id, event, None, 0), request)
+        return kept
 
     def _image(self, request: Request[SnapshotImport]) -> ImageState | None:
         """What the archive is to be run as. Raises `not_found`."""
@@ -160,57 +221,6 @@ class Transfers:
         if image_id is None:
             return None
         return rules.image(self._core.state, image_id)
-
-    async def brought_in_before(self, request: Request[SnapshotImport], first: Recorded) -> Any:
-        """The answer to a command that was given before. Who asks gets a pipe that nobody reads."""
-        answer = await self._snapshots.created_before(request, first)
-        if answer is not ANEW:
-            reading, writing = os.pipe()
-            os.close(reading)
-            try:
-                await request.give([writing])
-            finally:
-                os.close(writing)
-        return answer
-
-    async def _take(
-        self, request: Request[SnapshotImport], event: events.SnapshotCreateRequested, taking: trio.CancelScope
-    ) -> events.SnapshotStored:
-        command, progress = request.params, request.progress
-        async with self._archives.making(event.places) as making:
-            sha256 = ""
-            with taking:
-                sha256 = await self._received(request, making.descriptor)
-            if taking.cancelled_caught:
-                raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")
-            if command.digest not in (None, f"sha256:{sha256}"):
-                raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
-            looking = partial(_looked_through, making.descriptor, limits_of_import(event.root))
-            found = await watched(looking, progress, "looking through the archive")
-            failpoints.reach("snapshot.received")
-            await making.keep(found.sha256, found.size_bytes, progress)
-        return events.SnapshotStored(
-            digest=f"sha256:{found.sha256}",
-            size_bytes=found.size_bytes,
-            member_count=found.members,
-            content_bytes=found.content_bytes,
-            format=_FORMATS[found.codec],
-            here=making.here if making.unsent else None,
-            unsent=making.unsent,
-        )
-
-    async def _received(self, request: Request[SnapshotImport], target: int) -> str:
-        """Give the caller the end of a pipe, have what comes from it in a file, and answer its digest."""
-        reading, writing = os.pipe()
-        try:
-            try:
-                enlarge(reading)
-                await request.give([writing])
-            finally:
-                os.close(writing)
-            return await Intake(reading, target, request.params.size_bytes).run(request.progress)
-        finally:
-            os.close(reading)
 
     # -- as an image --------------------------------------------------------------------------------------------------
 
@@ -221,31 +231,22 @@ class Transfers:
         provider = core.provider_of(snapshot)
         layering(provider)
         event = rules.promote(snapshot, request.owner, provider.name, command.labels)
-        image_id = ids.new_id(ids.IMAGE)
-        intent = await core.intend(NewEvent(image_id, event, expected_revision=0), request.meta)
-        core.carry(partial(self._promote, image_id, snapshot, request.progress, intent), f"promotion to {image_id}")
-        return await self._images.answer_create(image_id)
+        image: Image = await self._promotion.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
+        return image
 
-    async def _promote(self, image_id: str, snapshot: SnapshotState, progress: Progress, intent: Recorded) -> None:
-        core = self._core
-        provider_name = core.state.images[image_id].requested.provider
-        provider = layering(core.provider(provider_name))
-        names = names_of(core, snapshot)
+
+async def _received(request: Request[SnapshotImport], target: int) -> str:
+    """Give the caller the end of a pipe, have what comes from it in a file, and answer its digest."""
+    reading, writing = os.pipe()
+    try:
         try:
-            beneath = image_beneath(core, snapshot)
-            with self._layers.held(*names):
-                await self._restores.unpack(snapshot, provider_name, progress)
-                made = await provider.promote(image_id, await provider.filled(names, beneath), beneath, progress)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            error = as_sandkeep_error(unforeseen)
-            outcome: events.Event = events.ImageCreateFailed(code=error.code, message=error.message)
-        else:
-            outcome = events.ImageCreated(
-                digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count, details=made.details
-            )
-        await self._layers.drop(provider_name, names)
-        failpoints.reach("image.copied")
-        await core.record([NewEvent(image_id, outcome)], intent)
+            enlarge(reading)
+            await request.give([writing])
+        finally:
+            os.close(writing)
+        return await Intake(reading, target, request.params.size_bytes).run(request.progress)
+    finally:
+        os.close(reading)
 
 
 def _flattened(

@@ -136,3 +136,10 @@ class ForkState(Struct, kw_only=True, array_like=True):
     interrupted: bool = False
     ended_us: int | None = None
     checkpoint_id: str | None = None
+
+    @property
+    def status(self) -> str:
+        """Where it is in its life: being made until what the sandboxes begin with is there."""
+        if self.ended_us is None:
+            return "creating"
+        return "ready" if self.error is None else "failed"

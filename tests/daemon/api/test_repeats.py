@@ -471,7 +471,7 @@ async def test_commands_are_forgotten_after_a_day(state_dir: str, source: str, m
         first = (await daemon.call("sandbox.exec", **exec_)).process_id
         await daemon.call("process.write_stdin", **write)
         for hours, same in ((23.9, True), (24.1, False)):
-            for module in ("sandkeepd.api.dispatch", "sandkeep_store.eventlog.eventless_commands"):
+            for module in ("sandkeepd.api.repeated_commands", "sandkeep_store.eventlog.eventless_commands"):
                 monkeypatch.setattr(f"{module}.now_us", lambda at=hours: _now() + int(at * 3600e6))
             assert ((await daemon.call("sandbox.exec", **exec_)).process_id == first) is same
             assert (daemon.core.log.commands.find("uid:0", "d") is not None) is same

@@ -204,7 +204,7 @@ async def test_a_clock_that_was_put_back_does_not_lengthen_a_time_limit(
     async with inside(state_dir) as daemon:
         await running(daemon, source, timeout_s=0.5)
     yesterday = now_us() - 24 * 3600 * 1_000_000
-    monkeypatch.setattr("sandkeepd.sandboxes.supervisor.now_us", lambda: yesterday)
+    monkeypatch.setattr("sandkeepd.sandboxes.process_supervisor.now_us", lambda: yesterday)
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
         assert await ended(daemon) == 137

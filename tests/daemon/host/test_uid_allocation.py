@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
-from sandkeepd.host.uids import claims as uid_claims
-from sandkeepd.host.uids import processes, registry
+from sandkeepd.host.uids import allocation, processes, registry
 from sandkeepd.host.uids.accounts import Accounts
-from sandkeepd.host.uids.claims import REST_S, Claims
+from sandkeepd.host.uids.allocation import REST_S, Claims
 from sandkeepd.host.uids.registry import Registry
 
 pytestmark = pytest.mark.needs("root")
@@ -25,7 +24,7 @@ BASE = 1_700_000_000 + os.getpid() * 100
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only 40 uids, so that two who choose at random meet."""
-    monkeypatch.setattr(uid_claims, "UID_RANGE", 41)
+    monkeypatch.setattr(allocation, "UID_RANGE", 41)
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         return now() + past[0]
 
     monkeypatch.setattr(registry, "now", later)
-    monkeypatch.setattr(uid_claims, "now", later)
+    monkeypatch.setattr(allocation, "now", later)
     return move
 
 
@@ -308,7 +307,7 @@ def test_one_that_cannot_be_ended_is_never_given_again(
     machine.daemon().sweep()
     [sentence] = machine.daemon().settle({})
     assert sentence.startswith(f"host uid {uid} of sandbox box: processes of it could not be ended")
-    monkeypatch.setattr(uid_claims, "UID_RANGE", 41)
+    monkeypatch.setattr(allocation, "UID_RANGE", 41)
     assert uid not in everything(machine.daemon("two"))
 
 

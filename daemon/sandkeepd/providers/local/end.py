@@ -12,7 +12,7 @@ import msgspec
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import kill_all, kill_known, marked
-from sandkeepd.host.uids.claims import Claims
+from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.providers.common.inside import marks
 from sandkeepd.providers.common.layout import TEMPORARY, Layout
 from sandkeepd.providers.local.plan import Plan, Planner

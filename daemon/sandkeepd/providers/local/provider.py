@@ -29,7 +29,7 @@ from sandkeepd.host.processes import (
     in_fresh_thread,
     reap,
 )
-from sandkeepd.host.uids.claims import Claims
+from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage

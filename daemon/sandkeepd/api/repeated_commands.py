@@ -1,0 +1,147 @@
+"""Idempotency: a change that is given again with its `command_id` is not made again, but answered as it was.
+
+What is known of a command is its first event in the log; of one that makes no event, a line beside the log. Whoever
+repeats a command while it is carried out waits for that.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+import trio
+from msgspec.structs import replace
+
+from sandkeep.errors import DaemonError, StateError
+from sandkeep.events import Meta, SandboxCreateRequested
+from sandkeep.protocol.clock import now_us
+from sandkeep.protocol.methods import Mutation
+from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, Past
+from sandkeep_store.eventlog.fingerprint_key import is_keyed, without_digest
+from sandkeep_store.eventlog.log import Recorded
+from sandkeepd.api.fingerprint import fingerprint
+from sandkeepd.core.access import Request
+from sandkeepd.core.call import Call
+from sandkeepd.core.core import ANEW, Core
+
+Handle = Callable[[Request[Any]], Awaitable[Any]]
+Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
+
+_EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown", "sandbox.terminate"})
+"""Methods that a disk that fails must not prevent: to do them again does no harm."""
+
+_KEY_LOST: Final = (
+    "was given before the daemon lost the key by which it knows commands again: "
+    "see whether it was carried out, and if not, use a new one"
+)
+
+
+class RepeatedCommands:
+    """Carries out commands once.
+
+    `again` names, for each method that has an intent, how its answer is found once the intent is on record; `done`, for
+    each other one that changes something, the answer to a command that was carried out.
+    """
+
+    def __init__(self, core: Core, again: Mapping[str, Again], done: Mapping[str, Handle]) -> None:
+        self._core = core
+        self._again = again
+        self._done = done
+        self._running: dict[tuple[str, str], trio.Event] = {}
+
+    async def once(self, call: Call, request: Request[Any], handle: Handle) -> Any:
+        """Answer a command that has an id: by `handle`, or as it was answered before."""
+        assert request.command_id is not None
+        key = (request.owner, request.command_id)
+        async with self._turn(key):
+            digest = await fingerprint(request.method, _as_known_again(call, request))
+            command = self._core.log.command_key.keyed(digest)
+            return await self._once(replace(request, command=command), handle, *key)
+
+    @asynccontextmanager
+    async def _turn(self, key: tuple[str, str]) -> AsyncIterator[None]:
+        """For the length of a block nobody else carries out this command: whoever repeats it waits."""
+        while key in self._running:
+            await self._running[key].wait()
+        self._running[key] = trio.Event()
+        try:
+            yield
+        finally:
+            self._running.pop(key).set()
+
+    async def _once(self, request: Request[Any], handle: Handle, owner: str, command_id: str) -> Any:
+        """Answer from what is known of the command, and carry it out if that is nothing."""
+        first = await self._first_of(request, owner, command_id)
+        if first is not None and now_us() - first.time_us < REMEMBERED_US:
+            self._check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
+            request = _of_the_same(request, first)
+            answer = await self._again[request.method.name](request, first)
+            return await handle(request) if answer is ANEW else answer
+        past = self._remembered(request, owner, command_id)
+        if past is None:
+            return await handle(request)
+        if past.done:
+            return await self._done[request.method.name](request)
+        answer = await handle(replace(request, past=past))
+        past.finish()
+        return answer
+
+    async def _first_of(self, request: Request[Any], owner: str, command_id: str) -> Recorded | None:
+        """Find the event of the command given before; None also for what is done even if that cannot be looked up."""
+        try:
+            return await self._core.log.find_command(command_id, owner)
+        except DaemonError:
+            if request.method.name not in _EVEN_UNREMEMBERED:
+                raise
+            return None
+
+    def _remembered(self, request: Request[Any], owner: str, command_id: str) -> Past | None:
+        """What is put down beside the log of a command that makes no event; None for one that does."""
+        commands = self._core.log.commands
+        try:
+            past = commands.find(owner, command_id)
+            if past is not None:
+                self._check_same(request, past.command)
+            elif request.method.intent is None:
+                past = commands.begin(owner, command_id, request.command or "")
+        except DaemonError:
+            if request.method.intent is None and request.method.name not in _EVEN_UNREMEMBERED:
+                raise
+            return None
+        return past
+
+    def _check_same(self, request: Request[Any], recorded: str, told: str = "") -> None:
+        """Raise `conflict` unless it is the same command again, by what is on record of the first: its fingerprint.
+
+        `told` is what came of it, which is all that the oldest daemons have put down, and all that a redaction leaves.
+        """
+        key, subject = self._core.log.command_key, getattr(request.params, "sandbox_id", None)
+        same_method = without_digest(recorded) in ("", request.method.name)
+        if " " in recorded:
+            same = key.ensure_keyed(recorded) == request.command
+        else:
+            same = same_method and told == f"{request.method.intent} {subject}"
+        if not same:
+            lost = same_method and is_keyed(recorded) and not key.made(recorded)
+            why = _KEY_LOST if lost else "was given with another command: use a new one"
+            raise StateError("conflict", f"command_id {request.command_id!r} {why}", command_id=request.command_id)
+
+
+def _as_known_again(call: Call, request: Request[Any]) -> Mutation:
+    """The parameters by which a command is known when it is given again: as they were sent, since a name may mean
+    another sandbox by then. What makes no event tells of no sandbox, so that there it has to mean the same one.
+    """
+    assert isinstance(call.params, Mutation)
+    return call.params if request.method.intent is not None else request.params
+
+
+def _of_the_same(request: Request[Any], first: Recorded) -> Request[Any]:
+    """The request, of the sandbox that it was of when it was given first."""
+    filed = request.method.intent == first.type != SandboxCreateRequested.type  # that is filed under the new sandbox
+    if not filed or getattr(request.params, "sandbox_id", None) in (None, first.sandbox_id):
+        return request
+    return replace(request, params=replace(request.params, sandbox_id=first.sandbox_id))
+
+
+def _command_of(first: Recorded) -> str:
+    return msgspec.json.decode(first.meta, type=Meta).command or ""

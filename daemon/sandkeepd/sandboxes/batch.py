@@ -1,0 +1,58 @@
+"""Operations that make several sandboxes at once, which begin with the same: forks, and restores of a checkpoint."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.views.snapshots import ForkState
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.operation import Creation
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+
+
+class SandboxBatch(Creation[ForkState]):
+    """One order in a stream of its own. Its outcome is on record together with the intents to make the sandboxes, each
+    of which is then carried out as every other; from there on nothing of the source matters to them.
+    """
+
+    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+        super().__init__(core)
+        self._sandboxes = sandboxes
+
+    @property
+    def subjects(self) -> Mapping[str, ForkState]:
+        """See `Operation.subjects`."""
+        return self.core.state.forks
+
+    async def run_batch(
+        self, owner: str, names: Sequence[str], count: int, intent: Callable[[list[str]], NewEvent],
+        request: Request[Any],
+    ) -> Any:  # fmt: skip
+        """Give the order to make so many sandboxes of these names, by the intent for their ids, and answer it.
+
+        Raises `invalid` and `conflict` for the names.
+        """
+        sandbox_ids = self._sandboxes.reserve(owner, names, count)
+        try:
+            order = await self.begin(intent(sandbox_ids), request.meta, request)
+        except BaseException:
+            self._sandboxes.unreserve(*sandbox_ids)
+            raise
+        order.resources.callback(self._sandboxes.unreserve, *sandbox_ids)
+        return await self.answer(request, order.stream)
+
+    async def again(self, request: Request[Any], first: Recorded) -> Any:
+        """See `Operation.again`. Sandboxes that only a daemon's end kept from being made are made now."""
+        batch = self.subjects[first.stream]
+        undone = await self._sandboxes.undone(batch)
+        if undone is None:
+            return ANEW
+        if undone:
+            await self.make_again(request, batch, undone)
+        return await self.answer(request, first.stream)
+
+    @abstractmethod
+    async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
+        """Begin to make some of a batch after all."""

@@ -1,0 +1,148 @@
+"""The operation engine, by an operation of its own: images that are made of nothing."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+import trio
+from tests.support.expect import refused_async
+from tests.support.inside import Inside, inside
+
+from sandkeep import events, ids
+from sandkeep.errors import ProviderError
+from sandkeep.protocol.methods import METHODS, ImageCreate
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.views.images import ImageState
+from sandkeepd.core.access import Request
+from sandkeepd.core.call import cannot_give, no_progress
+from sandkeepd.core.core import ANEW
+from sandkeepd.core.operation import Operation, Order
+from sandkeepd.core.peer import Peer
+from sandkeepd.sandboxes.images import ImageCreation, ImageHolds
+
+CREATED = events.ImageCreated(digest="sha256:0", size_bytes=0, file_count=0)
+
+
+class Toy(ImageCreation):
+    """An operation that does what the test says."""
+
+    def __init__(self, daemon: Inside, does: Callable[[Order[ImageState]], Awaitable[None]]) -> None:
+        super().__init__(daemon.core, ImageHolds())
+        self._does = does
+        self.undone_of: list[str] = []
+
+    async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
+        await self._does(order)
+        return [NewEvent(order.stream, CREATED)]
+
+    async def undo(self, order: Order[ImageState]) -> None:
+        self.undone_of.append(order.stream)
+
+
+def request_of(command_id: str | None = None) -> Request[Any]:
+    return Request(
+        method=METHODS["image.create"], params=ImageCreate(source="/nothing", command_id=command_id), owner="uid:0",
+        admin=True, peer=Peer(uid=0, gid=0), client=None, progress=no_progress, give=cannot_give,
+    )  # fmt: skip
+
+
+def intent(image_id: str) -> NewEvent:
+    event = events.ImageCreateRequested(owner="uid:0", provider="fake", kind="directory", source="/nothing")
+    return NewEvent(image_id, event, None, 0)
+
+
+async def kinds(daemon: Inside, image_id: str) -> list[str]:
+    return [fact.type for fact in await daemon.core.log.read(0, 100, stream=image_id)]
+
+
+async def test_an_outcome_is_recorded_and_answered(state_dir: str) -> None:
+    async with inside(state_dir) as daemon:
+        seen = []
+
+        async def does(order: Order[ImageState]) -> None:
+            seen.append((order.subject.status, await kinds(daemon, order.stream)))
+
+        image_id = ids.new_id(ids.IMAGE)
+        answer = await Toy(daemon, does).run(intent(image_id), request_of())
+        assert (answer.image_id, answer.status) == (image_id, "ready")
+        assert seen == [("creating", ["image.create_requested"])], "the intent was durable before"
+        assert await kinds(daemon, image_id) == ["image.create_requested", "image.created"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(ProviderError("provider_unavailable", "no"), "provider_unavailable"), (KeyError(1), "internal")],
+)
+async def test_a_failure_is_recorded_whatever_it_is(state_dir: str, failure: Exception, code: Any) -> None:
+    async with inside(state_dir) as daemon:
+        held: list[str] = []
+
+        async def does(order: Order[ImageState]) -> None:
+            order.resources.callback(held.clear)
+            held.append(order.stream)
+            raise failure
+
+        toy, image_id = Toy(daemon, does), ids.new_id(ids.IMAGE)
+        error = await refused_async(code, toy.run(intent(image_id), request_of()))
+        assert (error.data["image_id"], held) == (image_id, [])
+        assert await kinds(daemon, image_id) == ["image.create_requested", "image.create_failed"]
+        first = (await daemon.core.log.read(0, 1, stream=image_id))[0]
+        assert (await refused_async(code, toy.again(request_of(), first))).message == error.message
+
+
+async def test_it_goes_on_when_its_caller_has_gone_and_lets_go_when_it_is_on_record(state_dir: str) -> None:
+    async with inside(state_dir) as daemon:
+        go, held = trio.Event(), ["it"]
+
+        async def does(order: Order[ImageState]) -> None:
+            order.resources.callback(held.clear)
+            with order.abandoned:
+                await trio.sleep_forever()
+            await go.wait()
+
+        toy, image_id = Toy(daemon, does), ids.new_id(ids.IMAGE)
+        with trio.move_on_after(0.05):
+            await toy.run(intent(image_id), request_of())
+        assert (daemon.core.state.images[image_id].status, held) == ("creating", ["it"])
+        go.set()
+        first = (await daemon.core.log.read(0, 1, stream=image_id))[0]
+        answer = await toy.again(request_of(), first)
+        assert answer.status == "ready"
+        await trio.testing.wait_all_tasks_blocked()
+        assert held == []
+
+
+async def test_what_a_dead_daemon_had_begun_is_undone_and_begun_anew(state_dir: str) -> None:
+    image_id = ids.new_id(ids.IMAGE)
+    async with inside(state_dir) as daemon:
+
+        async def hangs(_: Order[ImageState]) -> None:
+            await trio.sleep_forever()
+
+        await Toy(daemon, hangs).begin(intent(image_id), request_of().meta)
+    async with inside(state_dir) as daemon:
+
+        async def does(_: Order[ImageState]) -> None:
+            pass
+
+        toy = Toy(daemon, does)
+        toy.announce()
+        later = ids.new_id(ids.IMAGE)
+        await toy.begin(intent(later), request_of().meta)  # what clients begin is not for it
+        await toy.recover()
+        assert toy.undone_of == [image_id]
+        assert await kinds(daemon, image_id) == ["image.create_requested", "image.create_failed"]
+        first = (await daemon.core.log.read(0, 1, stream=image_id))[0]
+        assert await toy.again(request_of(), first) is ANEW
+        assert (await toy.answer(request_of(), later)).status == "ready"
+
+
+def operations(kind: type[Operation[Any]] = Operation) -> list[type[Operation[Any]]]:
+    below = [kind, *(each for child in kind.__subclasses__() for each in operations(child))]
+    return [each for each in below if "method" in vars(each) and each.__module__.startswith("sandkeepd.")]
+
+
+def test_each_is_declared_for_a_method_that_has_an_intent() -> None:
+    declared = [operation.method for operation in operations()]
+    assert len(declared) == len(set(declared))
+    assert all(METHODS[name].intent is not None for name in declared)
