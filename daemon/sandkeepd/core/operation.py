@@ -142,12 +142,17 @@ class Operation(ABC, Generic[S]):
     async def _carry(self, order: Order[S]) -> None:
         async with order.resources:
             try:
-                outcome = await self.act(order)
+                facts = await self.core.record(await self.act(order), order.intent)
             except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-                await order.resources.aclose()  # who hears of the failure may want them for another order
-                outcome = await self.failed(order, as_sandkeep_error(unforeseen))
-            facts = await self.core.record(outcome, order.intent)
+                facts = await self._fail(order, as_sandkeep_error(unforeseen))
             await self.recorded(order, facts)
+
+    async def _fail(self, order: Order[S], error: SandkeepError) -> Sequence[Recorded]:
+        try:
+            await order.resources.aclose()  # who hears of the failure may want them for another order
+        except Exception as unforeseen:  # noqa: BLE001  # a failure to let go of something is none of the order's
+            as_sandkeep_error(unforeseen)
+        return await self.core.record(await self.failed(order, error), order.intent)
 
     async def insist(
         self,

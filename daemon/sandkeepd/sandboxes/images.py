@@ -37,12 +37,12 @@ class ImageHolds:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._leaving: set[str] = set()
+        self._leaving: Counter[str] = Counter()
 
     @contextmanager
     def held(self, image_id: str) -> Iterator[None]:
         """For the length of a block nobody removes an image. Raises `not_found` when it is being removed."""
-        if image_id in self._leaving:
+        if self.is_leaving(image_id):
             raise CallerError("not_found", f"image {image_id} is being removed", image_id=image_id)
         self._counts[image_id] += 1
         try:
@@ -53,11 +53,15 @@ class ImageHolds:
     @contextmanager
     def leaving(self, image_id: str) -> Iterator[None]:
         """For the length of a block nobody may start to use an image."""
-        self._leaving.add(image_id)
+        self._leaving[image_id] += 1
         try:
             yield
         finally:
-            self._leaving.discard(image_id)
+            self._leaving[image_id] -= 1
+
+    def is_leaving(self, image_id: str) -> bool:
+        """Tell if an image is about to be removed."""
+        return self._leaving[image_id] > 0
 
     def count(self, image_id: str) -> int:
         """How many are about to use an image."""
@@ -91,9 +95,9 @@ class ImageCreation(Creation[ImageState]):
         made = await provider.import_image(image_id, _request(asked), order.caller, order.progress)
         failpoints.reach("image.copied")
         same = None if asked.clean else rules.same_content(core.state, image_id, made.digest)
-        if same is not None:
+        if same is not None and not self._holds.is_leaving(same.image_id):
             order.resources.enter_context(self._holds.held(same.image_id))
-            await provider.remove_image(image_id)
+            await remove_image(self, order, "image {} is like an older one, which is answered when that answers")
             return [NewEvent(image_id, events.ImageReused(image_id=same.image_id))]
         created = events.ImageCreated(
             digest=made.digest,

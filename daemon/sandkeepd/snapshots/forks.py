@@ -100,9 +100,9 @@ class Forks(SandboxBatch):
             await self.undone(order)
             return
         assert order.request is not None
-        await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
-        for fact in facts[1:]:
+        for fact in facts[1:]:  # at once: the end of one that nobody makes yet would not be seen
             self._sandboxes.begin(fact, order.request.params.secrets)
+        await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
 
     def failure(self, subject: ForkState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
         """See `Creation.failure`."""

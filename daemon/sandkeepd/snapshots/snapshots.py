@@ -107,8 +107,7 @@ class SnapshotCreation(Creation[SnapshotState]):
         return stored_of(packed, asked.format, making)
 
     async def failed(self, order: Order[SnapshotState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`. Of who was cut off nothing is known but that he went away."""
-        await trio.to_thread.run_sync(self._archives.drop_catalogue, order.stream)
+        """See `Operation.failed`. An import that its caller left begins anew when he gives it again."""
         return self.failure(order.subject, error, interrupted=order.abandoned.cancelled_caught)
 
     def failure(self, subject: SnapshotState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
@@ -121,6 +120,7 @@ class SnapshotCreation(Creation[SnapshotState]):
         if order.subject.error is None:
             self._removal.sending.begin(order.stream)
         else:
+            await trio.to_thread.run_sync(self._archives.drop_catalogue, order.stream)
             await self._removal.drop_kept()
 
     async def undo(self, order: Order[SnapshotState]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 from tests.support.expect import refused_async
 from tests.support.inside import Inside, inside
 
@@ -88,6 +89,39 @@ async def test_a_failure_is_recorded_whatever_it_is(state_dir: str, failure: Exc
         assert await kinds(daemon, image_id) == ["image.create_requested", "image.create_failed"]
         first = (await daemon.core.log.read(0, 1, stream=image_id))[0]
         assert (await refused_async(code, toy.again(request_of(), first))).message == error.message
+
+
+async def test_an_outcome_that_the_log_does_not_take_is_a_failure(
+    state_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def does(_: Order[ImageState]) -> None:
+        pass
+
+    async with inside(state_dir) as daemon:
+        monkeypatch.setattr("tests.daemon.core.test_operation.CREATED", replace(CREATED, details={"x": "x" * 100_000}))
+        image_id = ids.new_id(ids.IMAGE)
+        await refused_async("invalid", Toy(daemon, does).run(intent(image_id), request_of()))
+        assert await kinds(daemon, image_id) == ["image.create_requested", "image.create_failed"]
+
+
+async def test_what_cannot_be_let_go_of_keeps_no_failure_from_being_told(state_dir: str) -> None:
+    def no_way() -> None:
+        raise KeyError("let go")
+
+    async def does(order: Order[ImageState]) -> None:
+        order.resources.callback(no_way)
+        raise ProviderError("provider_unavailable", "no")
+
+    async with inside(state_dir) as daemon:
+        await refused_async("provider_unavailable", Toy(daemon, does).run(intent(ids.new_id(ids.IMAGE)), request_of()))
+
+
+async def test_an_image_that_is_being_removed_stands_for_no_other(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        first = await daemon.image(source)
+        with daemon.images.holds.leaving(first):
+            assert await daemon.image(source) != first
+        assert await daemon.image(source) == first
 
 
 async def test_it_goes_on_when_its_caller_has_gone_and_lets_go_when_it_is_on_record(state_dir: str) -> None:
