@@ -96,7 +96,7 @@ class RepeatedCommands:
             return None
 
     def _remembered(self, request: Request[Any], owner: str, command_id: str) -> Past | None:
-        """What is put down beside the log of a command that makes no event; None for one that does."""
+        """The line beside the log of a command that makes no event; None for one that does."""
         commands = self._core.log.commands
         try:
             past = commands.find(owner, command_id)

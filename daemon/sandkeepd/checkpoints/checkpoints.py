@@ -71,7 +71,6 @@ class CheckpointCreation(Creation[CheckpointState]):
     """``checkpoint.create``: a provider saves a sandbox, which goes on or is suspended with that."""
 
     method = "checkpoint.create"
-    id_field = "checkpoint_id"
     interrupted = "the daemon stopped while it was being made: make it again"
 
     def __init__(self, core: Core, sandboxes: Sandboxes, files: CheckpointFiles, removal: "CheckpointRemoval") -> None:
@@ -148,6 +147,10 @@ class CheckpointCreation(Creation[CheckpointState]):
         """See `Creation.failure`."""
         failed = events.CheckpointFailed(code=error.code, message=error.message, interrupted=interrupted)
         return [NewEvent(subject.checkpoint_id, failed, subject.sandbox_id)]
+
+    def told(self, subject: CheckpointState) -> dict[str, Any]:
+        """See `Creation.told`."""
+        return {"checkpoint_id": subject.checkpoint_id}
 
     async def undo(self, order: Order[CheckpointState]) -> None:
         """See `Creation.undo`."""
@@ -264,7 +267,7 @@ class CheckpointRestoration(SandboxBatch):
         failed = events.CheckpointRestoreFailed(code=error.code, message=error.message, interrupted=interrupted)
         return [NewEvent(subject.fork_id, failed, subject.sandbox_id)]
 
-    def told(self, stream: str, subject: ForkState) -> dict[str, Any]:  # noqa: ARG002
+    def told(self, subject: ForkState) -> dict[str, Any]:
         """See `Creation.told`."""
         return {"checkpoint_id": subject.checkpoint_id}
 
@@ -328,14 +331,8 @@ class Checkpoints:
         checkpoint = rules.checkpoint(self._core.state, request.params.checkpoint_id)
         if checkpoint.status == "creating":
             raise rules.checkpoint_not_ready(checkpoint)
-
-        def decide() -> NewEvent | None:
-            if checkpoint.status != "ready":
-                return None
-            event = events.CheckpointDeleteRequested()
-            return NewEvent(checkpoint.checkpoint_id, event, checkpoint.sandbox_id, checkpoint.revision)
-
-        await self._removal.order(decide, request.meta)
+        event = events.CheckpointDeleteRequested()
+        await self._removal.order(checkpoint.checkpoint_id, event, checkpoint.sandbox_id, request.meta)
         deleted: Checkpoint = await self._removal.answer(request, checkpoint.checkpoint_id)
         return deleted
 

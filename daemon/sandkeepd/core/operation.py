@@ -24,13 +24,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import trio
 
 from sandkeep.errors import SandkeepError, StateError, error_from
-from sandkeep.events import Meta
+from sandkeep.events import Event, Meta
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeepd.contract.provider import Caller, Progress
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import no_progress
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
-from sandkeepd.core.retry import retry_until_done
+from sandkeepd.core.retry import insist
 
 
 class Subject(Protocol):
@@ -42,6 +42,7 @@ class Subject(Protocol):
 
     error: tuple[str, str] | None
     interrupted: bool
+    revision: int
 
     @property
     def status(self) -> str:
@@ -66,7 +67,7 @@ class Order(Generic[S]):
         self.request = request
         self.resources = AsyncExitStack()
         self.context: Any = None
-        """What `act` leaves for `recorded`."""
+        """Left by `act` for `recorded`."""
         self.abandoned = trio.CancelScope()
 
     @property
@@ -82,7 +83,7 @@ class Order(Generic[S]):
 
 
 class Operation(ABC, Generic[S]):
-    """What all operations have in common. Derive from `Creation` or `Removal`."""
+    """Base of all operations. Derive from `Creation` or `Removal`."""
 
     method: ClassVar[str]
     """The method that gives such an order: repeated calls of it are answered here."""
@@ -111,7 +112,7 @@ class Operation(ABC, Generic[S]):
 
     @abstractmethod
     async def failed(self, order: Order[S], error: SandkeepError) -> Sequence[NewEvent]:
-        """What to record of an order of which `act` raised this."""
+        """Answer the events to record of an order of which `act` raised this."""
 
     async def recorded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
         """Go on once the outcome is on record: the order's subject has its new status."""
@@ -162,12 +163,9 @@ class Operation(ABC, Generic[S]):
         provider: str = "",
         deadline_s: float = math.inf,
     ) -> None:
-        """Do a part of an order, again and again until it is done. While an engine is down, whoever waits for the
-        order is told so, and what comes of it `then`. See `retry_until_done`.
-        """
-        with self.core.stalling([stream], then) as told:
-            engine = self.core.providers.get(provider)
-            await retry_until_done(work, f"{type(self).__name__} of {stream}", engine, deadline_s=deadline_s, told=told)
+        """Do a part of an order, again and again until it is done. See `core.retry.insist`."""
+        what = f"{type(self).__name__} of {stream}"
+        await insist(self.core, [stream], work, what, then, provider=provider, deadline_s=deadline_s)
 
     # Answering
 
@@ -211,15 +209,12 @@ class Creation(Operation[S]):
 
     under_way = "creating"
 
-    id_field: ClassVar[str]
-    """What errors call the subject's id, as far as `told` does not say otherwise."""
-
     interrupted: ClassVar[str]
-    """What is told of one that the daemon's death interrupted."""
+    """The sentence about one that the daemon's death interrupted."""
 
     @abstractmethod
     def failure(self, subject: S, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """What to record of one of which nothing came. `interrupted`: who gives the order again has it begun anew."""
+        """Events to record of one of which nothing came. `interrupted`: who gives the order again has it begun anew."""
 
     async def undo(self, order: Order[S]) -> None:
         """Remove whatever an earlier daemon may have made, however often that takes."""
@@ -227,9 +222,9 @@ class Creation(Operation[S]):
     async def undone(self, order: Order[S]) -> None:
         """Go on once it is on record that it was undone."""
 
-    def told(self, stream: str, subject: S) -> dict[str, Any]:  # noqa: ARG002
-        """The data of the error of one that failed."""
-        return {self.id_field: stream}
+    @abstractmethod
+    def told(self, subject: S) -> dict[str, Any]:
+        """Name the subject in the data of the error that it failed with."""
 
     async def failed(self, order: Order[S], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
@@ -239,7 +234,7 @@ class Creation(Operation[S]):
         """See `Operation.answer`. Raises what the creation failed with."""
         subject = await self.settled(stream)
         if subject.error is not None:
-            raise error_from(*subject.error, self.told(stream, subject))
+            raise error_from(*subject.error, self.told(subject))
         return await self.answered(request, subject)
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
@@ -261,14 +256,12 @@ class Removal(Operation[S]):
         """See `Operation.failed`. Only a defect gets here; the next daemon goes on with it."""
         raise error
 
-    async def order(self, decide: Callable[[], NewEvent | None], meta: Meta) -> None:
-        """Give the order unless it was given: `decide` answers the intent for the subject as it is, or None. It is on
-        record when this returns.
-        """
-        tries = Tries()
-        while (new := decide()) is not None:
+    async def order(self, stream: str, event: Event, sandbox_id: str | None, meta: Meta) -> None:
+        """Give the order by this intent, unless it was given. It is on record when this returns."""
+        subject, tries = self.subjects[stream], Tries()
+        while subject.status == "ready":
             try:
-                await self.begin(new, meta, essential=True)
+                await self.begin(NewEvent(stream, event, sandbox_id, subject.revision), meta, essential=True)
             except StateError as conflict:
                 await tries.again(conflict)  # something else happened to it at that instant: look again
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import trio
@@ -10,7 +10,7 @@ import trio
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.system.backoff import pauses
 from sandkeepd.contract.provider import Provider, Recovering
-from sandkeepd.core.core import as_sandkeep_error
+from sandkeepd.core.core import Core, as_sandkeep_error
 
 T = TypeVar("T")
 
@@ -52,6 +52,23 @@ async def retry_until_done(
         logger.warning("no answer yet", extra={"what": what, "why": error.message, "again_in_s": pause_s})
         with trio.move_on_after(pause_s):
             await _recovered(provider if "engine" in error.data else None)
+
+
+async def insist(
+    core: Core,
+    streams: Sequence[str],
+    work: Callable[[], Awaitable[object]],
+    what: str,
+    then: str,
+    *,
+    provider: str = "",
+    deadline_s: float = math.inf,
+) -> None:
+    """Do what is ordered, again and again until it is done. While an engine is down, whoever waits for these streams is
+    told so, and what comes of the order `then`. See `retry_until_done`.
+    """
+    with core.stalling(streams, then) as told:
+        await retry_until_done(work, what, core.providers.get(provider), deadline_s=deadline_s, told=told)
 
 
 def _silent(provider: Provider | None, seconds: float) -> ProviderError:

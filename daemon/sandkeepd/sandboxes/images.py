@@ -7,9 +7,8 @@ The life of one::
                      -> reused    (an older one of the same content stands for it)
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from sandkeep import events, failpoints, ids
@@ -24,6 +23,7 @@ from sandkeepd.contract.provider import Building, Caller, ImageRequest
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
+from sandkeepd.core.holds import Holds
 from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.host import caller_paths
@@ -36,43 +36,26 @@ class ImageHolds:
     """Images that are about to be used, of which nothing is on record yet; and those about to be removed likewise."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-        self._leaving: Counter[str] = Counter()
+        self._used = Holds()
+        self._leaving = Holds()
+        self.leaving = self._leaving.held
+        self.count = self._used.count
 
-    @contextmanager
-    def held(self, image_id: str) -> Iterator[None]:
-        """For the length of a block nobody removes an image. Raises `not_found` when it is being removed."""
+    def held(self, image_id: str) -> AbstractContextManager[None]:
+        """Keep an image from being removed for the length of a block. Raises `not_found` when it is about to be."""
         if self.is_leaving(image_id):
             raise CallerError("not_found", f"image {image_id} is being removed", image_id=image_id)
-        self._counts[image_id] += 1
-        try:
-            yield
-        finally:
-            self._counts[image_id] -= 1
-
-    @contextmanager
-    def leaving(self, image_id: str) -> Iterator[None]:
-        """For the length of a block nobody may start to use an image."""
-        self._leaving[image_id] += 1
-        try:
-            yield
-        finally:
-            self._leaving[image_id] -= 1
+        return self._used.held(image_id)
 
     def is_leaving(self, image_id: str) -> bool:
         """Tell if an image is about to be removed."""
-        return self._leaving[image_id] > 0
-
-    def count(self, image_id: str) -> int:
-        """How many are about to use an image."""
-        return self._counts[image_id]
+        return self._leaving.count(image_id) > 0
 
 
 class ImageCreation(Creation[ImageState]):
     """``image.create``: a provider makes an image of a source; one of the same content is used again."""
 
     method = "image.create"
-    id_field = "image_id"
     interrupted = "the daemon stopped while it was being made: create it again"
 
     def __init__(self, core: Core, holds: ImageHolds) -> None:
@@ -114,6 +97,10 @@ class ImageCreation(Creation[ImageState]):
         failed = events.ImageCreateFailed(code=error.code, message=error.message, interrupted=interrupted)
         return [NewEvent(subject.image_id, failed)]
 
+    def told(self, subject: ImageState) -> dict[str, Any]:
+        """See `Creation.told`."""
+        return {"image_id": subject.image_id}
+
     async def undo(self, order: Order[ImageState]) -> None:
         """See `Creation.undo`."""
         await remove_image(self, order, "the making of image {} is undone when that answers")
@@ -146,7 +133,7 @@ class ImageRemoval(Removal[ImageState]):
 
 
 async def remove_image(operation: Operation[ImageState], order: Order[ImageState], then: str) -> None:
-    """Have the provider remove all that there is of an image, however often that takes."""
+    """Remove all that there is of an image, by its provider, however often that takes."""
     core, image_id, name = operation.core, order.stream, order.subject.requested.provider
 
     async def remove() -> None:

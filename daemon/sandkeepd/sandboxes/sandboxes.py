@@ -28,7 +28,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.core.paging import page
-from sandkeepd.core.retry import retry_until_done
+from sandkeepd.core.retry import insist
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.oom import KILLED, OomWatcher
 
@@ -686,9 +686,8 @@ class Sandboxes:
             await core.provider(asked.provider).terminate(sandbox_id, asked.plan, sandbox.handle)
 
         then = f"the end of sandbox {sandbox_id} is ordered, and will be carried out when that answers"
-        with core.stalling([sandbox_id, *sandbox.active], then) as told:
-            provider = core.providers.get(asked.provider)
-            await retry_until_done(terminate, f"ending {sandbox_id}", provider, deadline_s=END_DEADLINE_S, told=told)
+        streams, what = [sandbox_id, *sandbox.active], f"ending {sandbox_id}"
+        await insist(core, streams, terminate, what, then, provider=asked.provider, deadline_s=END_DEADLINE_S)
 
     def last_words(
         self,

@@ -115,7 +115,7 @@ class Forks(SandboxBatch):
         if source is not None:
             await self._layers.drop(source.requested.provider, [order.stream])
 
-    def told(self, stream: str, subject: ForkState) -> dict[str, Any]:  # noqa: ARG002
+    def told(self, subject: ForkState) -> dict[str, Any]:
         """See `Creation.told`."""
         return {"sandbox_id": subject.sandbox_id}
 

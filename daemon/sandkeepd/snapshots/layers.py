@@ -1,13 +1,11 @@
 """References to layers: kept files that sandboxes begin with, removed with the last sandbox that uses them.
 
-Who needs them is what the log says: the plans of sandboxes that have not ended. `holds` counts those that are about to
-go on record, as `Images.holds` does.
+Who needs them is what the log says: the plans of sandboxes that have not ended. `held` is for those that are about to
+go on record.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.provider import Layering, Recovering
 from sandkeepd.core.core import Core
+from sandkeepd.core.holds import Holds
 
 logger = logging.getLogger("sandkeepd")
 
@@ -27,18 +26,9 @@ class LayerReferences:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._holds: Counter[str] = Counter()
+        self._holds = Holds()
+        self.held = self._holds.held
         self._turns: dict[str, trio.Lock] = {}
-
-    @contextmanager
-    def held(self, *names: str) -> Iterator[None]:
-        """For the length of a block, in which a sandbox that needs them goes on record, they are needed."""
-        self._holds.update(names)
-        try:
-            yield
-        finally:
-            self._holds.subtract(names)
-            self._holds += Counter()  # drops those that are at 0
 
     def turn(self, name: str) -> trio.Lock:
         """What those take turns by who make or remove kept files of that name."""
@@ -51,7 +41,7 @@ class LayerReferences:
         being_copied = (fork is not None and fork.ended_us is None) or (
             snapshot is not None and snapshot.status == "creating"
         )
-        if self._holds[name] or being_copied:
+        if self._holds.count(name) or being_copied:
             return True
         if any(name in self._named_by(sandbox) for sandbox in state.sandboxes.values() if not sandbox.hidden):
             return True

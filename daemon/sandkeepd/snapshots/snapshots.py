@@ -8,9 +8,7 @@ The life of one::
 An archive that others build on stays when its snapshot is deleted, and goes with the last of them.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -28,6 +26,7 @@ from sandkeepd.contract.provider import Layering, PackedFiles, PackRequest, Prog
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
+from sandkeepd.core.holds import Holds
 from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.sandboxes import Sandboxes
@@ -44,7 +43,6 @@ class SnapshotCreation(Creation[SnapshotState]):
     """``snapshot.create``: a provider packs the files of a sandbox, and the archive goes where it is to lie."""
 
     method = "snapshot.create"
-    id_field = "snapshot_id"
     interrupted = "the daemon stopped while it was being made: make it again"
 
     def __init__(
@@ -115,6 +113,10 @@ class SnapshotCreation(Creation[SnapshotState]):
         failed = events.SnapshotFailed(code=error.code, message=error.message, interrupted=interrupted)
         return [NewEvent(subject.snapshot_id, failed, subject.sandbox_id)]
 
+    def told(self, subject: SnapshotState) -> dict[str, Any]:
+        """See `Creation.told`."""
+        return {"snapshot_id": subject.snapshot_id}
+
     async def recorded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
         if order.subject.error is None:
@@ -151,7 +153,8 @@ class SnapshotRemoval(Removal[SnapshotState]):
         super().__init__(core)
         self._archives = archives
         self.sending = DeferredUploads(core, archives)
-        self._held: Counter[str] = Counter()
+        self._builders = Holds()
+        self.held = self._builders.held
         self._dropping: set[str] = set()
 
     @property
@@ -161,14 +164,7 @@ class SnapshotRemoval(Removal[SnapshotState]):
 
     async def order_end(self, snapshot: SnapshotState, reason: str, meta: events.Meta) -> None:
         """Order the end of a snapshot, if that is not ordered already. It is on record when this returns."""
-
-        def decide() -> NewEvent | None:
-            if snapshot.status != "ready":
-                return None
-            event = events.SnapshotDeleteRequested(reason=reason)
-            return NewEvent(snapshot.snapshot_id, event, snapshot.sandbox_id, snapshot.revision)
-
-        await self.order(decide, meta)
+        await self.order(snapshot.snapshot_id, events.SnapshotDeleteRequested(reason=reason), snapshot.sandbox_id, meta)
 
     async def act(self, order: Order[SnapshotState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
@@ -193,20 +189,8 @@ class SnapshotRemoval(Removal[SnapshotState]):
         await self.insist(snapshot_id, partial(self._archives.remove, places), then)
         await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
 
-    @contextmanager
-    def held(self, snapshot_id: str | None) -> Iterator[None]:
-        """For the length of a block the archive of that snapshot stays, whatever becomes of the snapshot."""
-        if snapshot_id is None:
-            yield
-            return
-        self._held[snapshot_id] += 1
-        try:
-            yield
-        finally:
-            self._held[snapshot_id] -= 1
-
     def _is_built_on(self, snapshot_id: str) -> bool:
-        return self._held[snapshot_id] > 0 or any(children(self.core.state, snapshot_id))
+        return self._builders.count(snapshot_id) > 0 or any(children(self.core.state, snapshot_id))
 
     async def drop_kept(self) -> None:
         """Remove the archives of deleted snapshots that were only kept for others, as soon as these are gone, too."""
@@ -249,7 +233,7 @@ class Snapshots:
         event = rules.create_snapshot(
             sandbox, command, places, parent_id=parent, root=provider.files_root(sandbox.requested.plan)
         )
-        with self.removal.held(parent):
+        with self.removal.held(*([parent] if parent is not None else [])):  # whatever becomes of its snapshot
             made: Snapshot = await self._creation.run(NewEvent(snapshot_id, event, event.sandbox_id, 0), request)
         return made
 

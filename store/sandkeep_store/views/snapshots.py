@@ -139,7 +139,7 @@ class ForkState(Struct, kw_only=True, array_like=True):
 
     @property
     def status(self) -> str:
-        """Where it is in its life: being made until what the sandboxes begin with is there."""
+        """Status: ``creating`` until what the sandboxes begin with is there."""
         if self.ended_us is None:
             return "creating"
         return "ready" if self.error is None else "failed"

@@ -38,7 +38,7 @@ _POLL_S: Final = 0.05
 
 _PAUSE_TRIES: Final = 3
 _NOT_FROZEN: Final = "unable to freeze"
-"""What runc says when a container with much to do did not stand still in its time, with control groups v1."""
+"""Said by runc when a container with much to do did not stand still in its time, with control groups v1."""
 
 
 class Handle(Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ NAME: Final = "open.names"
 """The file with the names, each with a NUL behind it, in the directory with what was saved."""
 
 _DELETED: Final = " (deleted)"
-"""What the kernel ends the name of an open file with that was removed."""
+"""The end that the kernel gives to the name of an open file that was removed."""
 
 _RELATIVE: Final = "(?:in|out/p)/[^/]+"
 _IN_SANDBOX: Final = re.compile(f".*{INSIDE}/({_RELATIVE})", re.DOTALL)
@@ -53,7 +53,7 @@ def kept(directory: str) -> list[str] | None:
 
 @contextmanager
 def present(directory: str, files: HostileTree) -> Iterator[None]:
-    """Have the files that were kept there exist for the length of a block. Raises OSError."""
+    """Make the files that were kept there exist for the length of a block. Raises OSError."""
     made: list[str] = []
     try:
         for path in kept(directory) or ():
