@@ -136,9 +136,10 @@ def copy_across(
     ):
         with _reader(["cat"], descriptor, source) as cat:
             _watch([into, out], cat, moved, "wchar")
-        if not into.answered:
+        # Whoever closed the pipe tells why: the sandbox that is read from has then only lost its reader.
+        if cat.returncode != _NO_READER and not into.answered:
             out.answer()  # raises what is missing
-            if cat.returncode not in (0, _NO_READER):
+            if cat.returncode:
                 raise _unreadable(cat)
         return commit()
 
