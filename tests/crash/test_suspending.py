@@ -75,7 +75,7 @@ def dies_at(point: str, root: str, source: str, provider: str) -> Story:
     daemon = RunningDaemon(root)
     os.chmod(root, 0o711)
     daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
-    daemon.env |= {"PYTHONPATH": os.pathsep.join(sys.path), failpoints.SETTING: point}
+    daemon.env[failpoints.SETTING] = point
     story = Story(daemon)
     box = Box(f"box-{os.path.basename(root)}", provider, daemon.state_dir)
     try:

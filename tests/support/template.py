@@ -1,7 +1,8 @@
 """A process that has imported the daemon and forks itself into one, because a start is mostly the import.
 
-Daemons made so are processes with descriptors, environment and session of their own, and run the same `main`. What they
-lack is exec: /proc tells the template's arguments and environment. Tests of that start `sandkeepd` themselves.
+Daemons made so are processes with descriptors, environment and session of their own, and run the same program, be it
+given by the name of its module or by its text. What they lack is exec: /proc tells the template's arguments and
+environment. Tests of that start `sandkeepd` themselves.
 """
 
 import atexit
@@ -9,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 
 ANSWER_S = 60.0
 """Patience with the import of everything, on a busy machine."""
@@ -62,11 +65,11 @@ _template: socket.socket | None = None
 _one_at_a_time = threading.Lock()
 
 
-def start(log: int, environ: dict[str, str]) -> Forked:
-    """Fork a daemon that writes to the descriptor `log`, and return at once."""
+def start(program: Sequence[str], log: int, environ: dict[str, str]) -> Forked:
+    """Fork what plays `program` and writes to the descriptor `log`, and return at once."""
     read, write = os.pipe()
     with _one_at_a_time, tempfile.TemporaryFile() as order:
-        order.write(json.dumps([environ, os.getcwd()]).encode())
+        order.write(json.dumps([program[1:], environ, os.getcwd()]).encode())
         order.flush()
         control = _connection()
         socket.send_fds(control, [b"start"], [order.fileno(), log, write])
@@ -74,8 +77,10 @@ def start(log: int, environ: dict[str, str]) -> Forked:
         return Forked(int(control.recv(16)), read)
 
 
-def can_start(environ: dict[str, str]) -> bool:
-    """Tell whether a fork sees this environment as a new program would."""
+def can_start(program: Sequence[str], environ: dict[str, str]) -> bool:
+    """Tell whether this is Python's, and a fork sees this environment as a new program would."""
+    if len(program) != 3 or program[0] != sys.executable or program[1] not in {"-m", "-c"}:
+        return False
     return all(os.environ.get(name) == value for name, value in environ.items() if name.startswith(FIXED_BY_EXEC))
 
 
@@ -101,8 +106,8 @@ def _stop(process: "subprocess.Popen[bytes]", control: socket.socket) -> None:
 # -- the template itself ----------------------------------------------------------------------------------------------
 
 
-def serve(control: socket.socket) -> None:
-    """Fork on demand, and tell of each end; return in the fork, or when nobody listens any more."""
+def serve(control: socket.socket) -> list[str]:
+    """Fork on demand, and tell of each end. Return in the fork what it is to play; exit when nobody listens."""
     ends: dict[int, int] = {}
 
     def reap(*_: object) -> None:
@@ -138,7 +143,7 @@ def serve(control: socket.socket) -> None:
     os.setsid()
     with open(order, "rb") as file:
         file.seek(0)
-        environ, directory = json.loads(file.read())
+        program, environ, directory = json.loads(file.read())
     os.dup2(log, 1)
     os.dup2(log, 2)
     for number in (log, end, *ends.values()):
@@ -147,18 +152,24 @@ def serve(control: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(directory)
+    return list(program)
 
 
 def main() -> None:
     """Be the template, and after a fork the daemon."""
-    import sandkeepd.app.daemon  # noqa: F401  # this is what takes its time
-    from sandkeep import failpoints
-    from sandkeepd import main as daemon
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    import tests.support.fake_provider  # noqa: F401
 
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    import sandkeepd.app.daemon  # noqa: F401  # these are what takes its time
+    from sandkeep import failpoints
+
+    how, program = serve(socket.socket(fileno=int(sys.argv[1])))
     sys.argv[:] = ["sandkeepd"]
     importlib.reload(failpoints)  # it reads the environment once
-    daemon.main()
+    if how == "-m":
+        runpy.run_module(program, run_name="__main__")
+    else:
+        exec(program, {"__name__": "__main__"})  # a test's own text
 
 
 if __name__ == "__main__":

@@ -716,7 +716,6 @@ def with_fake(new_daemon: Callable[[], Any]) -> Any:
     """A real daemon that has the fake provider, too."""
     daemon = new_daemon()
     daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
-    daemon.env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     daemon.start()
     return daemon
 
