@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Final, NamedTuple
 
 HEAD: Final = ("case", "figure", "floor", "ratio", "target", "kept")
-WIDTHS: Final = (34, 19, 20, 6, 8, 4)
+WIDTHS: Final = (33, 19, 20, 6, 8, 4)
 """Of the columns in characters; with two spaces between them a line has at most 100."""
 
 
