@@ -96,7 +96,7 @@ def held(state_dir: str) -> dict[str, int]:
 async def tidy(state_dir: str, here: int, gone: int) -> None:
     """All that there is to do. `here` is a position in what stays, `gone` one in what is archived."""
     async with inside(state_dir) as daemon:
-        daemon.sandboxes.adopting.clear()  # nobody is
+        daemon.sandboxes.runtimes.adopting.clear()  # nobody is
         await daemon.retention._finish_redactions()
         await daemon.call("store.redact", position=here)
         await daemon.retention.archive(now_us(), Meta())

@@ -29,7 +29,7 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.copies import Copy, Extent, Form
-from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes, start_in
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
 
 T = TypeVar("T")
 
@@ -133,9 +133,9 @@ class Outgoing:
 class Files:
     """The handlers of ``sandbox.read_file``, ``write_file``, ``list_dir`` and ``copy_*``."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
         self._transfers: dict[tuple[str, str], Incoming] = {}
 
     # -- single files -------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Files:
     # -- what they share ----------------------------------------------------------------------------------------------
 
     async def _reach(self, sandbox_id: str) -> Runtime:
-        return await self._sandboxes.runtime(rules.sandbox(self._core.state, sandbox_id))
+        return await self._runtimes.running(rules.sandbox(self._core.state, sandbox_id))
 
     def _require_record(self) -> None:
         """Refuse, before anything happens, what could not be put on record."""

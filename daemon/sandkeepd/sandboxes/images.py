@@ -179,7 +179,7 @@ class Images:
         if event is not None and image.status != "removing":
             new = NewEvent(image_id, event, expected_revision=image.revision)
             with self.holds.leaving(image_id):  # until the intent is on record
-                await self._removal.begin(new, request.meta, essential=True)
+                await self._removal.begin(new, request.meta)
         removed: Image = await self._removal.answer(request, image_id)
         return removed
 

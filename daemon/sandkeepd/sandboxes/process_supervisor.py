@@ -19,7 +19,7 @@ from sandkeepd.contract.provider import Exit, Instance, Launch
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host.fairness import yield_to_loop
-from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 logger = logging.getLogger("sandkeepd")
 
@@ -30,9 +30,9 @@ GRACE_S = 0.1
 class ProcessSupervisor:
     """Carries processes, newly launched ones and those of an earlier daemon."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
 
     async def carry(
         self, runtime: Runtime, process: ProcessState, launch: Launch, intent: Recorded, *, eager: bool
@@ -64,7 +64,7 @@ class ProcessSupervisor:
         instance = runtime.instance
         exited = await _wait(instance, process.process_id, _time_left(process))
         if exited is None:
-            await self._sandboxes.awake(process.sandbox_id)  # what stands still cannot be killed, nor tell its end
+            await self._runtimes.awake(process.sandbox_id)  # what stands still cannot be killed, nor tell its end
             exited = instance.exit_of(process.process_id) or await self._time_out(instance, process, intent)
         await self._end(runtime, process, exited, intent)
 

@@ -38,17 +38,17 @@ from sandkeepd.core.core import ANEW, Core
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.output_reader import OutputReader
 from sandkeepd.sandboxes.process_supervisor import ProcessSupervisor
-from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes, start_in
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
 
 
 class Processes:
     """The handlers of ``process.*`` and of ``sandbox.exec``."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
-        self.supervisor = ProcessSupervisor(core, sandboxes)
-        self.outputs = OutputReader(core, sandboxes)
+        self._runtimes = runtimes
+        self.supervisor = ProcessSupervisor(core, runtimes)
+        self.outputs = OutputReader(core, runtimes)
         self._naming: set[tuple[str, str]] = set()
 
     # -- starting -----------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Processes:
         """Put the intent on record and start the process's carrier."""
         core = self._core
         sandbox = rules.sandbox(core.state, command.sandbox_id)
-        runtime = await self._sandboxes.runtime(sandbox)
+        runtime = await self._runtimes.running(sandbox)
         event = rules.launch(sandbox, command, name, self._naming)
         if event.tty:
             require_terminals(runtime.instance)
@@ -243,7 +243,7 @@ class Processes:
         """The runtime of a process that runs, once it was started; None when it has ended."""
         runtime = None
         if not process.ended:
-            runtime = await self._sandboxes.runtime(rules.sandbox(self._core.state, process.sandbox_id))
+            runtime = await self._runtimes.running(rules.sandbox(self._core.state, process.sandbox_id))
             await self._core.settled(process.process_id, lambda: process.status != "starting")
         return None if process.ended else runtime
 

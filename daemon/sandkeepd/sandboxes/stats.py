@@ -16,7 +16,7 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.paging import page
 from sandkeepd.host.cgroups import usage
 from sandkeepd.host.cgroups.usage import Usage
-from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 AT_ONCE = 32
 """So many sandboxes are measured by one thread before it is somebody else's turn."""
@@ -28,9 +28,9 @@ Sample = tuple[Usage, int]
 class Stats:
     """The handler."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
 
     async def stats(self, request: Request[StatsQuery]) -> SandboxStatsList:
         """Measure one sandbox, or all that the caller has running. One that ends meanwhile is left out."""
@@ -55,13 +55,13 @@ class Stats:
 
     def _groups(self, sandbox: SandboxState) -> Mapping[str, str]:
         """Where its control groups are: nowhere that is known, while a starting daemon has not adopted it."""
-        runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
+        runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
         if runtime is None or not isinstance(runtime.instance, Measuring):
             return {}
         return runtime.instance.groups()
 
     def _told(self, sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
-        runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
+        runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
         if runtime is not None:
             found = _not_less(found, runtime)
         return SandboxStats(

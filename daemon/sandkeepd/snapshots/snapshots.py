@@ -29,7 +29,7 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.holds import Holds
 from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
-from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtimes
 from sandkeepd.snapshots.archives import Making, SnapshotArchives
 from sandkeepd.snapshots.deferred_upload import DeferredUploads, not_sent
 from sandkeepd.snapshots.forks import source_of
@@ -46,11 +46,11 @@ class SnapshotCreation(Creation[SnapshotState]):
     interrupted = "the daemon stopped while it was being made: make it again"
 
     def __init__(
-        self, core: Core, sandboxes: Sandboxes, archives: SnapshotArchives, layers: LayerReferences,
+        self, core: Core, runtimes: Runtimes, archives: SnapshotArchives, layers: LayerReferences,
         removal: "SnapshotRemoval",
     ) -> None:  # fmt: skip
         super().__init__(core)
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
         self._archives = archives
         self._layers = layers
         self._removal = removal
@@ -68,7 +68,7 @@ class SnapshotCreation(Creation[SnapshotState]):
         """See `Operation.act`."""
         asked = order.subject.requested
         assert asked.sandbox_id is not None
-        with self._sandboxes.reading(asked.sandbox_id):
+        with self._runtimes.reading(asked.sandbox_id):
             stored = await self._store(order.stream, asked, order.progress)
         return [NewEvent(order.stream, stored, asked.sandbox_id)]
 
@@ -211,19 +211,19 @@ class SnapshotRemoval(Removal[SnapshotState]):
 class Snapshots:
     """The handlers of ``snapshot.create``, ``get``, ``list`` and ``delete``."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, archives: SnapshotArchives, layers: LayerReferences) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes, archives: SnapshotArchives, layers: LayerReferences) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
         self._archives = archives
         self.removal = SnapshotRemoval(core, archives)
-        self._creation = SnapshotCreation(core, sandboxes, archives, layers, self.removal)
+        self._creation = SnapshotCreation(core, runtimes, archives, layers, self.removal)
         self.operations: Sequence[Operation[Any]] = (self._creation, self.removal)
 
     async def create(self, request: Request[SnapshotCreate]) -> Snapshot:
         """Keep the files of a sandbox as an archive."""
         command, core = request.params, self._core
         sandbox = rules.sandbox(core.state, command.sandbox_id)
-        await self._sandboxes.adopted(sandbox.sandbox_id)
+        await self._runtimes.adopted(sandbox.sandbox_id)
         rules.require_files(sandbox)
         provider = snapshotting(core.provider(sandbox.requested.provider))
         snapshot_id = ids.new_id(ids.SNAPSHOT)

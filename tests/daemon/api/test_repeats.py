@@ -301,7 +301,7 @@ async def until_hangs(daemon: Inside, hangs: trio.Event, method: str, **params: 
 
 
 async def instance_of(daemon: Inside) -> Any:
-    return (await daemon.sandboxes.runtime(daemon.box())).instance
+    return (await daemon.sandboxes.runtimes.running(daemon.box())).instance
 
 
 def hanging(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> trio.Event:

@@ -329,7 +329,7 @@ async def test_a_sandbox_that_hangs_delays_nobody_else(
     """Its provider's silence is no loss: it is asked again, and its end is carried out when it answers."""
     for setting in ("app.reconcile.ANSWER_DEADLINE_S", "core.retry.RETRY_S"):
         monkeypatch.setattr(f"sandkeepd.{setting}", 0.1)
-    monkeypatch.setattr("sandkeepd.sandboxes.sandboxes.ADOPTION_PATIENCE_S", 0.1)
+    monkeypatch.setattr("sandkeepd.sandboxes.runtimes.ADOPTION_PATIENCE_S", 0.1)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         for name in ("hangs", "well"):
