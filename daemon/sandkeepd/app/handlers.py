@@ -1,5 +1,6 @@
 """Handlers of the methods in `sandkeep.protocol.methods`."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -7,11 +8,12 @@ from sandkeep.errors import CallerError
 from sandkeep.model import Empty, Sandbox
 from sandkeep.protocol.methods import SandboxRestore
 from sandkeepd.api.dispatch import Dispatch, HandleNow
-from sandkeepd.api.repeated_commands import Again, Handle
+from sandkeepd.api.repeated_commands import Handle
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.status import Software
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Command
 from sandkeepd.eventlog.history import History
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.eventlog.verify import Verification
@@ -57,7 +59,7 @@ def dispatch(
         "provider.choose": choosing.choose,
         "sandbox.create": sandboxes.creation.create,
         "sandbox.stats": Stats(core, sandboxes.runtimes).stats,
-        "sandbox.exec": processes.exec,
+        "sandbox.exec": processes.execution.exec,
         "sandbox.terminate": sandboxes.termination.terminate,
         "sandbox.suspend": sandboxes.suspension.suspend,
         "sandbox.resume": sandboxes.resumption.resume,
@@ -74,7 +76,7 @@ def dispatch(
         "sandbox.copy_in": files.copy_in,
         "sandbox.copy_commit": files.copy_commit,
         "sandbox.history": history.of_sandbox,
-        "process.launch": processes.launch,
+        "process.launch": processes.launching.launch,
         "process.get": processes.get,
         "process.list": processes.list,
         "process.wait": processes.wait,
@@ -116,29 +118,14 @@ def dispatch(
         "lock.get": locking.get_now,
         "lock.list": locking.list_now,
     }
-    again: dict[str, Again] = {
-        "provider.choose": choosing.chosen_before,
-        "lock.acquire": locking.acquired_before,
-        "lock.release": locking.released_before,
-        **_again(sandboxes, processes, files, kept),
-        **{operation.method: operation.again for operation in kept.operations},
-    }
+    commands: Sequence[Command] = (
+        *kept.operations, *processes.commands, *files.commands, *locking.commands, choosing, kept.restores,
+        kept.going_back,
+    )  # fmt: skip
+    again = {command.method: command.again for command in commands}
     return Dispatch(
         core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.collected_before}
     )
-
-
-def _again(sandboxes: Sandboxes, processes: Processes, files: Files, kept: SnapshotServices) -> dict[str, Again]:
-    """How a command given again gets its first answer: from what the intent's stream has become."""
-    return {
-        "sandbox.restore_at": kept.going_back.restored_before,
-        "sandbox.exec": processes.executed_before,
-        "sandbox.write_file": files.written_before,
-        "sandbox.copy_commit": files.committed_before,
-        "process.launch": processes.launched_before,
-        "process.signal": processes.signalled_before,
-        "snapshot.restore": sandboxes.creation.again,
-    }
 
 
 async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:

@@ -30,7 +30,9 @@ class Asked(NamedTuple):
 
 
 class TimeTravel:
-    """The handler of ``sandbox.restore_at``."""
+    """``sandbox.restore_at``, and its handler."""
+
+    method = "sandbox.restore_at"
 
     def __init__(self, core: Core, creation: SandboxCreation, restores: Restores, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
@@ -46,8 +48,8 @@ class TimeTravel:
         made = await self._restore(request, source, moment)
         return await self._answer(source, asked, moment, made)
 
-    async def restored_before(self, request: Request[SandboxRestoreAt], first: Recorded) -> Any:
-        """The answer to a command that was given before; what was used then may have been deleted since."""
+    async def again(self, request: Request[Any], first: Recorded) -> Any:
+        """See `Command.again`. The snapshot or checkpoint that was used then may have been deleted since."""
         made: Any
         if first.stream in self._core.state.forks:
             made = await self._checkpoints.restoration.again(request, first)

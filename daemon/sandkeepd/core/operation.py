@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -44,7 +44,6 @@ class Subject(Protocol):
 
     error: tuple[str, str] | None
     interrupted: bool
-    revision: int
 
     @property
     def status(self) -> str:
@@ -52,7 +51,14 @@ class Subject(Protocol):
         ...
 
 
+class Revised(Subject, Protocol):
+    """A subject that tells how many events its stream has."""
+
+    revision: int
+
+
 S = TypeVar("S", bound=Subject)
+R = TypeVar("R", bound=Revised)
 
 
 class Order(Interruptible, Generic[S]):
@@ -94,11 +100,35 @@ class Order(Interruptible, Generic[S]):
         return self.request.progress if self.request is not None else no_progress
 
 
+Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
+
+
+class Command(Protocol):
+    """A method whose calls are on record, and how one is answered that repeats an earlier call."""
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        ...
+
+    @property
+    def again(self) -> Again:
+        """Answer a command that was given before, as its first event has it; ANEW if nothing came of that."""
+        ...
+
+
+class Deed(NamedTuple):
+    """A command that is done within the call, and on record by one event alone."""
+
+    method: str
+    again: Again
+
+
 class Operation(ABC, Generic[S]):
-    """Base of all operations. Derive from `Creation` or `Removal`."""
+    """Base of all operations: commands that tasks of the daemon's own carry out."""
 
     method: ClassVar[str]
-    """The method that gives such an order: repeated calls of it are answered here."""
+    """The method that gives such an order."""
 
     under_way: ClassVar[str]
     """The status of a subject between the intent and the outcome."""
@@ -165,8 +195,16 @@ class Operation(ABC, Generic[S]):
         order = Order(intent.stream, self.subjects[intent.stream], intent, request, given)
         if self.interruptible:
             self.core.under_way.note(order.stream, order)
-        self.core.carry(partial(self._carry, order), f"{intent.type} of {order.stream}")
+        self.spawn(order, f"{intent.type} of {order.stream}")
         return order
+
+    def spawn(self, order: Order[S], what: str) -> None:
+        """Start the task that carries out an order: one of the daemon's own, which ends with the daemon."""
+        self.core.carry(partial(self._carry, order), what)
+
+    async def refuse(self, order: Order[S], error: SandkeepError) -> None:
+        """Have an order fail that cannot be carried out."""
+        await self._fail(order, error)
 
     async def _carry(self, order: Order[S]) -> None:
         async with order.resources:
@@ -235,7 +273,7 @@ class Operation(ABC, Generic[S]):
 
     @abstractmethod
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """Answer a command that was given before, as `first` has it; ANEW if nothing came of that."""
+        """See `Command.again`."""
 
     # After a crash
 
@@ -260,9 +298,8 @@ class Operation(ABC, Generic[S]):
             if self.stands(order):
                 await self._recover(order)
 
-    @abstractmethod
     async def _recover(self, order: Order[S]) -> None:
-        """Undo or finish an order of an earlier daemon."""
+        """Undo or finish an order of an earlier daemon; here, others tell what came of it."""
 
 
 class Creation(Operation[S]):
@@ -310,16 +347,16 @@ class Creation(Operation[S]):
             await self.undone(order)
 
 
-class Removal(Operation[S]):
+class Removal(Operation[R]):
     """An operation that ends its subject. `act` insists until it has."""
 
     essential = True
 
-    def may(self, subject: S) -> bool:
+    def may(self, subject: R) -> bool:
         """Tell if the end of a subject can be ordered, and is not."""
         return subject.status == "ready"
 
-    async def failed(self, order: Order[S], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
+    async def failed(self, order: Order[R], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
         """See `Operation.failed`. Only a defect gets here; the next daemon goes on with it."""
         raise error
 
@@ -340,5 +377,5 @@ class Removal(Operation[S]):
         """See `Operation.again`."""
         return await self.answer(request, first.stream)
 
-    async def _recover(self, order: Order[S]) -> None:
+    async def _recover(self, order: Order[R]) -> None:
         await self._carry(order)

@@ -118,9 +118,6 @@ class SandboxChange(Operation[SandboxState]):
             position, caught_up = found.position, found.caught_up
         return None
 
-    async def _recover(self, order: Order[SandboxState]) -> None:
-        """See `Operation._recover`."""
-
 
 def _is_under_way(sandbox: SandboxState, position: int) -> bool:
     """Tell if the change that was ordered at that position is being carried out."""

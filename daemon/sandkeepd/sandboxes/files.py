@@ -8,7 +8,7 @@ the caller has gone. Until then it is the caller who keeps it alive.
 """
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
@@ -27,6 +27,7 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Command, Deed
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.copies import Copy, Extent, Form
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
@@ -137,6 +138,9 @@ class Files:
         self._core = core
         self._runtimes = runtimes
         self._transfers: dict[tuple[str, str], Incoming] = {}
+        self.commands: Sequence[Command] = (
+            Deed("sandbox.write_file", self._write_again), Deed("sandbox.copy_commit", self._commit_again)
+        )  # fmt: skip
 
     # -- single files -------------------------------------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ class Files:
         await self._record(command.sandbox_id, event, request.meta)
         return await _written(command.data, event)
 
-    async def written_before(self, request: Request[FileWrite], first: Recorded) -> FileWritten:
+    async def _write_again(self, request: Request[FileWrite], first: Recorded) -> FileWritten:
         """The answer to a command that was given before."""
         answer = await _written(request.params.data, event := _event_of(first))
         if event.path != plain(path_of(request.params)) or event.sha256 not in (None, answer.sha256):
@@ -216,7 +220,7 @@ class Files:
             raise CallerError("not_found", words, transfer_id=command.transfer_id)
         return await incoming.commit(request.meta)
 
-    async def committed_before(self, request: Request[CopyCommit], first: Recorded) -> Copied:  # noqa: ARG002
+    async def _commit_again(self, request: Request[CopyCommit], first: Recorded) -> Copied:  # noqa: ARG002
         """The answer to a command that was given before."""
         event = _event_of(first)
         return Copied(path=event.path, files=event.files, size_bytes=event.size_bytes)

@@ -75,7 +75,9 @@ class _FromSnapshot(Maker):
 
 
 class Restores:
-    """The handler of ``snapshot.restore``, by which ``sandbox.restore_at`` goes, too: into a new sandbox."""
+    """``snapshot.restore``, and its handler, by which ``sandbox.restore_at`` goes, too: into a new sandbox."""
+
+    method = "snapshot.restore"
 
     def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, unpacking: Unpacking) -> None:
         self._core = core
@@ -83,6 +85,7 @@ class Restores:
         self._creation = sandboxes.creation
         self._layers = layers
         self._unpacking = unpacking
+        self.again = sandboxes.creation.again
 
     async def restore(self, request: Request[SnapshotRestore]) -> Sandbox:
         """Make a sandbox with the files of a snapshot and start it."""
