@@ -176,7 +176,7 @@ class Images:
         image_id = rules.image(core.state, request.params.image_id).image_id
         event = rules.remove_image(core.state, image_id, ["one that is being made"] * self.holds.count(image_id))
         image = core.state.images[image_id]
-        if event is not None and image.status != "removing":
+        if event is not None:
             new = NewEvent(image_id, event, expected_revision=image.revision)
             with self.holds.leaving(image_id):  # until the intent is on record
                 await self._removal.begin(new, request.meta)
