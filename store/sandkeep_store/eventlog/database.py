@@ -23,35 +23,7 @@ from sandkeep.ids import new_id
 from sandkeep.system import durable
 from sandkeep.system.durable import sync
 from sandkeep_store.eventlog import witness
-
-SCHEMA_VERSION: Final = 2
-
-_SCHEMA: Final = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE streams (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, crc INTEGER NOT NULL);
-CREATE TABLE events (
-    position INTEGER PRIMARY KEY AUTOINCREMENT,
-    stream INTEGER NOT NULL,
-    revision INTEGER NOT NULL,
-    sandbox INTEGER,
-    type TEXT NOT NULL,
-    version INTEGER NOT NULL,
-    time INTEGER NOT NULL,
-    data BLOB NOT NULL,
-    meta BLOB NOT NULL,
-    command_id TEXT,
-    more INTEGER NOT NULL,
-    crc INTEGER NOT NULL,
-    UNIQUE (stream, revision)
-);
-CREATE INDEX events_of_sandbox ON events (sandbox) WHERE sandbox IS NOT NULL;
-CREATE INDEX events_of_command ON events (command_id) WHERE command_id IS NOT NULL;
-"""
-_ARCHIVED: Final = """
-CREATE TABLE archived (sandbox INTEGER PRIMARY KEY, execs INTEGER NOT NULL, crc INTEGER NOT NULL);
-"""
-"""Of sandboxes that are still here: how many of their unnamed processes went into the archive."""
-_TO_SCHEMA_2: Final = "UPDATE meta SET value = 2 WHERE key = 'schema';"
+from sandkeep_store.eventlog.schema import _ARCHIVED, _SCHEMA, _TO_SCHEMA_2, SCHEMA_VERSION
 
 _LOCK_BYTES: Final = (0x40000000, 512)
 """Where SQLite locks a database file."""

@@ -12,12 +12,11 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import Any, Final, TypeVar
+from itertools import islice
+from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
 
-import msgspec
 from eventsourcing import persistence
 from eventsourcing.persistence import (
     AggregateRecorder,
@@ -32,55 +31,32 @@ from eventsourcing.persistence import (
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep.events import LOG_STREAM, OLD_LOG_STREAM, Event, LogCompacted, LogCompactRequested, LogRedactRequested
+from sandkeep.events import Event
 from sandkeep_store.eventlog import witness as witness_of
 from sandkeep_store.eventlog.database import Database
-from sandkeep_store.eventlog.row import (
-    COLUMNS,
-    Row,
-    checksum,
-    damaged,
-    is_sound,
-    name_checksum,
-    number_checksum,
-    pack_numbers,
-    verified,
+from sandkeep_store.eventlog.row import Row, checksum, damaged, name_checksum, pack_numbers, verified
+from sandkeep_store.eventlog.schema import (
+    _DELETE,
+    _DELETE_ARCHIVED,
+    _DELETE_STREAMS,
+    _INSERT_STREAM,
+    _ROW,
+    _SELECT_LAST,
+    _SELECT_NAMED,
+    _SELECT_STREAMS,
+    _carry,
+    _insert,
+    _json,
+    _last_number,
+    _read_head,
+    _row_checksum,
+    is_compacting,
+    was_compacted_to,
+    was_redacted,
 )
 
-__all__ = [
-    "Draft",
-    "IntegrityError",
-    "LogRecorder",
-    "PersistenceError",
-    "StreamRecorder",
-    "is_compacting",
-    "was_compacted_to",
-    "was_redacted",
-]
+__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
 
-_ROW: Final = ", ".join(f"e.{column}" for column in COLUMNS)
-_MARKS: Final = f"({', '.join('?' * len(COLUMNS))})"
-# One statement for many rows: each of them costs less, and SQLite works on all without giving up its thread in between.
-_INSERTS: Final = {rows: f"INSERT INTO events VALUES {', '.join([_MARKS] * rows)}" for rows in (64, 16, 4, 1)}  # noqa: S608
-_INSERT_STREAM: Final = "INSERT INTO streams VALUES (?, ?, ?)"
-_SELECT_STREAMS: Final = (
-    "SELECT s.name, s.id, (SELECT max(revision) FROM events WHERE stream = s.id) "
-    "FROM json_each(?) j JOIN streams s ON s.name = j.value"
-)
-_SELECT_LAST: Final = f"SELECT {_ROW} FROM events e ORDER BY position DESC LIMIT 1"  # noqa: S608
-_SELECT_NAMED: Final = f"SELECT s.name, {_ROW} FROM events e LEFT JOIN streams s ON s.id = e.stream"  # noqa: S608
-_DELETE: Final = "DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))"
-_DELETE_STREAMS: Final = (
-    "DELETE FROM streams WHERE id IN (SELECT value FROM json_each(?)) "
-    "AND NOT EXISTS (SELECT 1 FROM events WHERE stream = streams.id) "
-    "AND NOT EXISTS (SELECT 1 FROM events WHERE sandbox = streams.id)"
-)
-_DELETE_ARCHIVED: Final = (
-    "DELETE FROM archived WHERE sandbox IN (SELECT value FROM json_each(?)) "
-    "AND NOT EXISTS (SELECT 1 FROM streams WHERE id = archived.sandbox)"
-)
-_LOG_STREAMS: Final = (LOG_STREAM, OLD_LOG_STREAM)
-_OF_THE_LOG: Final = "stream IN (SELECT id FROM streams WHERE name IN (?, ?))"
 _KEPT_STREAMS: Final = 8192
 _CHECKPOINT_PAGES: Final = 1000
 """About how many pages the write-ahead log may hold before they are brought into the file."""
@@ -127,75 +103,6 @@ def _translated() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _LIBRARY_ERRORS.get(type(error), PersistenceError)(str(error)) from error
-
-
-def _json(values: Sequence[str] | Sequence[int]) -> str:
-    """One parameter that stands for any number of values, by `json_each`."""
-    return msgspec.json.encode(values).decode()
-
-
-def _insert(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-    at = 0
-    for size, statement in _INSERTS.items():
-        while len(rows) - at >= size:
-            connection.execute(statement, list(chain.from_iterable(rows[at : at + size])))
-            at += size
-
-
-def _carry(connection: sqlite3.Connection, execs: Mapping[int, int]) -> None:
-    for sandbox, count in execs.items():
-        row = connection.execute("SELECT execs FROM archived WHERE sandbox = ?", (sandbox,)).fetchone()
-        total = count + (row[0] if row else 0)
-        values = (sandbox, total, number_checksum(sandbox, total))
-        connection.execute("INSERT OR REPLACE INTO archived VALUES (?, ?, ?)", values)
-
-
-def _last_number(connection: sqlite3.Connection, table: str) -> int:
-    """The highest key that a table ever gave, also to rows that are gone."""
-    return int(connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()[0] or 0)
-
-
-def _read_head(connection: sqlite3.Connection, first_position: int) -> int:
-    """The position of the last event. The sequence remembers it apart from the rows, so a lost tail shows."""
-    sequence = _last_number(connection, "events")
-    last = connection.execute("SELECT max(position) FROM events").fetchone()[0] or first_position - 1
-    if last != sequence:
-        raise damaged(min(last, sequence) + 1, f"its last event is {last}, but it had reached {sequence}")
-    return int(last)
-
-
-def _row_checksum(connection: sqlite3.Connection, position: int) -> int | None:
-    row = connection.execute("SELECT crc FROM events WHERE position = ?", (position,)).fetchone()
-    return row[0] if row else None
-
-
-def is_compacting(connection: sqlite3.Connection) -> bool:
-    """Whether a compaction was begun and not finished."""
-    where = f"{_OF_THE_LOG} AND type IN (?, ?) ORDER BY position DESC LIMIT 1"
-    values = (*_LOG_STREAMS, LogCompactRequested.type, LogCompacted.type)
-    row = connection.execute(f"SELECT type FROM events WHERE {where}", values).fetchone()  # noqa: S608
-    return row is not None and row[0] == LogCompactRequested.type
-
-
-def was_compacted_to(connection: sqlite3.Connection, first: int) -> bool:
-    """Whether a finished compaction says that the log has no gaps from a position on."""
-    return any(event.first_position == first for event in _told(connection, LogCompacted))
-
-
-def was_redacted(connection: sqlite3.Connection, position: int) -> bool:
-    """Whether a redaction of the event at a position was begun."""
-    return any(event.position == position for event in _told(connection, LogRedactRequested))
-
-
-_Told = TypeVar("_Told", LogCompacted, LogRedactRequested)
-
-
-def _told(connection: sqlite3.Connection, kind: type[_Told]) -> Iterator[_Told]:
-    """What the log says of itself in events of one type. A damaged row says nothing."""
-    query = f"SELECT {_ROW} FROM events e WHERE {_OF_THE_LOG} AND e.type = ? ORDER BY e.position"  # noqa: S608
-    for row in connection.execute(query, (*_LOG_STREAMS, kind.type)):
-        if is_sound(row) and row[5] == kind.version:
-            yield msgspec.json.decode(row[7], type=kind)
 
 
 class StreamRecorder(AggregateRecorder):
