@@ -20,10 +20,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
+from sandkeep import failpoints
 from sandkeep.errors import SandkeepError, StateError, error_from
 from sandkeep.events import Event, Meta
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -33,6 +34,9 @@ from sandkeepd.core.call import no_progress
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
 from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.retry import insist
+
+STEPS: Final = ("begun", "acted", "recorded", "done")
+"""Where each operation can be told to die, as ``SandboxCreation.acted``: see `sandkeep.failpoints`."""
 
 
 class Subject(Protocol):
@@ -208,12 +212,22 @@ class Operation(ABC, Generic[S]):
 
     async def _carry(self, order: Order[S]) -> None:
         async with order.resources:
+            self._reach("begun")
             try:
-                facts = await self._record(order, await self._acted(order))
+                outcome = await self._acted(order)
+                self._reach("acted")
+                facts = await self._record(order, outcome)
             except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
                 facts = await self._fail(order, as_sandkeep_error(unforeseen))
+            self._reach("recorded")
             if facts:
                 await self.recorded(order, facts)
+        self._reach("done")
+
+    def _reach(self, step: str) -> None:
+        """Be at one of the `STEPS`, for the tests."""
+        if failpoints.armed:
+            failpoints.reach(f"{type(self).__name__}.{step}")
 
     async def _acted(self, order: Order[S]) -> Sequence[NewEvent]:
         """Act; answer the outcome, or nothing if it was interrupted."""
