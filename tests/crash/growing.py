@@ -21,7 +21,7 @@ from sandkeep.protocol.clock import now_us
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.upkeep import offline
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
-from sandkeepd.sandboxes.output_retention import OutputRetention
+from sandkeepd.sandboxes.output_limit import OutputLimit
 
 GROWTH: Final = ("segment.", "compact.", "redact.", "output.", "log.")
 """What the points and the events are called that belong to it."""
@@ -101,7 +101,7 @@ async def tidy(state_dir: str, here: int, gone: int) -> None:
         await daemon.call("store.redact", position=here)
         await daemon.retention.archive(now_us(), Meta())
         await daemon.call("store.redact", position=gone)
-        await OutputRetention(daemon.core).trim()
+        await OutputLimit(daemon.core).trim()
         await daemon.core.files.flush()
 
 

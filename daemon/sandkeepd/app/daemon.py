@@ -10,7 +10,7 @@ The nursery tree, with what ends each task::
         ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
         ├── Collection.run            deletes the snapshots that retention lets go
-        ├── OutputRetention.run                keeps the output of each sandbox within its bounds
+        ├── OutputLimit.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
@@ -72,7 +72,7 @@ from sandkeepd.locks.publish import Publisher
 from sandkeepd.providers.registry import open_providers
 from sandkeepd.sandboxes import reaper
 from sandkeepd.sandboxes.images import Images
-from sandkeepd.sandboxes.output_retention import OutputRetention
+from sandkeepd.sandboxes.output_limit import OutputLimit
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.serving.holdings import Holdings
@@ -178,7 +178,7 @@ async def _run_parts(
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)
             carriers.start_soon(kept.collection.run)
-            carriers.start_soon(OutputRetention(core).run)
+            carriers.start_soon(OutputLimit(core).run)
             carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
             carriers.start_soon(verify.recover, core)

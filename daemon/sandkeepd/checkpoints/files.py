@@ -30,8 +30,8 @@ from sandkeep_store.threads import Threads
 from sandkeepd.contract.provider import Progress
 from sandkeepd.host import digests
 from sandkeepd.host.threads import Meter, watched
+from sandkeepd.snapshots.archive_paths import place_of, root_of
 from sandkeepd.snapshots.archives import LOCAL, LOG_KEY, SnapshotArchives
-from sandkeepd.snapshots.places import place_of, root_of
 
 FOLDER: Final = "sandbox_checkpoints"
 MAKING: Final = ".making"

@@ -31,7 +31,7 @@ from sandkeepd.contract.provider import Progress
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of
-from sandkeepd.snapshots.places import path_in, place_of, root_of
+from sandkeepd.snapshots.archive_paths import path_in, place_of, root_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

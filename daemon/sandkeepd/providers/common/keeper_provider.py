@@ -20,7 +20,7 @@ from sandkeepd.contract.provider import Chunk, Dropped, Ending, Exit
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
-from sandkeepd.keeper import journal, pty, retention
+from sandkeepd.keeper import journal, journal_trimming, pty
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
@@ -203,11 +203,11 @@ class KeeperProvider(ABC, Generic[InstanceT]):
 
     def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
         """See `Provider.trim_output`."""
-        return retention.trim(self._out(sandbox_id), running, most_bytes)
+        return journal_trimming.trim(self._out(sandbox_id), running, most_bytes)
 
     def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
         """See `Provider.drop_output`."""
-        retention.drop(self._out(sandbox_id), process_ids)
+        journal_trimming.drop(self._out(sandbox_id), process_ids)
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str, uid: int) -> int:
         """See `Provider.open_journal`."""
