@@ -11,22 +11,24 @@ import sys
 import traceback
 from pathlib import Path
 
-from benches.table import Row, cells, show
+from benches.table import Row, lines, show
 
 HERE = Path(__file__).parent
 
 HEADER = """\
 # How fast it is
 
-Written by `make bench`. Each figure stands beside its floor, measured in the same run and in turns with it: the ratio
-is what is promised, since absolute figures are those of the machine and of its other work at that moment.
+Written by `make bench`. Each figure stands beside its floor, measured in the same run and in turns
+with it: the ratio is what is promised, since absolute figures are those of the machine and of its
+other work at that moment.
 
-Floors run under the daemon's own conditions: they, the clients and the daemon have `nice` -10, in a session that has
--10 too (`/proc/self/autogroup`), as root's daemon gives itself. Ordinary, with 0, are Docker's engine, the crowd of the
-overload, and what the daemon starts in sandboxes. A session that a floor makes itself while it is measured, as tmux and
-`runsc` do, has 0, and its programs -10.
+Floors run under the daemon's own conditions: they, the clients and the daemon have `nice` -10, in a
+session that has -10 too (`/proc/self/autogroup`), as root's daemon gives itself. Ordinary, with 0,
+are Docker's engine, the crowd of the overload, and what the daemon starts in sandboxes. A session
+that a floor makes itself while it is measured, as tmux and `runsc` do, has 0, and its programs -10.
 
-{begun} to {ended} UTC, all in one run, {machine}, load {load:.1f} before it
+{begun} to {ended} UTC, all in one run, load {load:.1f} before it,
+{machine}
 
 """
 
@@ -65,9 +67,9 @@ def measure(name: str) -> list[Row]:
         os.environ.update(environment)
 
 
-def markdown(rows: list[Row]) -> str:
-    lines = ["| case | figure | floor | ratio | target | kept |", "|---|---|---|---|---|---|"]
-    return "\n".join([*lines, *(f"| {' | '.join(cells(row))} |" for row in rows)]) + "\n"
+def document(head: str, rows: list[Row]) -> str:
+    """The page that is kept: what was measured, and when."""
+    return head + "```text\n" + "".join(f"{line}\n" for line in lines(rows)) + "```\n"
 
 
 def main(wanted: list[str]) -> int:
@@ -76,7 +78,7 @@ def main(wanted: list[str]) -> int:
     show(rows)
     if not wanted:
         head = HEADER.format(begun=begun, ended=now(), machine=machine(), load=load)
-        (HERE / "README.md").write_text(head + markdown(rows))
+        (HERE / "README.md").write_text(document(head, rows))
     return 0 if all(row.ok for row in rows) else 1
 
 

@@ -4,27 +4,30 @@ from collections.abc import Iterable, Iterator
 
 from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.tree import Entry, common_options, entries, root_options
+from sandkeep_reference.layout import item, table, wrap
 
 
 def cli_page() -> Iterator[str]:
     """Every command with its options and examples, and the exit codes."""
     yield from ("# The command", "")
-    yield "Ids and answers go to stdout, everything else to stderr. Progress and colours are for terminals: piped,"
-    yield "there is neither, and nothing is cut."
+    yield from wrap(
+        "Ids and answers go to stdout, everything else to stderr. Progress and colours are for terminals: piped, "
+        "there is neither, and nothing is cut."
+    )
     yield from ("", "Before a command:", "", *_options(root_options()))
     yield from ("", "Every command that answers takes:", "", *_options(common_options()))
     for subject, found in entries():
         yield from ("", f"## {subject}")
         for entry in found:
             yield from _entry(entry)
-    yield from ("", "## Exit codes", "", "| code | meaning |", "|---|---|")
-    yield from (f"| {code} | {_cell(meaning)} |" for code, meaning in EXIT_CODES.items())
+    yield from ("", "## Exit codes", "")
+    yield from _records("code", ((str(code), meaning) for code, meaning in EXIT_CODES.items()))
 
 
 def _entry(entry: Entry) -> Iterator[str]:
     yield from ("", f"### {entry.path}", "", f"`{entry.usage}`")
     for paragraph in entry.prose:
-        yield from ("", paragraph)
+        yield from ("", *wrap(paragraph))
     if entry.options:
         yield from ("", *_options(entry.options))
     if entry.examples:
@@ -32,9 +35,10 @@ def _entry(entry: Entry) -> Iterator[str]:
 
 
 def _options(records: Iterable[tuple[str, str]]) -> Iterator[str]:
-    yield from ("| option | meaning |", "|---|---|")
-    yield from (f"| `{_cell(flags)}` | {_cell(meaning)} |" for flags, meaning in records)
+    return _records("option", ((f"`{flags}`", meaning) for flags, meaning in records))
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _records(head: str, records: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """A table, or a list if that would be too wide."""
+    found = list(records)
+    yield from table((head, "meaning"), found) or (line for name, text in found for line in item(f"{name}: {text}"))

@@ -4,6 +4,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from sandkeep.lifecycle import LIFECYCLES, Before, Keep, Lifecycle, Row
+from sandkeep_reference.layout import item, paragraphs, wrap
+
+_INTRODUCTION: Final = """
+The states of each kind of object, and the [events](events.md) that lead from one to another. The daemon decides by
+these tables, and its answers follow them. Restoring a checkpoint into new sandboxes is a fork.
+
+A diagram leaves out the events that change no state.
+"""
 
 _OUTSIDE: Final = "[*]"
 _MANY: Final = 4
@@ -13,13 +21,12 @@ _MANY: Final = 4
 def lifecycles_page() -> Iterator[str]:
     """Every kind of object, a state diagram and its events."""
     yield from ("# Lifecycles", "")
-    yield "The states of each kind of object, and the [events](events.md) that lead from one to another. The daemon"
-    yield "decides by these tables, and its answers follow them. Restoring a checkpoint into new sandboxes is a fork."
-    yield from ("", "A diagram leaves out the events that change no state.")
+    yield from paragraphs(_INTRODUCTION)
     for kind in LIFECYCLES:
         yield from ("", f"## {kind.noun}", "", "```mermaid", "stateDiagram-v2", *_diagram(kind), "```")
-        yield from ("", "| event | from | to |", "|---|---|---|")
-        yield from (f"| {_event(row)} | {_states(row)} | {_target(row)} |" for row in kind.rows)
+        yield ""
+        for row in kind.rows:
+            yield from item(f"{_event(row)}: {_states(row)} → {_target(row)}")
 
 
 def _diagram(kind: Lifecycle[Any]) -> Iterator[str]:
@@ -32,7 +39,8 @@ def _diagram(kind: Lifecycle[Any]) -> Iterator[str]:
             sources = [source or _OUTSIDE for source in row.sources if source != target]
             if len(sources) > _MANY:
                 from_any = ", ".join(source for source in sources if source != _OUTSIDE)
-                notes.append(f"    note right of {target}: {name} from {from_any}")
+                lines = wrap(f"{name} from {from_any}", first="        ", rest="        ")
+                notes += [f"    note right of {target}", *lines, "    end note"]
             for source in sources if len(sources) <= _MANY else set(sources) & {_OUTSIDE}:
                 arrows.setdefault((source, target), {})[name] = None
     yield from (f"    {source} --> {target}: {', '.join(names)}" for (source, target), names in arrows.items())

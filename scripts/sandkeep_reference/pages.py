@@ -24,6 +24,7 @@ from sandkeep.protocol.openrpc import error_codes
 from sandkeep.settings.all import ALL_SETTINGS
 from sandkeep_reference import stubs
 from sandkeep_reference.command import cli_page
+from sandkeep_reference.layout import item, paragraphs, table, wrap
 from sandkeep_reference.lifecycles import lifecycles_page
 
 _TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(sandkeep.__file__)), "typed.pyi")
@@ -65,9 +66,11 @@ def methods_page() -> Iterator[str]:
     """Every method, and then every type that one of them answers."""
     yield "# Methods"
     yield ""
-    yield "JSON-RPC 2.0 on the Unix socket, one UTF-8 JSON message a line, at most 16 MiB. Parameters are by name."
-    yield "`rpc.discover` answers the same as an OpenRPC document. A method that changes things takes a `command_id`:"
-    yield "given again within a day, it gets the first answer again and does nothing twice."
+    yield from wrap(
+        "JSON-RPC 2.0 on the Unix socket, one UTF-8 JSON message a line, at most 16 MiB. Parameters are by name. "
+        "`rpc.discover` answers the same as an OpenRPC document. A method that changes things takes a `command_id`: "
+        "given again within a day, it gets the first answer again and does nothing twice."
+    )
     for noun, rows in groupby(METHODS.values(), key=lambda row: row.name.partition(".")[0]):
         yield from ("", f"## {noun}")
         for row in rows:
@@ -78,17 +81,23 @@ def methods_page() -> Iterator[str]:
 
 
 def _method(row: Method) -> Iterator[str]:
-    yield from ("", f"### {row.name}", "", row.summary)
+    yield from ("", f"### {row.name}", "", *wrap(row.summary))
     if row.params is not methods.NoParams:
         yield from _prose(row.params)
     yield from ("", *_fields(row.params, without="command_id"))
-    yield f"- Answers: {_type_link(row.result)}"
-    yield f"- For: {_access(row)}"
-    yield f"- Changes something: {f'yes; on record before it acts: `{row.intent}`' if row.mutates else 'no'}"
+    yield from item(f"Answers: {_type_link(row.result)}")
+    yield from item(f"For: {_access(row)}")
+    yield from item(f"Changes something: {_change(row)}")
     if row.descriptors:
         yield f"- Hands over, ahead of the answer: {row.descriptors} open descriptor{'s'[: row.descriptors - 1]}"
     yield f"- Deadline: {'none' if row.deadline_s is None else f'{row.deadline_s:g} s'}"
-    yield f"- Errors: {', '.join(f'[`{code}`](errors.md#{code})' for code in error_codes(row))}"
+    yield from item(f"Errors: {', '.join(f'[`{code}`](errors.md#{code})' for code in error_codes(row))}")
+
+
+def _change(row: Method) -> str:
+    if not row.mutates:
+        return "no"
+    return "yes" if row.intent is None else f"yes; on record before it acts: `{row.intent}`"
 
 
 def _access(row: Method) -> str:
@@ -122,9 +131,11 @@ def events_page() -> Iterator[str]:
     """Every event, by its first word."""
     yield "# Events"
     yield ""
-    yield f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. Its envelope is [Event](methods.md#event)."
-    yield "Here is the `data` of each. An intent is durable before anything happens, and one of its outcomes follows,"
-    yield "if need be when the daemon starts again."
+    yield from wrap(
+        f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. Its envelope is [Event](methods.md#event). "
+        "Here is the `data` of each. An intent is durable before anything happens, and one of its outcomes follows, "
+        "if need be when the daemon starts again."
+    )
     for noun, kinds in groupby(events.EVENTS.items(), key=lambda item: item[0].partition(".")[0]):
         yield from ("", f"## {noun}")
         for name, kind in kinds:
@@ -134,7 +145,7 @@ def events_page() -> Iterator[str]:
                 "",
                 *_prose(kind),
                 "",
-                f"Version {kind.version}.{_outcomes(kind)}",
+                *wrap(f"Version {kind.version}.{_outcomes(kind)}"),
                 "",
                 *_fields(kind),
             )
@@ -148,35 +159,36 @@ def errors_page() -> Iterator[str]:
     """Every code."""
     yield "# Errors"
     yield ""
-    yield "An error object's `data.code` is one of these, and never changes its meaning. `code` is JSON-RPC's number."
-    yield "In Python the code belongs to a class, which says whose fault it is; all are `SandkeepError`. A message that"
-    yield "is not JSON has the number -32700, one that is no request -32600, an unknown method -32601; their"
-    yield "`data.code` is `invalid`."
+    yield from wrap(
+        "An error object's `data.code` is one of these, and never changes its meaning. `code` is JSON-RPC's number. "
+        "In Python the code belongs to a class, which says whose fault it is; all are `SandkeepError`. A message that "
+        "is not JSON has the number -32700, one that is no request -32600, an unknown method -32601; their "
+        "`data.code` is `invalid`."
+    )
     for kind, codes in groupby(CODES, key=lambda code: CODES[code]):
         yield from ("", f"## {kind.__name__}", "", *_prose(kind))
         for code in codes:
-            yield from ("", f"### {code}", "", f"{MEANINGS[code]} ({number_of(code)})")
+            yield from ("", f"### {code}", "", *wrap(f"{MEANINGS[code]} ({number_of(code)})"))
 
 
 def settings_page() -> Iterator[str]:
     """Every setting."""
     yield "# Settings"
     yield ""
-    yield "Environment variables, each read when it is used. A value that cannot be used is `not_configured`, and the"
-    yield "message names it."
-    yield ""
-    yield "| variable | default | meaning |"
-    yield "|---|---|---|"
+    yield from wrap(
+        "Environment variables, each read when it is used. A value that cannot be used is `not_configured`, and the "
+        "message names it."
+    )
     for setting in ALL_SETTINGS.values():
-        yield f"| `{setting.name}` | {_cell(setting.shown_default)} | {_cell(setting.summary)} |"
+        yield from ("", f"## {setting.name}", "", *wrap(setting.summary))
+        yield from ("", *wrap(f"Default: {setting.shown_default}"))
 
 
 # -- the parts of a page ----------------------------------------------------------------------------------------------
 
 
 def _prose(kind: type) -> list[str]:
-    lines = [line.strip() for line in (kind.__doc__ or "").strip().splitlines()]
-    return [line.replace("``", "`") for line in lines]
+    return paragraphs((kind.__doc__ or "").replace("``", "`"))
 
 
 def _fields(kind: type[Struct], without: str = "") -> Iterator[str]:
@@ -184,12 +196,14 @@ def _fields(kind: type[Struct], without: str = "") -> Iterator[str]:
     if not fields:
         return
     hints = typing.get_type_hints(kind, include_extras=True)
-    yield "| field | type | default | |"
-    yield "|---|---|---|---|"
-    for field in fields:
-        hint = hints[field.name]
-        yield f"| `{field.name}` | {_type_link(hint)} | {_default(field)} | {_cell(_limits(hint))} |"
+    rows = [(f"`{f.name}`", _type_link(hints[f.name]), _default(f), _limits(hints[f.name])) for f in fields]
+    yield from table(("field", "type", "default", ""), rows) or (line for row in rows for line in _field(*row))
     yield ""
+
+
+def _field(name: str, kind: str, default: str, limits: str) -> list[str]:
+    shown = default if default == "required" else f"default {default}"
+    return item(f"{name}, {kind}, {shown}" + (f": {limits}" if limits else ""))
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
@@ -207,7 +221,7 @@ def _type_link(annotation: Any) -> str:
     kind = next(iter(_structs_in(annotation)), None)
     if kind is not None and issubclass(kind, events.Event):
         return f"[`{kind.type}`](events.md#{kind.type})"
-    return f"[`{_cell(text)}`](methods.md#{kind.__name__.lower()})" if kind else f"`{_cell(text)}`"
+    return f"[`{text}`](methods.md#{kind.__name__.lower()})" if kind else f"`{text}`"
 
 
 def _structs_in(annotation: Any) -> Iterator[type[Struct]]:
@@ -238,10 +252,6 @@ def _metas(annotation: Any) -> Iterator[msgspec.Meta]:
         for part in typing.get_args(annotation):
             if not isinstance(part, msgspec.Meta):
                 yield from _metas(part)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {

@@ -1,5 +1,6 @@
 """What the documents say is so: links lead somewhere, commands exist, promises name tests, methods are described."""
 
+import os
 import re
 import shlex
 from fnmatch import fnmatch
@@ -20,7 +21,15 @@ DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benches/*.md")]
 )
-README = (ROOT / "README.md").read_text()
+
+ALL_DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in ROOT.glob("**/*.md")
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+)
+"""Those that tell developers about a directory, too."""
+
+WIDTH = 100
 
 FOLLOWED = {
     "README.md": "tests/contracts/test_tour.py",
@@ -40,12 +49,36 @@ UNTOUCHED = {
 """Documents whose commands no test gives, and why."""
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [document for document in ALL_DOCUMENTS if document != "docs/design.md"])
+def test_no_line_is_longer_than_a_hundred_characters(document: str) -> None:
+    """But for a path or URL that cannot be broken, alone on its line or as the meaning of a link."""
+    unbreakable = re.compile(r"\s*(\[[^\]]+\]: )?\S+")
+    lines = enumerate((ROOT / document).read_text().splitlines(), start=1)
+    assert [number for number, line in lines if len(line) > WIDTH and not unbreakable.fullmatch(line)] == []
+
+
+@pytest.mark.parametrize("document", ALL_DOCUMENTS)
 def test_links_within_the_repository_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+    inline = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
+    for target in [*inline, *(target.partition("#")[0] for target in definitions(document).values())]:
         if "://" not in target:
             assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
+
+
+def definitions(document: str) -> dict[str, str]:
+    """What the links by reference of a document mean. A name that is defined twice fails."""
+    found = re.findall(r"^\[([^\]]+)\]: (\S+)$", (ROOT / document).read_text(), flags=re.MULTILINE)
+    assert len(dict(found)) == len(found), f"{document} defines a name twice"
+    return dict(found)
+
+
+@pytest.mark.parametrize("document", ALL_DOCUMENTS)
+def test_links_by_reference_are_defined_and_used(document: str) -> None:
+    prose = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    used = {" ".join(name.split()) for name in re.findall(r"\]\[([^\]]+)\]", prose)}
+    used |= set(re.findall(r"\[([^\]]+)\]\[\]", prose))
+    assert used == set(definitions(document)), document
 
 
 def commands() -> list[str]:
@@ -69,13 +102,19 @@ def test_every_command_in_the_readme_is_one(words: str) -> None:
 
 
 def promises() -> list[tuple[str, str]]:
-    """What a document says that a test proves."""
-    texts = [README, *(path.read_text() for path in ROOT.glob("docs/explanation/*.md"))]
-    return sorted({found for text in texts for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)})
+    """What a document says that a test proves: the path and the name of each such test."""
+    found = set()
+    for document in ["README.md", *(path for path in DOCUMENTS if path.startswith("docs/explanation/"))]:
+        text, paths = (ROOT / document).read_text(), definitions(document)
+        found |= set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text))
+        named = re.findall(r"\[`(\w+)`\]\[([^\]]+)\]", text)
+        linked = [(os.path.normpath(Path(document).parent / paths[label]), name) for name, label in named]
+        found |= {(path, name) for path, name in linked if path.startswith("tests/")}
+    return sorted(found)
 
 
 def test_there_are_promises() -> None:
-    assert len(promises()) >= 10
+    assert len(promises()) >= 200
 
 
 @pytest.mark.parametrize(("path", "name"), promises())

@@ -56,7 +56,7 @@ def test_a_stale_or_missing_page_is_named(tmp_path: Path, capsys: pytest.Capture
 def test_a_page_has_every_row_of_its_table(page: str, names: Iterable[str]) -> None:
     text = (ROOT / "docs" / "reference" / page).read_text()
     for name in names:
-        assert any(row in text for row in (f"### {name}\n", f"| `{name}` |", f"| [`{name}`](events.md#{name}) "))
+        assert any(row in text for row in (f"## {name}\n", f"| `{name}` |", f"- [`{name}`](events.md#{name})"))
 
 
 def test_a_diagram_has_every_state_of_its_kind() -> None:

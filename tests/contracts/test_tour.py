@@ -1,4 +1,4 @@
-"""The README's two-minute tour and its Python, run as they stand there."""
+"""The README's quickstart, its two-minute tour and its Python, run as they stand there."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ until sandkeep status >/dev/null 2>&1; do kill -0 %1 || exit 9; done
 """
 
 
-def test_the_tour(new_daemon: Any, tmp_path: Path) -> None:
+def test_the_quickstart_and_the_tour(new_daemon: Any, tmp_path: Path) -> None:
     first, *rest = blocks("README.md", "sh")
     assert first == "sandkeep daemon &\n"
     (tmp_path / "project").mkdir()

@@ -1,9 +1,10 @@
 """Guards against hostile code, how each is taken away, and the test that must fail without it.
 
-An entry replaces `text`, which occurs once in `file`, by `instead`. `python -m tests.mutations.guards` writes the table
+An entry replaces `text`, which occurs once in `file`, by `instead`. `python -m tests.mutations.guards` writes the list
 into `docs/explanation/hostile-code.md`; `tests/mutations/test_guards.py` keeps both true.
 """
 
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -452,21 +453,35 @@ GUARDS = [
 ]  # fmt: skip
 
 
-def table() -> str:
-    """The table as it stands in the document."""
-    rows = [f"| {guard.name} | {_link(guard.file)} | {_link(guard.test.split('[')[0])} |\n" for guard in GUARDS]
-    return "| guard | in | fails without it |\n|---|---|---|\n" + "".join(rows)
+def listed() -> str:
+    """The guards as they stand in the document, and what their links mean."""
+    places = {_label(path): path for guard in GUARDS for path in (guard.file, guard.test.partition("::")[0])}
+    items = [
+        f"{guard.name}: {_link(guard.file)}, without it {_link(guard.test.partition('[')[0])} fails" for guard in GUARDS
+    ]
+    links = [f"[{label}]: ../../{path}\n" for label, path in sorted(places.items())]
+    return "".join(map(_item, items)) + "\n" + "".join(links)
+
+
+def _item(text: str) -> str:
+    lines = textwrap.wrap(f"- {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) + "\n"
 
 
 def _link(place: str) -> str:
     path, _, test = place.partition("::")
-    return f"[`{test or path.rpartition('/')[2]}`](../../{path})"
+    return f"[`{test or path.rpartition('/')[2]}`][{_label(path)}]"
+
+
+def _label(path: str) -> str:
+    """The end of a path, by which links refer to it."""
+    return "/".join(path.split("/")[-2:])
 
 
 def written(document: str) -> str:
-    """The document with the table as it is now."""
+    """The document with the list as it is now."""
     before, _, rest = document.partition(BEGIN)
-    return before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2]
+    return before + BEGIN + "\n" + listed() + "\n" + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":

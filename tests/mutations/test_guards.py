@@ -1,4 +1,4 @@
-"""Each guard against hostile code is taken away, and a test fails: see `guards.py` for the table.
+"""Each guard against hostile code is taken away, and a test fails: see `guards.py` for the list.
 
 What is changed is a copy of the whole tree, and it is seen that the copy is what the tests and the daemon run.
 """
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.mutations.guards import DOCUMENT, GUARDS, ROOT, Guard, written
+from tests.mutations.guards import DOCUMENT, GUARDS, ROOT, Guard, listed, written
 
 PACKAGES = ("rpc", "store", "daemon")
 COPIED = (*PACKAGES, "tests", "scripts", "pyproject.toml", "README.md", "Makefile")
@@ -29,7 +29,7 @@ by_name = pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
 
 
 @by_name
-def test_a_guard_is_where_the_table_says(guard: Guard) -> None:
+def test_a_guard_is_where_the_list_says(guard: Guard) -> None:
     assert (ROOT / guard.file).read_text().count(guard.text) == 1
     assert guard.instead != guard.text
     path, _, test = guard.test.partition("::")
@@ -40,7 +40,12 @@ def test_no_guard_is_named_twice() -> None:
     assert len({guard.name for guard in GUARDS}) == len(GUARDS)
 
 
-def test_the_document_has_the_table() -> None:
+def test_every_link_in_the_list_leads_to_one_file() -> None:
+    paths = {path for guard in GUARDS for path in (guard.file, guard.test.partition("::")[0])}
+    assert listed().count("\n[") == len(paths)
+
+
+def test_the_document_has_the_list() -> None:
     document = DOCUMENT.read_text()
     assert document == written(document), "write it anew: python -m tests.mutations.guards"
 
