@@ -12,7 +12,11 @@ from tests.support.fake_provider import open_fake
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Caller, Exit, ImageRequest, Instance, Launch, Provider
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.images import ImageRequest
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Exit, Launch
+from sandkeepd.contract.provider import Provider
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.provider import open_docker
 from sandkeepd.providers.gvisor.provider import open_gvisor

@@ -14,7 +14,9 @@ from tests.support.expect import refused, until_async
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import Volume
-from sandkeepd.contract.provider import Caller, ImageRequest, Pausing
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.images import ImageRequest
+from sandkeepd.contract.pauses import Pausing
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.providers.docker import builder
 from sandkeepd.providers.docker.container import SANDBOX_LABEL

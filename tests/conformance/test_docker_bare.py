@@ -21,7 +21,9 @@ from tests.support.expect import until_async
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import SANDBOX, new_id
-from sandkeepd.contract.provider import Ending, Exit, Instance, Launch, Reviving
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.processes import Exit, Launch
+from sandkeepd.contract.revival import Reviving
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX
 from sandkeepd.providers.docker.instance import ShelllessInstance

@@ -14,7 +14,8 @@ from tests.support.expect import until_async
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
-from sandkeepd.contract.provider import Chunk, Instance, Launch, Terminal
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Chunk, Launch, Terminal
 from sandkeepd.host import processes as hostprocess
 from sandkeepd.keeper import allowance, client, files, helpers, journal, processes, talk
 from sandkeepd.keeper.client import KeeperInstance

@@ -7,7 +7,9 @@ import pytest
 import trio
 from tests.conformance.conftest import World, run, sh, start
 
-from sandkeepd.contract.provider import Instance, Pausing, Reviving
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.contract.revival import Reviving
 
 COUNT = "while :; do echo x; sleep 0.01; done"
 CANNOT = ("local", "none")

@@ -20,7 +20,9 @@ from tests.support.users import command_as
 from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import Isolation
-from sandkeepd.contract.provider import Caller, Instance, Launch
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.requests import MAX_REQUEST_BYTES

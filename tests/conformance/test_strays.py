@@ -16,7 +16,9 @@ from tests.support.expect import until_async
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Caller, Swept, Terminal
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.ledger import Swept
+from sandkeepd.contract.processes import Terminal
 from sandkeepd.host import processes
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits

@@ -17,7 +17,7 @@ from tests.conformance.conftest import World, sh, start
 
 from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.ids import PROCESS, new_id
-from sandkeepd.contract.provider import Exit, Launch, Terminal
+from sandkeepd.contract.processes import Exit, Launch, Terminal
 from sandkeepd.keeper import client, terminal
 from sandkeepd.keeper.client import KeeperInstance
 

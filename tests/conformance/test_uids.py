@@ -11,7 +11,7 @@ from tests.conformance.conftest import World, run, sh
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
-from sandkeepd.contract.provider import Instance
+from sandkeepd.contract.instance import Instance
 from sandkeepd.host import processes
 from sandkeepd.host.cgroups import freezer, placement
 from sandkeepd.host.cgroups import groups as cgroups

@@ -18,7 +18,10 @@ import trio
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.ids import check_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
-from sandkeepd.contract.provider import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.caller_paths import import_tree
 from sandkeepd.host.processes import (
     TOOL_ENV,

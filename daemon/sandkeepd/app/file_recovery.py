@@ -14,7 +14,8 @@ from sandkeep.errors import StateError
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_services import SnapshotServices
-from sandkeepd.contract.provider import Provider, Replacing
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.oom import KILLED
 from sandkeepd.sandboxes.sandboxes import Sandboxes

@@ -23,7 +23,11 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_recovery import FileRecovery
 from sandkeepd.app.file_services import SnapshotServices
-from sandkeepd.contract.provider import Ending, Instance, Pausing, Provider, Replacing, Reviving
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.replacement import Replacing
+from sandkeepd.contract.revival import Reviving
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import retry_until_done

@@ -34,7 +34,13 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.checkpoints.files import CheckpointFiles, Had, remove_directory
-from sandkeepd.contract.provider import Checkpointing, Ending, Exit, Instance, Pausing, Progress, Provider, Replacing
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.checkpoints import Checkpointing
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.contract.processes import Exit
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, as_sandkeep_error

@@ -9,7 +9,8 @@ import trio
 
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.system.backoff import pauses
-from sandkeepd.contract.provider import Provider, Recovering
+from sandkeepd.contract.engine import Recovering
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core, as_sandkeep_error
 
 T = TypeVar("T")

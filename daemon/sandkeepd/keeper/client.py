@@ -14,7 +14,8 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import FileContent, Isolation
-from sandkeepd.contract.provider import Chunk, Directory, Ending, Exit, InputNote, Launch, unnoted
+from sandkeepd.contract.instance import Directory, Ending
+from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.keeper import fifo, files, input_files, journal, pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers

@@ -18,8 +18,9 @@ from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRe
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.images import ImageState
 from sandkeepd.contract import image_sources
+from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.image_sources import Source
-from sandkeepd.contract.provider import Building, Caller, ImageRequest
+from sandkeepd.contract.images import Building, ImageRequest
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core

@@ -13,7 +13,7 @@ an earlier daemon started, only what the kernel did after its adoption counts.
 from typing import Final, NamedTuple
 
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.contract.provider import Instance, Measuring
+from sandkeepd.contract.instance import Instance, Measuring
 from sandkeepd.host.cgroups.usage import oom_kills
 
 KILLED: Final = 128 + 9

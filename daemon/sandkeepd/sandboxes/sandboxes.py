@@ -23,7 +23,12 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.contract.provider import Caller, Claiming, Ending, Exit, Instance, Pausing, Provider
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.claims import Claiming
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.contract.processes import Exit
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error

@@ -9,7 +9,7 @@ from sandkeep.model import SandboxStats, SandboxStatsList
 from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.methods import StatsQuery
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Measuring
+from sandkeepd.contract.instance import Measuring
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core

@@ -16,7 +16,9 @@ from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxResume, SandboxSuspend
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Instance, Pausing, Reviving
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.contract.revival import Reviving
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error

@@ -13,7 +13,9 @@ from sandkeep.protocol.methods import SandboxFork
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.contract.provider import Frozen, Layering, Provider, Source
+from sandkeepd.contract.layers import Frozen, Layering
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.snapshots import Source
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core

@@ -14,7 +14,8 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Layering, Recovering
+from sandkeepd.contract.engine import Recovering
+from sandkeepd.contract.layers import Layering
 from sandkeepd.core.core import Core
 from sandkeepd.core.holds import Holds
 

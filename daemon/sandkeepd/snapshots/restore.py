@@ -17,7 +17,10 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.provider import Instance, Layering, Progress, Replacing
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.layers import Layering
+from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core, as_sandkeep_error

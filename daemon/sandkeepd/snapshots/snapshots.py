@@ -22,7 +22,10 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain, children
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.provider import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.layers import Layering
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core

@@ -19,7 +19,9 @@ from tests.support.expect import until
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Caller, ImageRequest, Launch, Terminal
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.images import ImageRequest
+from sandkeepd.contract.processes import Launch, Terminal
 from sandkeepd.host.hostile_files import HostileRoot
 from sandkeepd.host.processes import spawn
 from sandkeepd.keeper import journal, program, requests

@@ -14,7 +14,7 @@ from sandkeep import events, model
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.events import Meta
 from sandkeep_store.eventlog.log import NewEvent
-from sandkeepd.contract.provider import ImageRequest
+from sandkeepd.contract.images import ImageRequest
 from sandkeepd.core import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
 
@@ -275,7 +275,7 @@ async def test_what_no_event_owns_is_removed(state_dir: str, source: str) -> Non
 
 
 def daemon_caller() -> Any:
-    from sandkeepd.contract.provider import Caller
+    from sandkeepd.contract.caller import Caller
 
     return Caller(uid=0, gid=0)
 

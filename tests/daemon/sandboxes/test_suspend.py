@@ -28,7 +28,7 @@ from sandkeep.model import SandboxSpec
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Ending
+from sandkeepd.contract.instance import Ending
 from sandkeepd.sandboxes.reaper import reason_to_end
 
 DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")

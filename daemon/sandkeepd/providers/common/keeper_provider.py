@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
-from sandkeepd.contract.provider import Chunk, Dropped, Ending, Exit
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.processes import Chunk, Dropped, Exit
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended

@@ -14,7 +14,9 @@ import trio
 
 from sandkeep.errors import CallerError
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, KeptArchive, Progress
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.host.caller_paths import digest_tree, import_tree
 from sandkeepd.host.threads import watched
 from sandkeepd.providers.common.errors import translate

@@ -16,7 +16,9 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings.daemon import DOCKER_BASE
 from sandkeepd.contract import image_references
-from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build, image_probe
 from sandkeepd.providers.docker.builder import Builder

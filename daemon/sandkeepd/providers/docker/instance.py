@@ -11,7 +11,7 @@ import trio
 
 from sandkeep.errors import SetupError
 from sandkeep.model import FileContent
-from sandkeepd.contract.provider import Directory
+from sandkeepd.contract.instance import Directory
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import Identity

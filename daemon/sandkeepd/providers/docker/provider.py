@@ -19,7 +19,10 @@ from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import open_process
 from sandkeepd.keeper.watcher import Watcher

@@ -21,17 +21,11 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, SandkeepError, SetupError
 from sandkeep.model import Capability, SandboxSpec
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import (
-    Frozen,
-    ImportedImage,
-    KeptArchive,
-    Ledger,
-    PackedFiles,
-    PackRequest,
-    Progress,
-    Source,
-    Swept,
-)
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.images import ImportedImage
+from sandkeepd.contract.layers import Frozen, KeptArchive
+from sandkeepd.contract.ledger import Ledger, Swept
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
 from sandkeepd.host.threads import watched
 from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.providers.common.layout import Layout

@@ -20,7 +20,8 @@ from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep.model import Isolation, SandboxSpec
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Checkpointed, Ending
+from sandkeepd.contract.checkpoints import Checkpointed
+from sandkeepd.contract.instance import Ending
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, in_fresh_thread, kill_and_wait, run_tool, wait_ended
 from sandkeepd.providers.common.views import shown, writable

@@ -9,7 +9,7 @@ import trio
 
 from sandkeep.errors import StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Ending
+from sandkeepd.contract.instance import Ending
 from sandkeepd.keeper import pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
 from sandkeepd.keeper.place import CONTROL

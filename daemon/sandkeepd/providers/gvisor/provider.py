@@ -22,7 +22,9 @@ from sandkeep.ids import is_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import gvisor as settings
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Caller, Ending, Ledger, Swept
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits

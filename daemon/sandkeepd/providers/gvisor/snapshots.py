@@ -16,7 +16,9 @@ from sandkeep.model import SandboxSpec
 from sandkeep_store.archives.tar.inspect import Examined
 from sandkeep_store.archives.trees.pack import NO_LIMITS, write
 from sandkeep_store.archives.trees.read import Remarks
-from sandkeepd.contract.provider import Frozen, PackedFiles, PackRequest, Progress, Source
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.layers import Frozen
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
 from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import unnamed

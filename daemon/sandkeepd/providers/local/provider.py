@@ -21,7 +21,9 @@ from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings.daemon import UID_REGISTRY
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Caller, Ending, Ledger, Swept
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.processes import (

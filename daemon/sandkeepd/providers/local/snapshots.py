@@ -15,7 +15,9 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
 from sandkeep.model import Capability, SandboxSpec
-from sandkeepd.contract.provider import Frozen, PackedFiles, PackRequest, Progress, Source
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.layers import Frozen
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
 from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import watched
 from sandkeepd.providers.common.layered_files import LayeredFiles, document

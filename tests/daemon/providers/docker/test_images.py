@@ -17,7 +17,8 @@ from tests.support.registry import Registry, serving
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, new_id
-from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Progress
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.providers.docker.builder import UNFINISHED_LABEL
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.engine import Engine

@@ -1,0 +1,34 @@
+"""Starting a sandbox anew that ended by itself."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from sandkeep.model import SandboxSpec
+from sandkeepd.contract.instance import Instance
+
+
+@runtime_checkable
+class Reviving(Protocol):
+    """What a provider can do beyond `Provider` when a sandbox that has ended by itself can be started anew on the files
+    that it left. Its journals and what they tell of processes that have ended stay.
+    """
+
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> Instance:
+        """Start a sandbox anew; whatever still runs of it is ended first. `handle` is that of the instance before.
+
+        On any error, cancellation included, nothing of it runs, and what files there were are there. Raises
+        `not_ready` with why when they are gone.
+        """
+        ...
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """End what runs of a sandbox whose revival was interrupted, and leave its files. Safe to repeat."""
+        ...
