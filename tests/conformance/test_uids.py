@@ -100,7 +100,9 @@ async def test_what_has_escaped_goes_also_when_a_sandbox_is_halted(
     instance = await world.sandbox()
     uid = uid_of(world, instance.sandbox_id)
     left = escape(uid)
-    await local(world).halt(instance.sandbox_id, world.plans[instance.sandbox_id], instance.handle)
+    revival = local(world).revival
+    assert revival is not None
+    await revival.halt(instance.sandbox_id, world.plans[instance.sandbox_id], instance.handle)
     assert left.wait(10) == -9
     found = registry.read(uid)
     assert found is not None

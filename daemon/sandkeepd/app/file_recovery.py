@@ -15,7 +15,6 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.contract.provider import Provider
-from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.oom import KILLED
 from sandkeepd.sandboxes.sandboxes import Sandboxes
@@ -55,8 +54,8 @@ class FileRecovery:
 
     async def put_back(self, sandbox: SandboxState, provider: Provider) -> bool:
         """Have a sandbox that was being restored be what it was; answer whether it was ended."""
-        assert isinstance(provider, Replacing)
-        return await provider.put_back(sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle)
+        assert provider.replacement is not None
+        return await provider.replacement.put_back(sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle)
 
     async def record_undone(self, sandbox: SandboxState, *, ended: bool) -> bool:
         """Put it on record that a restore was undone; False when its end was ordered meanwhile."""

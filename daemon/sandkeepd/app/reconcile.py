@@ -24,10 +24,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_recovery import FileRecovery
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.contract.instance import Ending, Instance
-from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.provider import Provider
-from sandkeepd.contract.replacement import Replacing
-from sandkeepd.contract.revival import Reviving
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import retry_until_done
@@ -62,7 +59,7 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
     """What came of an order to suspend or resume that an earlier daemon did not see to its end, as the sandbox itself
     tells.
     """
-    paused = isinstance(instance, Pausing) and instance.is_paused()
+    paused = instance.pauses is not None and instance.pauses.is_paused()
     if sandbox.status == "suspending":
         interrupted = StateError("not_ready", SUSPEND_INTERRUPTED)
         return [events.SandboxSuspended() if paused else failure_of(sandbox, interrupted, interrupted=True)]
@@ -234,8 +231,8 @@ class Reconciler:
         sandbox_id, asked, revision = sandbox.sandbox_id, sandbox.requested, sandbox.revision
 
         async def halt(provider: Provider) -> None:
-            if isinstance(provider, Reviving):
-                await provider.halt(sandbox_id, asked.plan, sandbox.handle)
+            if provider.revival is not None:
+                await provider.revival.halt(sandbox_id, asked.plan, sandbox.handle)
 
         await self._retry(asked.provider, halt, f"undoing the revival of {sandbox_id}", pending, tried)
         failed = failure_of(sandbox, StateError("not_ready", RESUME_INTERRUPTED), interrupted=True)
@@ -281,9 +278,9 @@ class Reconciler:
 
     async def _drop_replaced(self, sandbox: SandboxState) -> None:
         """A daemon may have died before it removed the files that a restore had replaced."""
-        provider = self._core.provider(sandbox.requested.provider)
-        if sandbox.restored_from is not None and isinstance(provider, Replacing):
-            await provider.drop_replaced(sandbox.sandbox_id)
+        replacement = self._core.provider(sandbox.requested.provider).replacement
+        if sandbox.restored_from is not None and replacement is not None:
+            await replacement.drop_replaced(sandbox.sandbox_id)
 
     async def _take_over(self, sandbox: SandboxState, provider: Provider) -> Instance | Ending | None:
         asked = sandbox.requested
@@ -300,7 +297,8 @@ class Reconciler:
             carrier = partial(self._processes.supervisor.adopt, runtime, process, found)
             if not start_in(runtime, carrier, self._core, f"process {process_id}"):
                 return
-        if not (isinstance(instance, Pausing) and instance.is_paused()):  # one that stands still knows nothing new
+        pauses = instance.pauses
+        if pauses is None or not pauses.is_paused():  # one that stands still knows nothing new
             with trio.move_on_after(ANSWER_DEADLINE_S):
                 for found in active.values():
                     await found.wait()

@@ -37,10 +37,8 @@ from sandkeepd.checkpoints.files import CheckpointFiles, Had, remove_directory
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.checkpoints import Checkpointing
 from sandkeepd.contract.instance import Ending, Instance
-from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.processes import Exit
 from sandkeepd.contract.provider import Provider
-from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, as_sandkeep_error
@@ -131,8 +129,8 @@ class CheckpointCreation(Creation[CheckpointState]):
         if sandbox.status == "suspending":
             await self._go_on(sandbox)
             runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
-            stands = runtime is not None and isinstance(runtime.instance, Pausing) and runtime.instance.is_paused()
-            if stands and rules.may(sandbox, "sandbox.suspended"):
+            pauses = runtime.instance.pauses if runtime is not None else None
+            if pauses is not None and pauses.is_paused() and rules.may(sandbox, "sandbox.suspended"):
                 outcome.append(NewEvent(sandbox.sandbox_id, events.SandboxSuspended(), sandbox.sandbox_id))
             elif rules.may(sandbox, "sandbox.suspend_failed"):
                 kept = events.SandboxSuspendFailed(code=error.code, message=error.message)
@@ -142,10 +140,10 @@ class CheckpointCreation(Creation[CheckpointState]):
     async def _go_on(self, sandbox: SandboxState) -> None:
         """What was suspended for a checkpoint that failed afterwards is not to stay so."""
         runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
-        resume = getattr(runtime.instance, "resume", None) if runtime is not None else None
-        if resume is not None:
+        pauses = runtime.instance.pauses if runtime is not None else None
+        if pauses is not None:
             try:
-                await resume()
+                await pauses.resume()
             except Exception as unforeseen:  # noqa: BLE001  # it stays suspended then, which is seen
                 as_sandkeep_error(unforeseen)
 
@@ -414,9 +412,9 @@ class Checkpoints:
         if instance is not None:
             self._look_after(self._sandboxes.keep(instance), back)
             failpoints.reach("replace.recorded")
-        provider: object = core.provider(sandbox.requested.provider)
-        if isinstance(provider, Replacing) and any(isinstance(new.event, events.SandboxRestored) for new in outcome):
-            await provider.drop_replaced(sandbox_id)
+        replacement = core.provider(sandbox.requested.provider).replacement
+        if replacement is not None and any(isinstance(new.event, events.SandboxRestored) for new in outcome):
+            await replacement.drop_replaced(sandbox_id)
         await self._layers.drop_plans(sandbox.requested.provider, old)
 
     async def _returned(
@@ -462,11 +460,11 @@ class Checkpoints:
         """Have what was brought back, and does not answer, be what it was before; None: nothing of it runs any more."""
         asked = sandbox.requested
         provider = self._core.provider(asked.provider)
-        assert isinstance(provider, Replacing)
+        assert provider.replacement is not None
         assert sandbox.isolation is not None
         try:
             await instance.aclose()
-            if await provider.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
+            if await provider.replacement.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
                 return None
             spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
             found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
@@ -603,7 +601,7 @@ def _matches(checkpoint: CheckpointState, query: CheckpointQuery) -> bool:
 
 def checkpointing(provider: Provider) -> Checkpointing:
     """What makes checkpoints. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Checkpointing):
-        return provider
+    if provider.checkpoints is not None:
+        return provider.checkpoints
     words = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"
     raise SetupError("not_supported", words)

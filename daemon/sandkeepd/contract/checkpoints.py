@@ -1,7 +1,24 @@
-"""Checkpoints: sandboxes kept with all that runs in them."""
+"""Checkpoints: sandboxes kept with all that runs in them.
+
+::
+
+    facts = provider.checkpoints.facts()                                   # on record, with the checkpoint
+    made = await provider.checkpoints.checkpoint("sbx_1", directory, running, leave_running=True)
+
+To bring it back in a new sandbox, here or on another machine::
+
+    why = provider.checkpoints.why_not_here(facts)                         # None, or the request fails with it
+    plan = provider.checkpoints.plan_like(old_plan, provider.plan("sbx_2", …))
+    instance = await provider.checkpoints.create_saved("sbx_2", image_id, spec, plan, secret_names, directory)
+    await provider.checkpoints.rename("sbx_2", "prc_1", "prc_9")           # each process gets an id of its own
+    await instance.find("prc_9")
+
+To go back within the same sandbox is `return_to`, after which the methods of `provider.replacement` settle what was
+put aside: `drop_replaced`, or `put_back` when the daemon died on the way.
+"""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
@@ -18,9 +35,8 @@ class Checkpointed(Struct, frozen=True, kw_only=True):
     digests: dict[str, tuple[str, int]] = field(default_factory=dict)
 
 
-@runtime_checkable
 class Checkpointing(Protocol):
-    """What a provider can do beyond `Provider` when sandboxes can be kept with all that runs in them.
+    """`provider.checkpoints`: there when sandboxes can be kept with all that runs in them.
 
     A checkpoint is some files in a directory. It can be brought back any number of times, on this machine or on one
     that `why_not_here` has nothing against.

@@ -1,11 +1,14 @@
-"""An engine that may be down for a while."""
+"""An engine that may be down for a while.
 
-from typing import Protocol, runtime_checkable
+Whatever needs the engine raises `provider_unavailable` at once, with ``engine`` in the error's data. What is on record
+and has to be done is then tried again, with growing pauses between; `recovered` cuts a pause short.
+"""
+
+from typing import Protocol
 
 
-@runtime_checkable
 class Recovering(Protocol):
-    """What a provider can do beyond `Provider` when it depends on an engine that may be down for a while."""
+    """`provider.engine`: there when the provider depends on an engine."""
 
     async def recovered(self) -> None:
         """Wait until the engine answers again, of which an error has told that it did not."""

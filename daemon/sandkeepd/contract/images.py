@@ -1,11 +1,12 @@
-"""Images: requests for them, and builds by Dockerfile."""
+"""Images: what sandboxes begin with, and builds by Dockerfile."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
 from sandkeep.model import ImageKind, SkippedFile
+from sandkeepd.contract.caller import Caller, Progress
 
 
 class ImageRequest(Struct, frozen=True, kw_only=True):
@@ -36,9 +37,22 @@ class ImportedImage(Struct, frozen=True, kw_only=True):
     details: dict[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
+class Images(Protocol):
+    """`provider.images`: makes and removes images."""
+
+    async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
+        """Make an image, reading the caller's directory with his rights and no others. On any error nothing is left of
+        it. Without `provider.builder` it is asked for plain directories only.
+        """
+        ...
+
+    async def remove(self, image_id: str) -> None:
+        """Remove what there is of an image, complete or half made. Safe to repeat."""
+        ...
+
+
 class Building(Protocol):
-    """What a provider can do beyond `Provider` when it makes images also by Dockerfiles, and of references."""
+    """`provider.builder`: there when `provider.images` makes images also by Dockerfiles, and of references."""
 
     def default_base(self) -> str:
         """The reference of the image that a plain directory is put onto when its caller names none."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
 from sandkeep.model import FileContent, FileEntry, Isolation
 from sandkeepd.contract.commands import PipedCommand
+from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
 
 
@@ -33,7 +34,8 @@ class Instance(Protocol):
     """A running sandbox, as the daemon holds it. Closing it lets go of descriptors only; the sandbox goes on.
 
     `no_terminals` and `no_copies` say why its processes can have no terminals, and why trees are not copied into it and
-    out of it, as in an image without the programs for that.
+    out of it, as in an image without the programs for that. `cgroups` are the directories of its control groups, by
+    controller: what it uses is read there, and is unknown where a controller is missing. `pauses` suspends it.
     """
 
     sandbox_id: str
@@ -41,6 +43,8 @@ class Instance(Protocol):
     handle: dict[str, Any]
     no_terminals: str | None
     no_copies: str | None
+    cgroups: Mapping[str, str]
+    pauses: Pausing | None
 
     async def launch(self, launch: Launch) -> int:
         """Start a process and answer its pid inside the sandbox, once it is certain that it was started.
@@ -179,13 +183,4 @@ class Instance(Protocol):
 
     async def aclose(self) -> None:
         """Let go of it. The sandbox and its processes go on."""
-        ...
-
-
-@runtime_checkable
-class Measuring(Protocol):
-    """What an instance can do beyond `Instance` when the kernel counts what the sandbox uses."""
-
-    def groups(self) -> Mapping[str, str]:
-        """The directories of the sandbox's control groups, by controller. No effect; does not block."""
         ...

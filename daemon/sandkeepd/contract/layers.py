@@ -1,7 +1,31 @@
-"""Layers: kept files that sandboxes begin with besides an image's."""
+"""Layers: kept files that sandboxes begin with besides an image's.
+
+A fork keeps what the source changed, under the fork's id, and the new sandboxes begin with that::
+
+    frozen = await provider.layers.freeze("frk_1", source)     # the source stands still for frozen.pause_ms
+    plan = provider.plan("sbx_2", …)
+    plan = provider.layers.layered(plan, frozen.files)         # on record: sandbox.create_requested with this plan
+    await provider.create("sbx_2", image_id, spec, secrets, plan)
+
+A restore has the files of archives instead. Here ``snp_2`` holds what differs from ``snp_1``, which holds what differs
+from the image; each is kept once, whatever number of sandboxes begins with it::
+
+    files = await provider.layers.filled(["snp_2", "snp_1"], image_id)
+    plan = provider.layers.layered(provider.plan("sbx_3", …), files)
+    for name in ("snp_1", "snp_2"):
+        if not await provider.layers.is_filled(name):
+            await provider.layers.fill(name, archive, progress)
+    await provider.create("sbx_3", image_id, spec, secrets, plan)
+
+When a sandbox has ended, what its plan names goes unless another needs it::
+
+    await provider.terminate("sbx_3", plan, handle)
+    for name in provider.layers.layers_of(plan):
+        await provider.layers.discard_layers([name])           # those that no other plan names
+"""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
@@ -38,9 +62,8 @@ class KeptArchive(Struct, frozen=True, kw_only=True):
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
 class Layering(Protocol):
-    """What a provider can do beyond `Provider` when sandboxes can begin with other files than an image's.
+    """`provider.layers`: there when sandboxes can begin with other files than an image's.
 
     Such files are kept under a name of their own as long as a sandbox needs them, and shared by all that do. What it
     takes to find them is a small JSON document, `files`, which goes on record as a part of a sandbox's plan.

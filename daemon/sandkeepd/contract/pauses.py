@@ -1,12 +1,23 @@
-"""Suspending a sandbox, and resuming it."""
+"""Suspending a sandbox, and resuming it.
 
-from typing import Protocol, runtime_checkable
+The daemon suspends by `suspend` and resumes by `resume`, each with its intent on record before. Others can do the same,
+such as an administrator by the engine's own command: so the daemon follows each sandbox in a task of its own, and puts
+on record what it sees::
+
+    while True:
+        paused = instance.pauses.is_paused()
+        ...  # on record: suspended or resumed from outside, if it is not what was ordered
+        await instance.pauses.pause_changed(paused)
+
+Over a keeper `keeper.pause.Pauses` has all of it but `suspend` and `resume`.
+"""
+
+from typing import Protocol
 
 
-@runtime_checkable
 class Pausing(Protocol):
-    """What an instance can do beyond `Instance` when its sandbox can be suspended: nothing in it runs then, and all of
-    it stays as it is. Requests to it wait meanwhile, without a deadline. `no_pauses` says why it cannot after all.
+    """`instance.pauses`: there when the provider can suspend sandboxes. Nothing in a suspended one runs, and all of it
+    stays as it is. Requests to it wait meanwhile, without a deadline. `no_pauses` says why this one cannot after all.
     """
 
     no_pauses: str | None

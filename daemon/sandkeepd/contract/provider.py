@@ -2,7 +2,7 @@
 
 Lifecycle
     `plan` checks a request and decides all that must be on record before anything happens; it has no effect, except
-    that it may claim what others must not get meanwhile (see `Claiming`), and raises `not_supported` for what this
+    that it may claim what others must not get meanwhile (see `claims`), and raises `not_supported` for what this
     machine cannot hold. After the intent is durable, `create` acts by that plan and answers a running `Instance`. When
     a daemon starts, `adopt` turns a plan and the handle of an earlier `create` into an Instance again, or answers None
     when the sandbox is gone. `terminate` ends whatever there is of a sandbox, complete or half made, and is safe to
@@ -17,39 +17,102 @@ Words
 Errors
     Everything raised is a `SandkeepError`. A provider translates what its tools say; nothing of theirs goes through.
     When the engine that it depends on does not answer, it raises `provider_unavailable` at once, with `engine` in the
-    error's data: what is on record then waits for that engine, and nobody waits with it.
+    error's data: what is on record then waits for that engine, and nobody waits with it. See `engine`.
+
+Parts
+    A provider is composed: what only some can do is an object behind an attribute of it, None where it cannot be done.
+    Each has a protocol in a module of its own, with an example of what the daemon calls: `snapshots`, `layers` (forks
+    and restores), `replacement`, `checkpoints`, `revival`, `claims`, `engine`; of an instance, `pauses`. To suspend,
+    fork or restore where the part is missing is refused with `not_supported`.
+
+Example: the life of a sandbox
+    A client makes an image of a directory. Its outcome is recorded with what `make` answers::
+
+        made = await provider.images.make("img_1", request, caller, progress)
+
+    And a sandbox of it. `taken` are the plans of the provider's other sandboxes, from which this one's resources have
+    to differ::
+
+        plan = provider.plan("sbx_1", "img_1", spec, caller, taken, details=made.details, owner="uid:1000")
+        ...                                                  # on record: sandbox.create_requested with the plan
+        instance = await provider.create("sbx_1", "img_1", spec, secrets, plan)
+        ...                                                  # on record: sandbox.created with instance.handle
+
+    A process, followed by whoever reads its output, and by the task that waits for its end::
+
+        await instance.launch(Launch(process_id="prc_1", command=["make"]))
+        await instance.wait_output("prc_1", 0, 0)
+        chunk = instance.read("prc_1", "stdout", 0, 65536)
+        exit = await instance.wait("prc_1")                  # on record: process.exited
+        instance.forget("prc_1")
+
+    The daemon stops, and the next one finds the sandbox on record. The sandbox ran on meanwhile::
+
+        await instance.aclose()
+        await provider.aclose()
+        ...
+        instance = await provider.adopt("sbx_1", spec, plan, isolation, handle)
+        await instance.find("prc_2")                         # of each process on record as running
+        await provider.clean_up(ledger)                      # what no event owns goes
+
+    From the moment of `create` or `adopt` a task waits for the sandbox to end by itself. When it does, that is recorded
+    and the sandbox can be revived, if there is `revival`; `terminate` is called when a client says so::
+
+        ending = await instance.ended()                      # on record: sandbox.failed, or lost
+        await instance.aclose()
+
+    At the end its files go, and its journals stay until `forget`. A death of the daemon within `create` leads here,
+    too, with an empty handle, as none is on record::
+
+        await provider.terminate("sbx_1", plan, handle)      # on record: sandbox.terminated
+        provider.read_ended("sbx_1", "prc_1", "stdout", 0, 65536)
+        await provider.forget(["sbx_1"])
+        await provider.images.remove("img_1")
+
+`docs/how-to/write-a-provider.md` has a provider in full.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
-from sandkeepd.contract.caller import Caller, Progress
-from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.checkpoints import Checkpointing
+from sandkeepd.contract.claims import Claiming
+from sandkeepd.contract.engine import Recovering
+from sandkeepd.contract.images import Building, Images
 from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.layers import Layering
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.processes import Chunk, Dropped, Exit
+from sandkeepd.contract.replacement import Replacing
+from sandkeepd.contract.revival import Reviving
+from sandkeepd.contract.snapshots import Snapshotting
 
 
 class Provider(Protocol):
-    """A back end that isolates. See the module's text for the lifecycle."""
+    """A back end that isolates. See the module's text for the lifecycle.
+
+    What only some back ends can do is an object of its own behind an attribute, None where it cannot be done.
+    """
 
     name: str
+    builder: Building | None
+    checkpoints: Checkpointing | None
+    claims: Claiming | None
+    engine: Recovering | None
+    layers: Layering | None
+    replacement: Replacing | None
+    revival: Reviving | None
+    snapshots: Snapshotting | None
+
+    @property
+    def images(self) -> Images:
+        """Makes images, and removes them."""
+        ...
 
     async def capabilities(self) -> ProviderCapabilities:
         """What works here, and why something does not. Never raises; bounded in time."""
-        ...
-
-    async def import_image(
-        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
-    ) -> ImportedImage:
-        """Make an image, reading the caller's directory with his rights and no others. On any error nothing is left of
-        it. A provider that is no `Building` is asked for plain directories only.
-        """
-        ...
-
-    async def remove_image(self, image_id: str) -> None:
-        """Remove what there is of an image, complete or half made. Safe to repeat."""
         ...
 
     def default_network(self) -> Network:
@@ -68,8 +131,8 @@ class Provider(Protocol):
         owner: str,
     ) -> dict[str, Any]:
         """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended;
-        `details` are those that the import of the image answered, and `owner` is whose it will be. No effect but that
-        of a `Claiming` provider.
+        `details` are those that the import of the image answered, and `owner` is whose it will be. No effect but
+        a claim, where there are `claims`.
         """
         ...
 

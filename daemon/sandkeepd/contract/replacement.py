@@ -1,15 +1,25 @@
-"""Replacing the files of a sandbox as a whole."""
+"""Replacing the files of a sandbox as a whole: a restore over its own files.
+
+::
+
+    plan = provider.replacement.replaced(old_plan, files)    # `files` as in `layers`; on record: restore_requested
+    instance = await provider.replacement.replace_files(sandbox_id, image_id, spec, secrets, (old_plan, plan), handle)
+    ...                                                      # on record: restored, with the new handle
+    await provider.replacement.drop_replaced(sandbox_id)
+
+A daemon that finds a restore begun by its predecessor calls ``put_back(sandbox_id, old_plan, handle)`` and then adopts
+the sandbox, if nothing of it was ended; and it drops what was put aside for a restore that is on record as done.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.instance import Instance
 
 
-@runtime_checkable
 class Replacing(Protocol):
-    """What a provider can do beyond `Provider` when the files of a sandbox can be replaced by others, as a whole."""
+    """`provider.replacement`: there when the files of a sandbox can be replaced by others, as a whole."""
 
     def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         """The plan by which a sandbox of that plan is started with these files instead of its own."""

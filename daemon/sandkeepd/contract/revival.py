@@ -1,16 +1,26 @@
-"""Starting a sandbox anew that ended by itself."""
+"""Starting a sandbox anew that ended by itself: `sandbox.resume` of one that is lost or failed.
+
+::
+
+    ending = await instance.ended()      # on record: sandbox.failed
+    await instance.aclose()
+    ...                                  # the client resumes it; on record: resume_requested
+    instance = await provider.revival.revive(sandbox_id, image_id, spec, secrets, plan, instance.handle)
+    ...                                  # on record: resumed, with the new handle
+
+A daemon that finds a revival begun by its predecessor calls `halt`, with the old handle, and records that it failed.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.instance import Instance
 
 
-@runtime_checkable
 class Reviving(Protocol):
-    """What a provider can do beyond `Provider` when a sandbox that has ended by itself can be started anew on the files
-    that it left. Its journals and what they tell of processes that have ended stay.
+    """`provider.revival`: there when a sandbox that has ended by itself can be started anew on the files that it left.
+    Its journals and what they tell of processes that have ended stay.
     """
 
     async def revive(

@@ -1,7 +1,19 @@
-"""Archives of a sandbox's files."""
+"""Archives of a sandbox's files: snapshots.
+
+::
+
+    root = provider.snapshots.files_root(plan)                        # what names in the archive begin at
+    why = provider.snapshots.why_not_incremental(handle)              # asked for an incremental snapshot only
+    ...                                                               # on record: snapshot.create_requested
+    packed = await provider.snapshots.pack(source, request, progress) # into request.output, an open file
+    ...                                                               # the archive goes where it is to lie
+    ...                                                               # on record: snapshot.stored
+
+To restore one into a sandbox, or to make an image of one, is up to `provider.layers`.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 
@@ -49,9 +61,8 @@ class PackedFiles(Struct, frozen=True, kw_only=True):
     remarks: dict[str, int] = field(default_factory=dict)
 
 
-@runtime_checkable
 class Snapshotting(Protocol):
-    """What a provider can do beyond `Provider` when the files of a sandbox can be kept as an archive."""
+    """`provider.snapshots`: there when the files of a sandbox can be kept as an archive."""
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
         """The directory in the sandbox at which the names in its archives begin."""

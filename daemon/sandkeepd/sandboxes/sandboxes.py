@@ -24,9 +24,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.contract.caller import Caller
-from sandkeepd.contract.claims import Claiming
 from sandkeepd.contract.instance import Ending, Instance
-from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.processes import Exit
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
@@ -228,9 +226,9 @@ class Sandboxes:
             planned = self._planned.pop(sandbox_id, None)
             recorded = self._core.state.sandboxes.get(sandbox_id)
             if planned is not None and planned.provider and (recorded is None or recorded.hidden):
-                provider = self._core.provider(planned.provider)
-                if isinstance(provider, Claiming):
-                    provider.withdraw(sandbox_id, planned.plan)
+                claims = self._core.provider(planned.provider).claims
+                if claims is not None:
+                    claims.withdraw(sandbox_id, planned.plan)
 
     def reserve(self, owner: str, names: Sequence[str], count: int) -> list[str]:
         """Ids for several sandboxes that are about to go on record, whose names are taken from now on. Undo it by
@@ -262,11 +260,11 @@ class Sandboxes:
         """
         sandbox = self._core.state.sandboxes[sandbox_id]
         asked = sandbox.requested
-        provider = self._core.provider(asked.provider)
+        claims = self._core.provider(asked.provider).claims
         self._claim(sandbox.owner, {sandbox_id: asked.name}, "name")
         try:
-            if isinstance(provider, Claiming):
-                asked = msgspec.structs.replace(asked, plan=provider.claim_again(sandbox_id, asked.plan))
+            if claims is not None:
+                asked = msgspec.structs.replace(asked, plan=claims.claim_again(sandbox_id, asked.plan))
             self.give(sandbox_id, asked.provider, asked.plan)
             new = NewEvent(sandbox_id, asked, sandbox_id, sandbox.revision)
             [intent] = await self._core.record([new], None)
@@ -403,19 +401,20 @@ class Sandboxes:
 
     async def _follow_pauses(self, runtime: Runtime) -> None:
         """Put on record what others than the daemon suspend and resume."""
-        while isinstance(runtime.instance, Pausing):
-            paused = runtime.instance.is_paused()
+        pauses = runtime.instance.pauses
+        while pauses is not None:
+            paused = pauses.is_paused()
             await self.agree(runtime)
-            await runtime.instance.pause_changed(paused)
+            await pauses.pause_changed(paused)
 
     async def agree(self, runtime: Runtime) -> None:
         """Put it on record if the sandbox was suspended or resumed from outside."""
-        instance, sandbox = runtime.instance, self._core.state.sandboxes[runtime.instance.sandbox_id]
+        pauses, sandbox = runtime.instance.pauses, self._core.state.sandboxes[runtime.instance.sandbox_id]
         tries = Tries()
-        while isinstance(instance, Pausing):
-            if instance.is_paused() and sandbox.status == "running":
+        while pauses is not None:
+            if pauses.is_paused() and sandbox.status == "running":
                 event: events.Event = events.SandboxSuspended(outside=True)
-            elif not instance.is_paused() and sandbox.status == "suspended":
+            elif not pauses.is_paused() and sandbox.status == "suspended":
                 event = events.SandboxResumed(outside=True)
             else:
                 return

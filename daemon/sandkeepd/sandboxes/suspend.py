@@ -89,9 +89,9 @@ class Suspensions:
 
     def _reviving(self, sandbox: SandboxState, secrets: dict[str, str]) -> Callable[[], Awaitable[Outcome]]:
         provider = self._core.provider(sandbox.requested.provider)
-        rules.revive(sandbox, secrets, can_revive=isinstance(provider, Reviving))
-        assert isinstance(provider, Reviving)
-        return partial(self._revived, sandbox, provider, secrets)
+        rules.revive(sandbox, secrets, can_revive=provider.revival is not None)
+        assert provider.revival is not None
+        return partial(self._revived, sandbox, provider.revival, secrets)
 
     async def _revived(self, sandbox: SandboxState, provider: Reviving, secrets: dict[str, str]) -> Outcome:
         asked = sandbox.requested
@@ -185,13 +185,13 @@ def failure_of(sandbox: SandboxState, error: SandkeepError, *, interrupted: bool
 
 def pausing(instance: Instance, provider: str) -> Pausing:
     """What suspends an instance. Raises `not_supported` where nothing does."""
-    if not isinstance(instance, Pausing):
+    if instance.pauses is None:
         words = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
         raise SetupError("not_supported", words)
-    if instance.no_pauses is not None:
-        words = f"the sandbox cannot be suspended: {instance.no_pauses}, terminate the sandbox, or let it run"
+    if instance.pauses.no_pauses is not None:
+        words = f"the sandbox cannot be suspended: {instance.pauses.no_pauses}, terminate the sandbox, or let it run"
         raise SetupError("not_supported", words)
-    return instance
+    return instance.pauses
 
 
 async def in_time(work: Callable[[], Awaitable[None]]) -> None:

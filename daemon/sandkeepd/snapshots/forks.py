@@ -139,8 +139,8 @@ class Forks(SandboxBatch):
 
 def layering(provider: Provider) -> Layering:
     """What keeps files for others to begin with. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Layering):
-        return provider
+    if provider.layers is not None:
+        return provider.layers
     raise SetupError("not_supported", f"the {provider.name} provider cannot fork yet: use the local provider")
 
 

@@ -20,6 +20,7 @@ from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.layers import Layering
+from sandkeepd.contract.provider import Provider
 from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
@@ -212,8 +213,8 @@ def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
     return lowest.requested.image_id
 
 
-def replacing(provider: object) -> Replacing:
+def replacing(provider: Provider) -> Replacing:
     """What replaces a sandbox's files. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Replacing):
-        return provider
+    if provider.replacement is not None:
+        return provider.replacement
     raise SetupError("not_supported", "its provider cannot replace the files of a sandbox yet: restore into a new one")

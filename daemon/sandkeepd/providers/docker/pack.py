@@ -112,4 +112,4 @@ def _standing(container: DockerInstance | None) -> AbstractContextManager[Pause]
     first = msgspec.convert(container.handle["first"], Identity)
     if identify(first.pid) != first:
         return nullcontext(Pause())
-    return frozen(container.control_groups, first.pid, container.mark)
+    return frozen(container.cgroups, first.pid, container.mark)
