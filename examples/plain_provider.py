@@ -18,6 +18,7 @@ from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
+from sandkeepd.contract.provider import Provider
 from sandkeepd.host import processes
 from sandkeepd.host.processes import TOOL_ENV, Identity
 from sandkeepd.keeper import program
@@ -175,7 +176,7 @@ def kill(directory: str, handle: Json) -> None:
 
 
 @asynccontextmanager
-async def open_plain(state_dir: str, log_id: str = "") -> AsyncIterator[PlainProvider]:
+async def open_plain(state_dir: str, log_id: str = "") -> AsyncIterator[Provider]:
     """Open the provider for the length of a block. Its sandboxes outlive it."""
     async with running(partial(PlainProvider, state_dir, log_id)) as provider:
         yield provider
