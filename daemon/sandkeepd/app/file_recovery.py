@@ -14,7 +14,7 @@ from sandkeep.errors import StateError
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_services import SnapshotServices
-from sandkeepd.contract.provider import Provider, Replacing
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.last_words import exits_left, last_words
 from sandkeepd.sandboxes.oom import KILLED
@@ -53,8 +53,8 @@ class FileRecovery:
 
     async def put_back(self, sandbox: SandboxState, provider: Provider) -> bool:
         """Have a sandbox that was being restored be what it was; answer whether it was ended."""
-        assert isinstance(provider, Replacing)
-        return await provider.put_back(sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle)
+        assert provider.replacement is not None
+        return await provider.replacement.put_back(sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle)
 
     async def record_undone(self, sandbox: SandboxState, *, ended: bool) -> bool:
         """Put it on record that a restore was undone; False when its end was ordered meanwhile."""

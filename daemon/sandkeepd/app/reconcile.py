@@ -23,7 +23,8 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_recovery import FileRecovery
 from sandkeepd.app.file_services import SnapshotServices
-from sandkeepd.contract.provider import Ending, Instance, Pausing, Provider, Replacing
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
 from sandkeepd.core.interruption import Interruptible
@@ -195,9 +196,9 @@ class Reconciler:
 
     async def _drop_replaced(self, sandbox: SandboxState) -> None:
         """A daemon may have died before it removed the files that a restore had replaced."""
-        provider = self._core.provider(sandbox.requested.provider)
-        if sandbox.restored_from is not None and isinstance(provider, Replacing):
-            await provider.drop_replaced(sandbox.sandbox_id)
+        replacement = self._core.provider(sandbox.requested.provider).replacement
+        if sandbox.restored_from is not None and replacement is not None:
+            await replacement.drop_replaced(sandbox.sandbox_id)
 
     async def _take_over(self, sandbox: SandboxState, provider: Provider) -> Instance | Ending | None:
         asked = sandbox.requested
@@ -214,7 +215,8 @@ class Reconciler:
             carrier = partial(self._processes.supervisor.adopt, runtime, process, found)
             if not start_in(runtime, carrier, self._core, f"process {process_id}"):
                 return
-        if not (isinstance(instance, Pausing) and instance.is_paused()):  # one that stands still knows nothing new
+        pauses = instance.pauses
+        if pauses is None or not pauses.is_paused():  # one that stands still knows nothing new
             with trio.move_on_after(ANSWER_DEADLINE_S):
                 for found in active.values():
                     await found.wait()

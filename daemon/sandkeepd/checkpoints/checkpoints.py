@@ -31,7 +31,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.checkpoints.files import CheckpointFiles, remove_directory
 from sandkeepd.checkpoints.manifest import write_manifest
 from sandkeepd.checkpoints.restoration import CheckpointRestoration, CheckpointReturn, checkpointing, require_here
-from sandkeepd.contract.provider import Pausing, Progress
+from sandkeepd.contract.caller import Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, as_sandkeep_error
@@ -101,8 +101,8 @@ class CheckpointCreation(Creation[CheckpointState]):
         if sandbox.status == "suspending":
             await self._go_on(sandbox)
             runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
-            stands = runtime is not None and isinstance(runtime.instance, Pausing) and runtime.instance.is_paused()
-            if stands and rules.may(sandbox, "sandbox.suspended"):
+            pauses = runtime.instance.pauses if runtime is not None else None
+            if pauses is not None and pauses.is_paused() and rules.may(sandbox, "sandbox.suspended"):
                 outcome.append(NewEvent(sandbox.sandbox_id, events.SandboxSuspended(), sandbox.sandbox_id))
             elif rules.may(sandbox, "sandbox.suspend_failed"):
                 kept = events.SandboxSuspendFailed(code=error.code, message=error.message)
@@ -112,10 +112,10 @@ class CheckpointCreation(Creation[CheckpointState]):
     async def _go_on(self, sandbox: SandboxState) -> None:
         """What was suspended for a checkpoint that failed afterwards is not to stay so."""
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
-        resume = getattr(runtime.instance, "resume", None) if runtime is not None else None
-        if resume is not None:
+        pauses = runtime.instance.pauses if runtime is not None else None
+        if pauses is not None:
             try:
-                await resume()
+                await pauses.resume()
             except Exception as unforeseen:  # noqa: BLE001  # it stays suspended then, which is seen
                 as_sandkeep_error(unforeseen)
 

@@ -18,7 +18,10 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.checkpoints.files import CheckpointFiles, Had
 from sandkeepd.checkpoints.manifest import Kept, read_manifest
-from sandkeepd.contract.provider import Checkpointing, Ending, Instance, Progress, Provider, Replacing
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.checkpoints import Checkpointing
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, as_sandkeep_error
@@ -219,11 +222,11 @@ class CheckpointReturn(SandboxChange):
         """Have what was brought back, and does not answer, be what it was before; None: nothing of it runs any more."""
         asked = sandbox.requested
         provider = self.core.provider(asked.provider)
-        assert isinstance(provider, Replacing)
+        assert provider.replacement is not None
         assert sandbox.isolation is not None
         try:
             await instance.aclose()
-            if await provider.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
+            if await provider.replacement.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
                 return None
             spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
             found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
@@ -240,8 +243,9 @@ class CheckpointReturn(SandboxChange):
             look_after(self.core, self._processes, runtime, under_way.process_ids)
             failpoints.reach("replace.recorded")
         provider = self.core.provider(order.subject.requested.provider)
-        if isinstance(provider, Replacing) and any(isinstance(fact.event, events.SandboxRestored) for fact in facts):
-            await provider.drop_replaced(order.stream)
+        replaced = any(isinstance(fact.event, events.SandboxRestored) for fact in facts)
+        if replaced and provider.replacement is not None:
+            await provider.replacement.drop_replaced(order.stream)
         await self._layers.drop_plans(provider.name, under_way.plans)
 
 
@@ -344,7 +348,7 @@ async def _found(
 
 def checkpointing(provider: Provider) -> Checkpointing:
     """What makes checkpoints. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Checkpointing):
-        return provider
+    if provider.checkpoints is not None:
+        return provider.checkpoints
     words = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"
     raise SetupError("not_supported", words)

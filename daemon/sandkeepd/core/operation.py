@@ -28,7 +28,7 @@ from sandkeep import failpoints
 from sandkeep.errors import SandkeepError, StateError, error_from
 from sandkeep.events import Event, Meta
 from sandkeep_store.eventlog.log import NewEvent, Recorded
-from sandkeepd.contract.provider import Caller, Progress
+from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import no_progress
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error

@@ -11,7 +11,8 @@ from sandkeep.settings.daemon import DISK_LIMIT
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.contract.provider import Instance, Provider
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core

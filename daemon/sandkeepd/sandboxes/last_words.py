@@ -9,7 +9,7 @@ from sandkeep import events
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Exit
+from sandkeepd.contract.processes import Exit
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.oom import KILLED
 from sandkeepd.sandboxes.runtimes import Runtime

@@ -14,7 +14,8 @@ from sandkeep.model import ExecResult, Process
 from sandkeep.protocol.methods import ProcessLaunch, SandboxExec
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.contract.provider import Instance, Launch, Terminal
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Launch, Terminal
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core

@@ -8,7 +8,7 @@ from sandkeep.model import ProcessOutput
 from sandkeep.protocol.methods import ProcessRead
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.contract.provider import Chunk
+from sandkeepd.contract.processes import Chunk
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.runtimes import Runtimes
 

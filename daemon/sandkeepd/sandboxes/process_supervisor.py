@@ -11,7 +11,8 @@ from sandkeep.errors import StateError
 from sandkeep.protocol.clock import now_us
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.contract.provider import Exit, Instance
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Exit
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host.fairness import yield_to_loop

@@ -25,7 +25,7 @@ from sandkeep.protocol.methods import (
 from sandkeep_store.eventlog.eventless_commands import Past
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.contract.provider import Instance
+from sandkeepd.contract.instance import Instance
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core

@@ -10,7 +10,8 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Caller, Claiming, Provider
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core
 
 
@@ -58,11 +59,11 @@ class Reservations:
         record; the intent for that. Raises `conflict` when another has its name by now.
         """
         sandbox_id, asked = sandbox.sandbox_id, sandbox.requested
-        provider = self._core.provider(asked.provider)
+        claims = self._core.provider(asked.provider).claims
         self._reserve(sandbox.owner, {sandbox_id: asked.name}, "name")
         try:
-            if isinstance(provider, Claiming):
-                asked = msgspec.structs.replace(asked, plan=provider.claim_again(sandbox_id, asked.plan))
+            if claims is not None:
+                asked = msgspec.structs.replace(asked, plan=claims.claim_again(sandbox_id, asked.plan))
             self.keep(sandbox_id, asked.provider, asked.plan)
             yield asked
         finally:
@@ -90,9 +91,9 @@ class Reservations:
             reserved = self._reserved.pop(sandbox_id, None)
             recorded = self._core.state.sandboxes.get(sandbox_id)
             if reserved is not None and reserved.provider and (recorded is None or recorded.hidden):
-                provider = self._core.provider(reserved.provider)
-                if isinstance(provider, Claiming):
-                    provider.withdraw(sandbox_id, reserved.plan)
+                claims = self._core.provider(reserved.provider).claims
+                if claims is not None:
+                    claims.withdraw(sandbox_id, reserved.plan)
 
     def _reserve(self, owner: str, named: Mapping[str, str | None], field: str) -> None:
         names = [ids.check_own_name(name, field) for name in named.values() if name is not None]

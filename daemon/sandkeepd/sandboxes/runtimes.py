@@ -16,7 +16,7 @@ from sandkeep import events
 from sandkeep.errors import DaemonError, ProviderError, StateError
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Ending, Instance, Pausing
+from sandkeepd.contract.instance import Ending, Instance
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core, Tries
 from sandkeepd.core.interruption import Interruptible
@@ -106,19 +106,20 @@ class Runtimes:
 
     async def _follow_pauses(self, runtime: Runtime) -> None:
         """Put on record what others than the daemon suspend and resume."""
-        while isinstance(runtime.instance, Pausing):
-            paused = runtime.instance.is_paused()
+        pauses = runtime.instance.pauses
+        while pauses is not None:
+            paused = pauses.is_paused()
             await self.agree(runtime)
-            await runtime.instance.pause_changed(paused)
+            await pauses.pause_changed(paused)
 
     async def agree(self, runtime: Runtime) -> None:
         """Put it on record if the sandbox was suspended or resumed from outside."""
-        instance, sandbox = runtime.instance, self._core.state.sandboxes[runtime.instance.sandbox_id]
+        pauses, sandbox = runtime.instance.pauses, self._core.state.sandboxes[runtime.instance.sandbox_id]
         tries = Tries()
-        while isinstance(instance, Pausing):
-            if instance.is_paused() and sandbox.status == "running":
+        while pauses is not None:
+            if pauses.is_paused() and sandbox.status == "running":
                 event: events.Event = events.SandboxSuspended(outside=True)
-            elif not instance.is_paused() and sandbox.status == "suspended":
+            elif not pauses.is_paused() and sandbox.status == "suspended":
                 event = events.SandboxResumed(outside=True)
             else:
                 return

@@ -9,7 +9,6 @@ from sandkeep.model import SandboxStats, SandboxStatsList
 from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.methods import StatsQuery
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Measuring
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
@@ -56,9 +55,7 @@ class Stats:
     def _groups(self, sandbox: SandboxState) -> Mapping[str, str]:
         """Where its control groups are: nowhere that is known, while a starting daemon has not adopted it."""
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
-        if runtime is None or not isinstance(runtime.instance, Measuring):
-            return {}
-        return runtime.instance.groups()
+        return runtime.instance.cgroups if runtime is not None else {}
 
     def _told(self, sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)

@@ -11,7 +11,9 @@ from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxResume, SandboxSuspend
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Instance, Pausing, Reviving
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.contract.revival import Reviving
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Tries
@@ -94,9 +96,9 @@ class Resumption(SandboxChange):
             given = pausing(runtime.instance, sandbox.requested.provider)
         else:
             provider = self.core.provider(sandbox.requested.provider)
-            rules.revive(sandbox, request.params.secrets, can_revive=isinstance(provider, Reviving))
-            assert isinstance(provider, Reviving)
-            given = Revival(provider, dict(request.params.secrets))
+            rules.revive(sandbox, request.params.secrets, can_revive=provider.revival is not None)
+            assert provider.revival is not None
+            given = Revival(provider.revival, dict(request.params.secrets))
         event = events.SandboxResumeRequested(anew=isinstance(given, Revival))
         return await self.try_to_begin(sandbox, event, request, given, tries)
 
@@ -135,9 +137,9 @@ class Resumption(SandboxChange):
         sandbox, asked = order.subject, order.subject.requested
 
         async def halt() -> None:
-            provider = self.core.provider(asked.provider)
-            if isinstance(provider, Reviving):
-                await provider.halt(sandbox.sandbox_id, asked.plan, sandbox.handle)
+            revival = self.core.provider(asked.provider).revival
+            if revival is not None:
+                await revival.halt(sandbox.sandbox_id, asked.plan, sandbox.handle)
 
         then = "it can be resumed again when that answers"
         await self.insist(order.stream, halt, then, provider=asked.provider, deadline_s=END_DEADLINE_S)
@@ -155,7 +157,7 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
     """Tell what came of an order to suspend or resume that an earlier daemon did not see to its end, as the sandbox
     itself shows.
     """
-    paused = isinstance(instance, Pausing) and instance.is_paused()
+    paused = instance.pauses is not None and instance.pauses.is_paused()
     if sandbox.status == "suspending":
         undone = events.SandboxSuspendFailed(code="not_ready", message=SUSPEND_INTERRUPTED, interrupted=True)
         return [events.SandboxSuspended() if paused else undone]
@@ -167,13 +169,13 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
 
 def pausing(instance: Instance, provider: str) -> Pausing:
     """Answer what suspends an instance. Raises `not_supported` where nothing does."""
-    if not isinstance(instance, Pausing):
+    if instance.pauses is None:
         words = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
         raise SetupError("not_supported", words)
-    if instance.no_pauses is not None:
-        words = f"the sandbox cannot be suspended: {instance.no_pauses}, terminate the sandbox, or let it run"
+    if instance.pauses.no_pauses is not None:
+        words = f"the sandbox cannot be suspended: {instance.pauses.no_pauses}, terminate the sandbox, or let it run"
         raise SetupError("not_supported", words)
-    return instance
+    return instance.pauses
 
 
 async def in_time(work: Callable[[], Awaitable[None]]) -> None:

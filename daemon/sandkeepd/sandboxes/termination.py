@@ -12,7 +12,7 @@ from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxTerminate
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Ending
+from sandkeepd.contract.instance import Ending
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, Tries, as_sandkeep_error

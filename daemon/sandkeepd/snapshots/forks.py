@@ -13,7 +13,9 @@ from sandkeep.protocol.methods import SandboxFork
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.contract.provider import Frozen, Layering, Provider, Source
+from sandkeepd.contract.layers import Frozen, Layering
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.snapshots import Source
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
@@ -140,8 +142,8 @@ class Forks(SandboxBatch):
 
 def layering(provider: Provider) -> Layering:
     """What keeps files for others to begin with. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Layering):
-        return provider
+    if provider.layers is not None:
+        return provider.layers
     raise SetupError("not_supported", f"the {provider.name} provider cannot fork yet: use the local provider")
 
 

@@ -19,7 +19,11 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.provider import Instance, Layering, Progress, Provider, Replacing
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.layers import Layering
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
@@ -242,8 +246,8 @@ def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
     return lowest.requested.image_id
 
 
-def replacing(provider: object) -> Replacing:
+def replacing(provider: Provider) -> Replacing:
     """What replaces a sandbox's files. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Replacing):
-        return provider
+    if provider.replacement is not None:
+        return provider.replacement
     raise SetupError("not_supported", "its provider cannot replace the files of a sandbox yet: restore into a new one")
