@@ -39,7 +39,7 @@ demo: setup-demo
 	@$(BIN)/python -m sandkeep.cli demo
 
 test: setup-test
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: setup-test
 	@$(BIN)/python -m benches $(ARGS)

@@ -12,7 +12,7 @@ from benches.sandboxes import BARE, by_hand, create, image, ms, provider, timed
 from benches.table import Row, show
 
 from sandkeep.ids import PROCESS, new_id
-from sandkeepd.contract.provider import Launch
+from sandkeepd.contract.processes import Launch
 from sandkeepd.providers.local.provider import LocalInstance
 
 ROUNDS = 150

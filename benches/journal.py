@@ -15,7 +15,7 @@ from benches.sandboxes import create, image, provider, timed
 from benches.table import Row, show
 
 from sandkeep.ids import PROCESS, new_id
-from sandkeepd.contract.provider import Launch
+from sandkeepd.contract.processes import Launch
 from sandkeepd.host.processes import TOOL_ENV
 
 MEGABYTES = int(os.environ.get("SANDKEEP_BENCH_MB", "200"))

@@ -12,7 +12,7 @@ from statistics import median
 from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
 from sandkeep.settings.daemon import UID_BASE
-from sandkeepd.contract.provider import Caller
+from sandkeepd.contract.caller import Caller
 from sandkeepd.host.processes import TOOL_ENV
 from sandkeepd.providers.local.provider import LocalInstance, LocalProvider, open_local
 

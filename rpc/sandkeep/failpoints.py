@@ -2,7 +2,8 @@
 
 ``SANDKEEP_FAILPOINT=launch.sent`` has it kill itself where that is reached for the first time, and
 ``launch.sent@3`` for the third. Around each commit there are two more for every type of event in it, such as
-``process.exited:before`` and ``process.exited:after``. Unset, as always but in tests, a place costs one comparison.
+``process.exited:before`` and ``process.exited:after``; and each operation has four, such as ``Forks.acted``. Unset,
+as always but in tests, a place costs one comparison.
 """
 
 import os
@@ -22,7 +23,6 @@ POINTS: Final = (
     "uid.claimed",
     "uid.emptied",
     "uid.released",
-    "create.planned",
     "create.directories",
     "create.spawned",
     "create.answered",
@@ -65,7 +65,6 @@ POINTS: Final = (
     "snapshot.kept",
     "snapshot.resent",
     "snapshot.removed",
-    "restore.planned",
     "restore.opened",
     "restore.unpacked",
     "replace.aside",

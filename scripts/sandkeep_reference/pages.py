@@ -25,6 +25,7 @@ from sandkeep.settings.all import ALL_SETTINGS
 from sandkeep_reference import stubs
 from sandkeep_reference.command import cli_page
 from sandkeep_reference.layout import item, paragraphs, table, wrap
+from sandkeep_reference.lifecycles import lifecycles_page
 
 _TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(sandkeep.__file__)), "typed.pyi")
 _MADE: Final = "<!-- Written by `make docs`: do not edit. -->"
@@ -256,6 +257,7 @@ def _metas(annotation: Any) -> Iterator[msgspec.Meta]:
 PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "methods.md": methods_page,
     "events.md": events_page,
+    "lifecycles.md": lifecycles_page,
     "errors.md": errors_page,
     "settings.md": settings_page,
     "cli.md": cli_page,

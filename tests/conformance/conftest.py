@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples.plain_provider import open_plain
 from tests.support.fake_provider import open_fake
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Caller, Exit, ImageRequest, Instance, Launch, Provider
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.images import ImageRequest
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Exit, Launch
+from sandkeepd.contract.provider import Provider
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.provider import open_docker
 from sandkeepd.providers.gvisor.provider import open_gvisor
@@ -22,7 +27,7 @@ from sandkeepd.providers.local.provider import open_local
 UID_BASE = 1_900_000_000
 
 KINDS = (
-    "fake", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")),
+    "plain", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")),
     pytest.param("gvisor", marks=pytest.mark.needs("runsc")),
 )  # fmt: skip
 
@@ -73,8 +78,9 @@ class World:
         elif self.kind == "gvisor":
             opened = open_gvisor(str(self.state), uid_base=UID_BASE, disk_limit=1 << 30, log_id=self.log_id)
             self.provider = await stack.enter_async_context(opened)
-        elif self.kind == "fake":
-            self.provider = await stack.enter_async_context(open_fake(str(self.state), self.log_id))
+        elif self.kind in ("plain", "fake"):
+            opened = (open_plain if self.kind == "plain" else open_fake)(str(self.state), self.log_id)
+            self.provider = await stack.enter_async_context(opened)
         else:
             opened = open_local(str(self.state), uid_base=UID_BASE, disk_limit=1 << 30, log_id=self.log_id)
             self.provider = await stack.enter_async_context(opened)
@@ -86,7 +92,7 @@ class World:
         caller = Caller(uid=os.geteuid(), gid=os.getegid())
         base = None if self.engine is None else self.engine.guest()
         wanted = ImageRequest(kind="directory", source=str(self.source), base=base)
-        made = await self.provider.import_image(self.image_id, wanted, caller, no_progress)
+        made = await self.provider.images.make(self.image_id, wanted, caller, no_progress)
         self.details = made.details
         if self.shared:
             self.engine.leave_image(self.image_id, self.log_id, self.details)
@@ -118,7 +124,7 @@ class World:
         for sandbox_id in self.plans:
             await self.terminate(sandbox_id)
         if self.kind == "docker" and not (self.shared and self.engine.has_left(self.image_id)):
-            await self.provider.remove_image(self.image_id)  # its engine outlives the test
+            await self.provider.images.remove(self.image_id)  # its engine outlives the test
 
 
 def directory(source: Path) -> ImageRequest:

@@ -14,7 +14,8 @@ from tests.support.expect import refused, until_async
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import Volume
-from sandkeepd.contract.provider import Caller, ImageRequest, Pausing
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.images import ImageRequest
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.providers.docker import builder
 from sandkeepd.providers.docker.container import SANDBOX_LABEL
@@ -124,7 +125,7 @@ async def test_an_image_with_a_shell_and_nothing_else(world: World) -> None:
     world.image_id = new_id(IMAGE)
     wanted = ImageRequest(kind="reference", source=world.engine.shell())
     caller = Caller(uid=os.geteuid(), gid=os.getegid())
-    world.details = (await world.provider.import_image(world.image_id, wanted, caller, no_progress)).details
+    world.details = (await world.provider.images.make(world.image_id, wanted, caller, no_progress)).details
     instance = await world.sandbox(env={"A": "b"})
     assert await run(instance, "sh", "-c", "echo $A; echo e >&2; exit 3") == (3, b"b\n", b"e\n")
     process_id = await start(instance, "sh", "-c", "echo ready; while :; do :; done")
@@ -215,17 +216,18 @@ async def test_an_image_whose_directory_cannot_be_a_workspace(world: World) -> N
 async def test_a_pause_that_is_heard_late_is_none(world: World) -> None:
     """The engine tells of our own orders, too: under load after the next has been carried out."""
     instance = await world.sandbox()
-    assert isinstance(instance, Pausing)
+    pauses = instance.pauses
+    assert pauses is not None
     assert isinstance(world.provider, DockerProvider)
-    await instance.suspend()
-    await instance.resume()
+    await pauses.suspend()
+    await pauses.resume()
     told = {"Action": "pause", "Actor": {"Attributes": {SANDBOX_LABEL: instance.sandbox_id}}}
     world.provider._hear(told)
-    assert not instance.is_paused()
-    await instance.suspend()
+    assert not pauses.is_paused()
+    await pauses.suspend()
     world.provider._hear({**told, "Action": "unpause"})
-    assert instance.is_paused()
-    await instance.resume()
+    assert pauses.is_paused()
+    await pauses.resume()
 
 
 # -- volumes ----------------------------------------------------------------------------------------------------------
@@ -424,9 +426,9 @@ async def test_a_build_of_which_the_engine_loses_a_layer_is_begun_again(
     monkeypatch.setattr(builder, "StreamedRequest", Losing)
     wanted = ImageRequest(kind="directory", source=str(world.source), base=world.engine.guest())
     image_id = new_id(IMAGE)
-    await world.provider.import_image(image_id, wanted, world.caller, no_progress)
-    await world.provider.remove_image(image_id)
+    await world.provider.images.make(image_id, wanted, world.caller, no_progress)
+    await world.provider.images.remove(image_id)
     assert left == [0]
     left[0] = 3
     with pytest.raises(ProviderError, match="could not build"):
-        await world.provider.import_image(new_id(IMAGE), wanted, world.caller, no_progress)
+        await world.provider.images.make(new_id(IMAGE), wanted, world.caller, no_progress)

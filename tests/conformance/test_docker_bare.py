@@ -21,7 +21,8 @@ from tests.support.expect import until_async
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import SANDBOX, new_id
-from sandkeepd.contract.provider import Ending, Exit, Instance, Launch, Reviving
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.processes import Exit, Launch
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX
 from sandkeepd.providers.docker.instance import ShelllessInstance
@@ -301,8 +302,9 @@ async def test_directories_are_listed_in_pages(world: World) -> None:
 async def test_what_stands_still_waits(world: World) -> None:
     instance = made(await world.sandbox())
     process_id = await start(instance, "cat", stdin=True)
-    await instance.suspend()
-    assert instance.is_paused()
+    assert instance.pauses is not None
+    await instance.pauses.suspend()
+    assert instance.pauses.is_paused()
     assert not await instance.is_alive()
     await instance.signal(process_id, signal.SIGTERM)
     with trio.fail_after(30):
@@ -311,7 +313,7 @@ async def test_what_stands_still_waits(world: World) -> None:
             nursery.start_soon(content, instance, "/etc/group")
             await trio.testing.wait_all_tasks_blocked(0.1)
             assert len(nursery.child_tasks) == 2
-            await instance.resume()
+            await instance.pauses.resume()
         assert (await instance.wait(process_id)).exit_code == 143
 
 
@@ -345,8 +347,8 @@ async def test_started_anew_after_it_ended(world: World) -> None:
         await instance.ended()
     assert instance.exit_of(lost) == Exit(exit_code=None, message=LOST_WITH_SANDBOX)
     sandbox_id, plan = instance.sandbox_id, world.plans[instance.sandbox_id]
-    assert isinstance(world.provider, Reviving)
-    again = made(await world.provider.revive(sandbox_id, "", world.spec(), {}, plan, instance.handle))
+    assert world.provider.revival is not None
+    again = made(await world.provider.revival.revive(sandbox_id, "", world.spec(), {}, plan, instance.handle))
     world.handles[sandbox_id] = again.handle
     assert await run(again, "cat", "kept") == (0, b"here", b"")
     with pytest.raises(SandkeepError, match="started before"):
@@ -405,9 +407,9 @@ async def test_one_of_an_earlier_version_is_ended_and_keeps_its_files(world: Wor
         adopted = await world.provider.adopt(sandbox_id, world.spec(), plan, isolation, handle)
         assert adopted == Ending(kind="lost", message=RETIRED)
         assert world.engine.container_of(sandbox_id)["State"]["Status"] == "exited"
-    assert isinstance(world.provider, Reviving)
+    assert world.provider.revival is not None
     with pytest.raises(SandkeepError, match="an earlier version made it"):
-        await world.provider.revive(sandbox_id, world.image_id, world.spec(), {}, plan, handle)
+        await world.provider.revival.revive(sandbox_id, world.image_id, world.spec(), {}, plan, handle)
 
 
 async def test_a_container_that_ends_takes_its_processes_along(world: World) -> None:

@@ -5,12 +5,13 @@ import signal
 
 import pytest
 import trio
-from tests.conformance.conftest import World, run, sh, start
+from tests.conformance.conftest import KINDS, World, run, sh, start
 
-from sandkeepd.contract.provider import Instance, Pausing, Reviving
+from sandkeepd.contract.instance import Instance
 
 COUNT = "while :; do echo x; sleep 0.01; done"
-CANNOT = ("local", "none")
+pytestmark = pytest.mark.parametrize("world", ["fake", *KINDS[1:]], indirect=True)
+"""The plain provider cannot do that; the fake one is that, and can."""
 
 
 def size(instance: Instance, process_id: str) -> int:
@@ -19,16 +20,17 @@ def size(instance: Instance, process_id: str) -> int:
 
 async def test_what_is_suspended_stands_still_and_goes_on(world: World) -> None:
     instance = await world.sandbox()
-    assert isinstance(instance, Pausing)
-    if instance.no_pauses:
-        pytest.skip(instance.no_pauses)
-    assert not instance.is_paused()
+    pauses = instance.pauses
+    assert pauses is not None
+    if pauses.no_pauses:
+        pytest.skip(pauses.no_pauses)
+    assert not pauses.is_paused()
     counting = await start(instance, "sh", "-c", COUNT)
     await instance.wait_output(counting, 0, 0)
-    await instance.suspend()
+    await pauses.suspend()
     written = size(instance, counting)
-    await instance.suspend()
-    assert (instance.is_paused(), size(instance, counting)) == (True, written)
+    await pauses.suspend()
+    assert (pauses.is_paused(), size(instance, counting)) == (True, written)
     async with trio.open_nursery() as nursery:
         asked = list[tuple[int | None, bytes, bytes]]()
 
@@ -39,32 +41,33 @@ async def test_what_is_suspended_stands_still_and_goes_on(world: World) -> None:
         await trio.testing.wait_all_tasks_blocked(0.1)
         assert asked == []  # requests wait
         for _ in range(2):
-            await instance.resume()
-    assert (asked, instance.is_paused()) == ([(0, b"hi\n", b"")], False)
+            await pauses.resume()
+    assert (asked, pauses.is_paused()) == ([(0, b"hi\n", b"")], False)
     with trio.fail_after(20):
         await instance.wait_output(counting, written, 0)
 
 
 async def test_what_is_suspended_is_adopted_so_and_can_be_ended(world: World) -> None:
     instance = await world.sandbox()
-    assert isinstance(instance, Pausing)
-    if instance.no_pauses:
-        pytest.skip(instance.no_pauses)
+    pauses = instance.pauses
+    assert pauses is not None
+    if pauses.no_pauses:
+        pytest.skip(pauses.no_pauses)
     counting = await start(instance, "sh", "-c", COUNT)
-    await instance.suspend()
+    await pauses.suspend()
     await instance.aclose()
     plan = world.plans[instance.sandbox_id]
     other = await world.provider.adopt(instance.sandbox_id, world.spec(), plan, instance.isolation, instance.handle)
     assert other is not None
-    assert isinstance(other, Pausing)
-    assert other.is_paused()
-    await other.resume()
+    assert other.pauses is not None
+    assert other.pauses.is_paused()
+    await other.pauses.resume()
     assert await other.find(counting) is not None
     assert await sh(other, "echo hi") == "hi\n"
     busy = [await start(other, "sh", "-c", "while :; do echo x; done") for _ in range(4)]
     for process_id in busy:
         await other.wait_output(process_id, 0, 0)
-    await other.suspend()
+    await other.pauses.suspend()
     written = [size(other, process_id) for process_id in busy]
     with trio.fail_after(30):
         await world.terminate(other.sandbox_id)
@@ -77,20 +80,20 @@ async def test_what_is_suspended_is_adopted_so_and_can_be_ended(world: World) ->
 
 async def test_what_ended_by_itself_is_started_anew_on_its_files(world: World) -> None:
     if world.kind == "gvisor":  # its files lie in memory; it comes back from checkpoints
-        assert not isinstance(world.provider, Reviving)
+        assert world.provider.revival is None
         return
-    assert isinstance(world.provider, Reviving)
+    assert world.provider.revival is not None
     instance = await world.sandbox({"TOKEN": "first"})
     earlier = await start(instance, "sh", "-c", "echo $TOKEN; echo kept >kept; sleep 1000")
     await instance.wait_output(earlier, 0, 0)
-    await sh(instance, "until [ -e kept ]; do sleep 0.01; done")
+    await sh(instance, "until [ -s kept ]; do sleep 0.01; done")
     for secret in ("second", "third"):
         os.kill(instance.handle["first"]["pid"], signal.SIGKILL)
         with trio.fail_after(20):
             await instance.ended()
         await instance.aclose()
         plan = world.plans[instance.sandbox_id]
-        instance = await world.provider.revive(
+        instance = await world.provider.revival.revive(
             instance.sandbox_id, world.image_id, world.spec(), {"TOKEN": secret}, plan, instance.handle
         )
         world.handles[instance.sandbox_id] = instance.handle
@@ -98,6 +101,6 @@ async def test_what_ended_by_itself_is_started_anew_on_its_files(world: World) -
         assert instance.read(earlier, "stdout", 0, 100).data == b"first\n"
     with trio.fail_after(30):
         for _ in range(2):
-            await world.provider.halt(instance.sandbox_id, plan, instance.handle)
+            await world.provider.revival.halt(instance.sandbox_id, plan, instance.handle)
         await instance.ended()
     assert (await world.provider.found())[0] == [instance.sandbox_id]

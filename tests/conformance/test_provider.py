@@ -20,7 +20,9 @@ from tests.support.users import command_as
 from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import Isolation
-from sandkeepd.contract.provider import Caller, Instance, Launch
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.requests import MAX_REQUEST_BYTES
@@ -166,7 +168,7 @@ async def test_nothing_is_left_unreaped(world: World) -> None:
     assert await instance.is_alive()
     stats = (await sh(instance, "cat /proc/[0-9]*/stat 2>/dev/null; true")).splitlines()
     assert any(f"({name})" in stat for stat in stats for name in ("cat", "sh"))
-    if world.kind not in ("none", "fake"):  # there it sees those of the whole machine
+    if world.kind not in ("none", "plain"):  # there it sees those of the whole machine
         assert [stat for stat in stats if ") Z " in stat] == []
 
 
@@ -405,7 +407,7 @@ async def test_forged_and_garbage_answers(world: World) -> None:
 async def test_what_kills_all_that_it_can_keeps_no_end_from_being_told(world: World) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "sleep", "1000")
-    if world.kind in ("none", "fake"):
+    if world.kind in ("none", "plain"):
         pytest.skip("to kill everything would be to kill the test, too")
     killer = await start(instance, "sh", "-c", "kill -9 -1; exit 3")
     assert (await instance.wait(process_id)).exit_code == 137
@@ -429,7 +431,7 @@ async def test_files_are_read_and_written_inside(world: World) -> None:
         with pytest.raises(CallerError) as raised:
             await instance.read_piece(path, 0, 99)
         assert raised.value.code == code, path
-    if os.geteuid() != 0 or world.kind != "fake":  # nothing is denied to root
+    if os.geteuid() != 0 or world.kind != "plain":  # nothing is denied to root
         await sh(instance, "chmod 0 sub/inner")
         with pytest.raises(CallerError, match="permission_denied"):
             await instance.read_piece("sub/inner", 0, 99)
@@ -457,7 +459,7 @@ async def test_terminating_twice_and_what_is_found(world: World) -> None:
     await world.terminate(instance.sandbox_id)
     assert await world.provider.found() == ([], [world.image_id])
     how = await instance.wait(process_id)
-    told = (None, 137) if world.kind in ("none", "fake") else (None,)  # what watches it may outlive it there
+    told = (None, 137) if world.kind in ("none", "plain") else (None,)  # what watches it may outlive it there
     assert how.exit_code in told
     assert await instance.ended()
     assert not await instance.is_alive()
@@ -490,8 +492,8 @@ async def test_an_image_that_is_not_there(world: World) -> None:
 
 
 async def test_removing_an_image_twice(world: World) -> None:
-    await world.provider.remove_image(world.image_id)
-    await world.provider.remove_image(world.image_id)
+    await world.provider.images.remove(world.image_id)
+    await world.provider.images.remove(world.image_id)
     assert (await world.provider.found())[1] == []
 
 
@@ -499,7 +501,7 @@ async def test_an_import_that_fails_leaves_nothing(world: World) -> None:
     image_id = new_id(IMAGE)
     caller = Caller(uid=os.geteuid(), gid=os.getegid())
     with pytest.raises(CallerError, match="invalid"):
-        await world.provider.import_image(image_id, directory(world.source / "none"), caller, no_progress)
+        await world.provider.images.make(image_id, directory(world.source / "none"), caller, no_progress)
     assert (await world.provider.found())[1] == [world.image_id]
 
 
@@ -572,7 +574,7 @@ def test_all_of_this_as_an_ordinary_user() -> None:
     uid = 30_123
     with tempfile.TemporaryDirectory(prefix="sandkeep-user-") as base:
         os.chown(base, uid, uid)
-        others = "not (fake or docker or (none and not provider) or (gvisor and enemy))"
+        others = "not (plain or docker or (none and not provider) or (gvisor and enemy))"
         suite = [
             sys.executable, "-B", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider",
             "--basetemp", f"{base}/tmp", "-k", others, __file__,

@@ -16,7 +16,9 @@ from tests.support.expect import until_async
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Caller, Swept, Terminal
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.ledger import Swept
+from sandkeepd.contract.processes import Terminal
 from sandkeepd.host import processes
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
@@ -244,7 +246,7 @@ async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvid
     """Callers give ids, also ones of which something is being removed at that moment."""
     (tmp_path / "source").mkdir()
     caller = Caller(uid=os.geteuid(), gid=os.getegid())
-    await local.import_image("img_1", directory(tmp_path / "source"), caller, no_progress)
+    await local.images.make("img_1", directory(tmp_path / "source"), caller, no_progress)
     plant_directory(local, local.log_id, "box")
     for number in range(3000):
         Path(local.layout.sandbox("box"), "upper", str(number)).touch()

@@ -11,7 +11,7 @@ from tests.conformance.conftest import World, run, sh
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
-from sandkeepd.contract.provider import Instance
+from sandkeepd.contract.instance import Instance
 from sandkeepd.host import processes
 from sandkeepd.host.cgroups import freezer, placement
 from sandkeepd.host.cgroups import groups as cgroups
@@ -100,7 +100,9 @@ async def test_what_has_escaped_goes_also_when_a_sandbox_is_halted(
     instance = await world.sandbox()
     uid = uid_of(world, instance.sandbox_id)
     left = escape(uid)
-    await local(world).halt(instance.sandbox_id, world.plans[instance.sandbox_id], instance.handle)
+    revival = local(world).revival
+    assert revival is not None
+    await revival.halt(instance.sandbox_id, world.plans[instance.sandbox_id], instance.handle)
     assert left.wait(10) == -9
     found = registry.read(uid)
     assert found is not None

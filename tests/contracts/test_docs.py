@@ -131,6 +131,12 @@ def test_the_reference_has_all_of_it(file: str, names: dict[str, object]) -> Non
     assert [name for name in names if f"`{name}`" not in text and f"## {name}" not in text] == []
 
 
+def test_the_provider_of_the_guide_is_the_one_that_is_tested() -> None:
+    shown = "".join(blocks("docs/how-to/write-a-provider.md", "python"))
+    written = (ROOT / "examples" / "plain_provider.py").read_text()
+    assert [line for line in shown.splitlines() if line] == [line for line in written.splitlines() if line]
+
+
 def test_the_make_targets_that_documents_name_are_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     for document in DOCUMENTS:

@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from examples.plain_provider import open_plain
 from tests.conftest import RunningDaemon
 from tests.support.documents import ROOT, directory
-from tests.support.expect import until
+from tests.support.expect import refused_async, until
+from tests.support.inside import inside
+
+from sandkeepd.host import processes
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -203,6 +208,32 @@ def test_the_counter_goes_on_from_each_checkpoint(daemon: RunningDaemon) -> None
 def alike(line: str) -> str:
     """A line without an id, a time, and the numbers that came after the first."""
     return re.sub(r"sbx_\w+|for \d+ ms|(?<=with )(\d).*", r"\1", line)
+
+
+# -- providers --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_daemon_with_the_plain_provider(place: Path, tmp_path: Path) -> None:
+    """Of `plain_provider.py`: what it has no part for is refused. `tests/conformance` has the rest."""
+    async with inside(str(tmp_path / "state"), opened=open_plain) as daemon:
+        await daemon.call("sandbox.create", image_id=await daemon.image(str(place)), name="box")
+        done = await daemon.call("sandbox.exec", sandbox_id="box", command=["cat", "file"])
+        assert (done.exit_code, done.stdout) == (0, b"of the project\n")
+        assert (await daemon.call("sandbox.stats")).sandboxes[0].memory_bytes is None
+        for method, message in (
+            ("sandbox.suspend", "the plain provider cannot suspend yet"),
+            ("sandbox.fork", "the plain provider cannot fork yet"),
+            ("snapshot.create", "the plain provider cannot make snapshots yet"),
+            ("checkpoint.create", "the plain provider cannot keep what runs"),
+        ):
+            refused = await refused_async("not_supported", daemon.call(method, sandbox_id="box"))
+            assert message in refused.message
+        sandbox = daemon.box()
+        processes.kill_known(msgspec.convert(sandbox.handle["first"], processes.Identity))
+        await daemon.core.settled(sandbox.sandbox_id, lambda: sandbox.status == "failed")
+        await refused_async("not_ready", daemon.call("sandbox.resume", sandbox_id="box"))
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+        assert await daemon.provider.found() == ([], [sandbox.requested.image_id])
 
 
 def test_every_example_is_run() -> None:

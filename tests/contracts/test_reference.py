@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from sandkeep.errors import CODES
 from sandkeep.events import EVENTS
+from sandkeep.lifecycle import LIFECYCLES
 from sandkeep.protocol import methods, openrpc
 from sandkeep.protocol.methods import METHODS
 from sandkeep.settings.daemon import SETTINGS
@@ -42,12 +44,28 @@ def test_a_stale_or_missing_page_is_named(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("page", "names"), [("methods.md", METHODS), ("events.md", EVENTS), ("errors.md", CODES), ("settings.md", SETTINGS)]
+    ("page", "names"),
+    [
+        ("methods.md", METHODS),
+        ("events.md", EVENTS),
+        ("lifecycles.md", {event for kind in LIFECYCLES for event in kind.sources}),
+        ("errors.md", CODES),
+        ("settings.md", SETTINGS),
+    ],
 )
-def test_a_page_has_every_row_of_its_table(page: str, names: dict[str, Any]) -> None:
+def test_a_page_has_every_row_of_its_table(page: str, names: Iterable[str]) -> None:
     text = (ROOT / "docs" / "reference" / page).read_text()
     for name in names:
-        assert f"## {name}\n" in text
+        assert any(row in text for row in (f"## {name}\n", f"| `{name}` |", f"- [`{name}`](events.md#{name})"))
+
+
+def test_a_diagram_has_every_state_of_its_kind() -> None:
+    parts = (ROOT / "docs" / "reference" / "lifecycles.md").read_text().split("\n## ")[1:]
+    for kind, part in zip(LIFECYCLES, parts, strict=True):
+        noun, _, rest = part.partition("\n")
+        drawn = rest.partition("```mermaid")[2].partition("```")[0]
+        assert noun == kind.noun
+        assert all(f"{state} -->" in drawn or f"--> {state}" in drawn for state in kind.states)
 
 
 def test_every_link_of_a_page_has_its_heading() -> None:

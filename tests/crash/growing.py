@@ -21,7 +21,7 @@ from sandkeep.protocol.clock import now_us
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.upkeep import offline
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
-from sandkeepd.sandboxes.output_retention import OutputRetention
+from sandkeepd.sandboxes.output_limit import OutputLimit
 
 GROWTH: Final = ("segment.", "compact.", "redact.", "output.", "log.")
 """What the points and the events are called that belong to it."""
@@ -96,12 +96,12 @@ def held(state_dir: str) -> dict[str, int]:
 async def tidy(state_dir: str, here: int, gone: int) -> None:
     """All that there is to do. `here` is a position in what stays, `gone` one in what is archived."""
     async with inside(state_dir) as daemon:
-        daemon.sandboxes.adopting.clear()  # nobody is
+        daemon.sandboxes.runtimes.adopting.clear()  # nobody is
         await daemon.retention._finish_redactions()
         await daemon.call("store.redact", position=here)
         await daemon.retention.archive(now_us(), Meta())
         await daemon.call("store.redact", position=gone)
-        await OutputRetention(daemon.core).trim()
+        await OutputLimit(daemon.core).trim()
         await daemon.core.files.flush()
 
 

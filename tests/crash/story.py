@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import until
 
@@ -148,6 +149,12 @@ class Story:
             return b"".join(piece.stdout for piece in client.read_output(box, name, follow=False))
 
         return bytes(self.look(read))
+
+
+def asked_for(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """The parameters of the tests of a file that are to run."""
+    items = [item for item in request.session.items if item.fspath == request.fspath]  # type: ignore[attr-defined]
+    return [item.callspec.params for item in items if hasattr(item, "callspec")]
 
 
 # -- what must be true ------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("docker")
 SIDE_BY_SIDE = 3
 
 POINTS = [
-    "image.copied", "image.discarded", "create.planned", "launch.answered", "end.stopped", "end.discarded",
+    "image.copied", "image.discarded", "launch.answered", "end.stopped", "end.discarded",
     *(point for point in failpoints.POINTS if point.startswith("docker.")),
 ]  # fmt: skip
 

@@ -10,10 +10,12 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.crash.growing import GROWTH
 from tests.crash.keeping import KEEPING
-from tests.crash.story import Story, check
+from tests.crash.story import Story, asked_for, check
+from tests.support.operations import operations
 
 from sandkeep import failpoints
 from sandkeep.events import EVENTS
+from sandkeep.protocol.methods import METHODS
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -40,7 +42,15 @@ for archives `test_snapshot_gc`.
 """
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))
-COMMITS = [f"{kind}:{side}" for kind in TOLD for side in (failpoints.BEFORE, failpoints.AFTER)]
+INTENTS = [METHODS[operation.method].intent or "" for operation in operations()]
+OF_OPERATIONS = {kind for intent in INTENTS for kind in (intent, *EVENTS[intent].outcomes)}
+"""Events around which `test_operations` has the daemon die."""
+
+COMMITS = [
+    pytest.param(f"{kind}:{side}", marks=[pytest.mark.soak] if kind in OF_OPERATIONS else [])
+    for kind in TOLD
+    for side in (failpoints.BEFORE, failpoints.AFTER)
+]
 POINTS = [
     point for point in failpoints.POINTS if not point.startswith((*GROWTH, *KEEPING, *GVISOR, "docker.", "lock."))
 ]
@@ -71,15 +81,17 @@ def restart(story: Story) -> None:
 
 
 @pytest.fixture(scope="module")
-def stories(places: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, "Future[Story]"]]:
-    """All of them, told side by side: most of the time each waits for something."""
+def stories(
+    request: pytest.FixtureRequest, places: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, "Future[Story]"]]:
+    """Those that are asked for, told side by side: most of the time each waits for something."""
     source = tmp_path_factory.mktemp("source")
     Path(source, "file").write_text("content\n")
     source.chmod(0o755)
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         yield {
             point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source))
-            for point in (*POINTS, *COMMITS)
+            for point in [params["point"] for params in asked_for(request)]
         }
         pool.shutdown(cancel_futures=True)
 

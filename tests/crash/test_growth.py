@@ -17,7 +17,7 @@ from tests.crash.story import check_intents, events_of
 from sandkeep.events import LOG_STREAM
 from sandkeep_store.upkeep import offline, segments
 from sandkeepd.host.hostile_files import HostileRoot
-from sandkeepd.keeper import journal, retention
+from sandkeepd.keeper import journal, journal_trimming
 
 MIB = 1024**2
 
@@ -93,5 +93,5 @@ def check_output(state_dir: str) -> None:
     chunk = journal.read_journal(HostileRoot(out_dir).tree(), RUNNING, "stdout", 0, len(OUTPUT))
     assert (chunk.size, chunk.data == OUTPUT[chunk.offset :]) == (len(OUTPUT), True)
     with os.scandir(f"{out_dir}/p") as files:
-        assert sum(max(retention.FILE_BYTES, file.stat().st_blocks * 512) for file in files) <= MIB
+        assert sum(max(journal_trimming.FILE_BYTES, file.stat().st_blocks * 512) for file in files) <= MIB
     assert os.stat(f"{out_dir}/exits").st_blocks * 512 <= 3 * journal.MAX_BACKLOG_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.conftest import ENGINES, RunningDaemon
 from tests.crash.keeping import KEEPING, tell
-from tests.crash.story import Story, check
+from tests.crash.story import Story, asked_for, check
 from tests.crash.test_docker import left_in
 from tests.support.expect import until
 
@@ -70,7 +70,7 @@ def dies_at(point: str, root: str, source: str, engine: Any = None) -> Story:
 
 def wait_until_gone(story: Story) -> None:
     """What nobody needs goes when its end is on record already, and was told."""
-    places = (f"{story.daemon.state_dir}/{place}" for place in ("layers", "catalogues"))
+    places = (f"{story.daemon.state_dir}/{place}" for place in ("layers", "catalogues", "trash"))
     there = [place for place in places if os.path.isdir(place)]
     until(lambda: not any(map(os.listdir, there)), seen=lambda: list(map(os.listdir, there)))
 
@@ -88,8 +88,7 @@ def stories(
     source = tmp_path_factory.mktemp("source")
     Path(source, "file").write_text("content\n")
     source.chmod(0o755)
-    wanted = [item.callspec.params for item in request.session.items if item.fspath == request.fspath]  # type: ignore[attr-defined]
-    told = [(params["point"], params["provider"]) for params in wanted]
+    told = [(params["point"], params["provider"]) for params in asked_for(request)]
     engine = None
     if any(provider == "docker" for _, provider in told) and ENGINES["docker"]() is None:
         engine = request.getfixturevalue("dockerd")

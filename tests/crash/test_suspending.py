@@ -59,13 +59,13 @@ class Box:
     def kill(self) -> None:
         """End it as if it had ended by itself."""
         if self.provider == "fake":
-            fake._kill(self._directory, {})
+            fake.kill(self._directory, {})
         elif self.created is not None:
             os.kill(self.created[1]["first"]["pid"], signal.SIGKILL)
 
     def is_gone(self) -> bool:
         if self.provider == "fake":
-            return fake._processes(self._directory) == []
+            return fake.pids(self._directory) == []
         assert self.created is not None
         return not any(os.path.exists(place) for place in self.created[0]["cgroups"].values())
 

@@ -15,7 +15,7 @@ from tests.support.inside import inside
 from sandkeep.events import Meta
 from sandkeep.protocol.clock import now_us
 from sandkeep_store.upkeep import offline, segments
-from sandkeepd.sandboxes.output_retention import OutputRetention
+from sandkeepd.sandboxes.output_limit import OutputLimit
 
 SIDE_BY_SIDE = 16
 
@@ -35,7 +35,7 @@ async def work(state_dir: str, source: str, rounds: int, execs: int) -> None:
         for number in range(rounds):
             await many(daemon, box, execs)
             await daemon.retention.archive(now_us(), Meta())
-            await OutputRetention(daemon.core).trim()
+            await OutputLimit(daemon.core).trim()
             await daemon.core.files.flush()
             fold_s = await trio.to_thread.run_sync(fold_seconds, daemon.core.log)
             size = Size((number + 1) * execs, resident_bytes(), *on_disk(state_dir), fold_s)

@@ -54,7 +54,7 @@ class Inside:
         self.provider = provider
         self.fake: FakeProvider = provider  # unless it is another
         self.images, self.sandboxes, self.processes = parts
-        self.reconciler = Reconciler(core, *parts[1:], kept)
+        self.reconciler = Reconciler(core, self.sandboxes.runtimes, self.processes, kept)
         self.kept = kept
         self._dispatch = dispatch
 
@@ -108,10 +108,10 @@ async def inside(
             core.problems += problems
             images = Images(core)
             sandboxes = Sandboxes(core, images)
-            parts = (images, sandboxes, Processes(core, sandboxes))
+            parts = (images, sandboxes, Processes(core, sandboxes.runtimes))
             software = Software(core, state_dir, "", trio.Event())
-            software.adopting = sandboxes.adopting
-            retention = Retention(core, sandboxes)
+            software.adopting = sandboxes.runtimes.adopting
+            retention = Retention(core, sandboxes.runtimes)
             kept, leases = SnapshotServices(core, *parts, state_dir), leases_of(core)
             dispatch = handlers.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
             made = Inside(core, provider, parts, kept, dispatch)

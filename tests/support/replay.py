@@ -51,7 +51,9 @@ def views(log: EventLog) -> dict[str, Any]:
     """
     state = offline.fold(log)
     found = {kind: {name: _json(view.view()) for name, view in getattr(state, kind).items()} for kind in KINDS}
-    found["forks"] = {name: _json(msgspec.structs.asdict(fork)) for name, fork in state.forks.items()}
+    found["forks"] = {
+        name: _json({**msgspec.structs.asdict(fork), "done": fork.done}) for name, fork in state.forks.items()
+    }
     found["documents"] = {
         name: json.loads(said)
         for name, sandbox in state.sandboxes.items()

@@ -67,7 +67,7 @@ class House:
 
     def notice(self, daemon: Inside) -> None:
         """The provider sees what others did."""
-        daemon.fake._instances[self.sandbox_id].pause.set(self.stands_still())
+        daemon.fake.instances[self.sandbox_id].pause.set(self.stands_still())
 
     async def outside(self, daemon: Inside, *, paused: bool) -> None:
         """Somebody has it stand still, or go on, and the provider sees it."""
@@ -76,7 +76,7 @@ class House:
 
     async def clear(self) -> None:
         """End it."""
-        fake_module._kill(self.directory, {})
+        fake_module.kill(self.directory, {})
 
 
 class LocalHouse(House):
@@ -112,7 +112,7 @@ class LocalHouse(House):
         return Path(self.directory, READ_MARK)
 
     def notice(self, daemon: Inside) -> None:
-        daemon.provider.instances[self.sandbox_id].look()
+        daemon.provider.instances[self.sandbox_id].freezer.look()
 
     async def clear(self) -> None:
         if os.path.exists(self._state_dir):

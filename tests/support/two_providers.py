@@ -15,7 +15,7 @@ from sandkeepd.app import daemon, reconcile
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import retry
 from sandkeepd.providers.registry import open_providers
-from sandkeepd.sandboxes import sandboxes
+from sandkeepd.sandboxes import creation, runtimes, suspend, termination
 
 SILENT = "silent"
 
@@ -37,7 +37,8 @@ async def both(state_dir: str, *, log_id: str) -> AsyncIterator[dict[str, Provid
 def play() -> None:
     """Be that daemon, and an impatient one."""
     reconcile.ANSWER_DEADLINE_S = retry.RETRY_S = 0.2  # type: ignore[misc]
-    sandboxes.ADOPTION_PATIENCE_S = sandboxes.END_DEADLINE_S = 0.2
+    runtimes.ADOPTION_PATIENCE_S = 0.2
+    termination.END_DEADLINE_S = creation.END_DEADLINE_S = suspend.END_DEADLINE_S = 0.2
     daemon.open_providers = both  # type: ignore[attr-defined]
     main.main()
 

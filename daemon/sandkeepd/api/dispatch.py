@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sandkeep.protocol.methods import METHODS, Mutation
-from sandkeepd.api.repeated_commands import Again, Handle, RepeatedCommands
+from sandkeepd.api.repeated_commands import Handle, RepeatedCommands
 from sandkeepd.core.access import Request, admit
 from sandkeepd.core.call import Call
 from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Again
 
 HandleNow = Callable[[Request[Any]], Any]
 

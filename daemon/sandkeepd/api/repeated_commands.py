@@ -23,9 +23,9 @@ from sandkeepd.api.fingerprint import fingerprint
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import Call
 from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.operation import Again
 
 Handle = Callable[[Request[Any]], Awaitable[Any]]
-Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
 
 _EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown", "sandbox.terminate"})
 """Methods that a disk that fails must not prevent: to do them again does no harm."""

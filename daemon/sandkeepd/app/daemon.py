@@ -10,13 +10,13 @@ The nursery tree, with what ends each task::
         ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
         ├── Collection.run            deletes the snapshots that retention lets go
-        ├── OutputRetention.run                keeps the output of each sandbox within its bounds
+        ├── OutputLimit.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
         ├── reaper.run                idle and lifetime limits
         ├── leases.run                one task a lock that is held, which renews it
-        ├── one task a running sandbox (Sandboxes._keep)
-        │   └── one task a running process (Carriers.carry, follow, adopt)
+        ├── one task a running sandbox (Runtimes._keep)
+        │   └── one task a running process (ProcessSupervisor.carry, follow, adopt)
         ├── one task an image or sandbox being made or ended
         └── api
             ├── serve                 accepts; one task a connection, one a call that waits
@@ -72,7 +72,7 @@ from sandkeepd.locks.publish import Publisher
 from sandkeepd.providers.registry import open_providers
 from sandkeepd.sandboxes import reaper
 from sandkeepd.sandboxes.images import Images
-from sandkeepd.sandboxes.output_retention import OutputRetention
+from sandkeepd.sandboxes.output_limit import OutputLimit
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.serving.holdings import Holdings
@@ -145,18 +145,18 @@ async def _run_parts(
         core.problems += problems
         images = Images(core)
         sandboxes = Sandboxes(core, images)
-        processes = Processes(core, sandboxes)
+        processes = Processes(core, sandboxes.runtimes)
         kept = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
-        reconciler = Reconciler(core, sandboxes, processes, kept)
+        reconciler = Reconciler(core, sandboxes.runtimes, processes, kept)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)
-        software.adopting = sandboxes.adopting
+        software.adopting = sandboxes.runtimes.adopting
         software.stream = [listener.address for listener in listeners.stream]
         secure = any(listener.is_secure for listener in listeners.stream)
         identity = Identity.of(config.state_dir) if secure else None
         stream_access = Access(software.stream, tokens, identity.pin if identity else None)
-        retention = Retention(core, sandboxes)
+        retention = Retention(core, sandboxes.runtimes)
         leases = Leases(core)
         kept.archives.fence = leases.fence
         publishing = Publisher(core, leases)
@@ -164,7 +164,7 @@ async def _run_parts(
             core, images, sandboxes, processes, software, stream_access, retention, kept, leases
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
-        served = endpoints(core, sandboxes, processes)
+        served = endpoints(core, sandboxes.runtimes, processes)
         stream = StreamServer(served, tokens, daemon.STREAM_ORIGINS(), holdings=holdings)
         if not problems:
             reconciler.announce()
@@ -174,11 +174,11 @@ async def _run_parts(
             carriers.start_soon(reconciler.run, software.serving)
             await carriers.start(leases.run)
             carriers.start_soon(publishing.run)
-            carriers.start_soon(reaper.run, core, sandboxes)
+            carriers.start_soon(reaper.run, core, sandboxes.termination)
             carriers.start_soon(files.run)
             carriers.start_soon(retention.run)
             carriers.start_soon(kept.collection.run)
-            carriers.start_soon(OutputRetention(core).run)
+            carriers.start_soon(OutputLimit(core).run)
             carriers.start_soon(caching.run, core)
             carriers.start_soon(caching.check_later, core)
             carriers.start_soon(verify.recover, core)
@@ -188,7 +188,7 @@ async def _run_parts(
         carriers.cancel_scope.cancel()
     failpoints.reach("stop.carriers_ended")
     await _record_stop(core, reason, config.state_dir)
-    for runtime in sandboxes.runtimes.values():
+    for runtime in sandboxes.runtimes.by_id.values():
         await runtime.instance.aclose()
 
 

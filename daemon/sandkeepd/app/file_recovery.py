@@ -14,10 +14,10 @@ from sandkeep.errors import StateError
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_services import SnapshotServices
-from sandkeepd.contract.provider import Provider, Replacing
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.last_words import exits_left, last_words
 from sandkeepd.sandboxes.oom import KILLED
-from sandkeepd.sandboxes.sandboxes import Sandboxes
 
 logger = logging.getLogger("sandkeepd")
 
@@ -27,9 +27,8 @@ RESTORE_INTERRUPTED = "the daemon stopped while the sandbox was being restored, 
 class FileRecovery:
     """Brings to an end what is on record as begun."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, kept: SnapshotServices) -> None:
+    def __init__(self, core: Core, kept: SnapshotServices) -> None:
         self._core = core
-        self._sandboxes = sandboxes
         self._kept = kept
         self._abandoned: list[str] = []
 
@@ -54,8 +53,8 @@ class FileRecovery:
 
     async def put_back(self, sandbox: SandboxState, provider: Provider) -> bool:
         """Have a sandbox that was being restored be what it was; answer whether it was ended."""
-        assert isinstance(provider, Replacing)
-        return await provider.put_back(sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle)
+        assert provider.replacement is not None
+        return await provider.replacement.put_back(sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle)
 
     async def record_undone(self, sandbox: SandboxState, *, ended: bool) -> bool:
         """Put it on record that a restore was undone; False when its end was ordered meanwhile."""
@@ -63,9 +62,7 @@ class FileRecovery:
         plans = sandbox.plans
         told: list[NewEvent] = []
         if ended:
-            provider = core.provider(sandbox.requested.provider)
-            exits = await trio.to_thread.run_sync(provider.last_exits, sandbox_id, list(sandbox.active))
-            told = self._sandboxes.last_words(sandbox, exits.get, KILLED)
+            told = last_words(core, sandbox, await exits_left(core, sandbox), KILLED)
         failed = events.SandboxRestoreFailed(
             code="not_ready", message=RESTORE_INTERRUPTED, ended=ended, interrupted=True
         )

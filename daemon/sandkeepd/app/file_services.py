@@ -15,7 +15,7 @@ from sandkeepd.snapshots.archives import SnapshotArchives
 from sandkeepd.snapshots.forks import Forks
 from sandkeepd.snapshots.gc import GarbageCollector
 from sandkeepd.snapshots.layers import LayerReferences
-from sandkeepd.snapshots.restore import Restores
+from sandkeepd.snapshots.restore import OwnRestore, Restores, Unpacking
 from sandkeepd.snapshots.snapshots import Snapshots
 from sandkeepd.snapshots.transfer import Transfers
 
@@ -27,15 +27,18 @@ class SnapshotServices:
         self.layers = LayerReferences(core)
         self.archives = SnapshotArchives(state_dir, core.log.log_id)
         self.forks = Forks(core, sandboxes, self.layers)
-        self.snapshots = Snapshots(core, sandboxes, self.archives, self.layers)
-        self.restores = Restores(core, sandboxes, self.layers, self.archives)
-        self.moves = Transfers(core, sandboxes, images, self.snapshots, self.restores, self.layers, self.archives)
+        unpacking = Unpacking(core, self.layers, self.archives)
+        runtimes = sandboxes.runtimes
+        self.snapshots = Snapshots(core, runtimes, self.archives, self.layers)
+        self.restores = Restores(core, sandboxes, self.layers, unpacking)
+        self.own_restores = OwnRestore(core, sandboxes, self.layers, unpacking)
+        self.moves = Transfers(core, runtimes, images, self.snapshots, unpacking, self.layers, self.archives)
         files = CheckpointFiles(self.archives, core.log.log_id)
         self.checkpoints = Checkpoints(core, sandboxes, processes, self.layers, files)
-        self.going_back = TimeTravel(core, sandboxes, self.restores, self.checkpoints)
+        self.going_back = TimeTravel(core, sandboxes.creation, self.restores, self.checkpoints)
         self.collection = GarbageCollector(core, self.snapshots.removal, self.archives)
         self.operations: Sequence[Operation[Any]] = (
-            *images.operations, self.forks, *self.snapshots.operations, *self.moves.operations,
-            *self.checkpoints.operations,
+            *images.operations, *sandboxes.operations, self.forks, self.own_restores, *self.snapshots.operations,
+            *self.moves.operations, *self.checkpoints.operations,
         )  # fmt: skip
-        sandboxes.on_ended.append(self.layers.release)
+        sandboxes.termination.on_ended.append(self.layers.release)

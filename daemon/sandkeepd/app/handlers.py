@@ -1,5 +1,6 @@
 """Handlers of the methods in `sandkeep.protocol.methods`."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -7,11 +8,12 @@ from sandkeep.errors import CallerError
 from sandkeep.model import Empty, Sandbox
 from sandkeep.protocol.methods import SandboxRestore
 from sandkeepd.api.dispatch import Dispatch, HandleNow
-from sandkeepd.api.repeated_commands import Again, Handle
+from sandkeepd.api.repeated_commands import Handle
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.status import Software
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Command
 from sandkeepd.eventlog.history import History
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.eventlog.verify import Verification
@@ -24,7 +26,6 @@ from sandkeepd.sandboxes.open_journals import Journals
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sandboxes.stats import Stats
-from sandkeepd.sandboxes.suspend import Suspensions
 from sandkeepd.sandboxes.terminals import Terminals
 from sandkeepd.stream.access import Access
 
@@ -43,12 +44,11 @@ def dispatch(
     leases: Leases,
 ) -> Dispatch:
     """The daemon's handler of calls."""
-    history, upkeep, terminals, files, suspensions = (
+    history, upkeep, terminals, files = (
         History(core),
         Verification(core, software.state_dir),
         Terminals(processes),
-        Files(core, sandboxes),
-        Suspensions(core, sandboxes),
+        Files(core, sandboxes.runtimes),
     )
     choosing, locking = ProviderChooser(core), LockService(core, leases)
     handlers: dict[str, Handle] = {
@@ -57,12 +57,12 @@ def dispatch(
         "image.create": images.create,
         "image.remove": images.remove,
         "provider.choose": choosing.choose,
-        "sandbox.create": sandboxes.create,
-        "sandbox.stats": Stats(core, sandboxes).stats,
-        "sandbox.exec": processes.exec,
-        "sandbox.terminate": sandboxes.terminate,
-        "sandbox.suspend": suspensions.suspend,
-        "sandbox.resume": suspensions.resume,
+        "sandbox.create": sandboxes.creation.create,
+        "sandbox.stats": Stats(core, sandboxes.runtimes).stats,
+        "sandbox.exec": processes.execution.exec,
+        "sandbox.terminate": sandboxes.termination.terminate,
+        "sandbox.suspend": sandboxes.suspension.suspend,
+        "sandbox.resume": sandboxes.resumption.resume,
         "sandbox.fork": kept.forks.fork,
         "sandbox.restore": partial(_restore_own, kept),
         "checkpoint.create": kept.checkpoints.create,
@@ -76,7 +76,7 @@ def dispatch(
         "sandbox.copy_in": files.copy_in,
         "sandbox.copy_commit": files.copy_commit,
         "sandbox.history": history.of_sandbox,
-        "process.launch": processes.launch,
+        "process.launch": processes.launching.launch,
         "process.get": processes.get,
         "process.list": processes.list,
         "process.wait": processes.wait,
@@ -118,36 +118,14 @@ def dispatch(
         "lock.get": locking.get_now,
         "lock.list": locking.list_now,
     }
-    again: dict[str, Again] = {
-        "provider.choose": choosing.chosen_before,
-        "lock.acquire": locking.acquired_before,
-        "lock.release": locking.released_before,
-        **_again(sandboxes, processes, files, suspensions, kept),
-        **{operation.method: operation.again for operation in kept.operations},
-    }
+    commands: Sequence[Command] = (
+        *kept.operations, *processes.commands, *files.commands, *locking.commands, choosing, kept.restores,
+        kept.going_back,
+    )  # fmt: skip
+    again = {command.method: command.again for command in commands}
     return Dispatch(
         core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.collected_before}
     )
-
-
-def _again(
-    sandboxes: Sandboxes, processes: Processes, files: Files, suspensions: Suspensions, kept: SnapshotServices
-) -> dict[str, Again]:
-    """How a command given again gets its first answer: from what the intent's stream has become."""
-    return {
-        "sandbox.create": sandboxes.created_before,
-        "sandbox.terminate": lambda request, first: sandboxes.answer_terminate(first.stream),
-        "sandbox.suspend": suspensions.ordered_before,
-        "sandbox.resume": suspensions.ordered_before,
-        "sandbox.restore": kept.restores.restored_before,
-        "sandbox.restore_at": kept.going_back.restored_before,
-        "sandbox.exec": processes.executed_before,
-        "sandbox.write_file": files.written_before,
-        "sandbox.copy_commit": files.committed_before,
-        "process.launch": processes.launched_before,
-        "process.signal": processes.signalled_before,
-        "snapshot.restore": sandboxes.created_before,
-    }
 
 
 async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:
@@ -156,8 +134,8 @@ async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore])
     if (asked.snapshot_id is None) == (asked.checkpoint_id is None):
         raise CallerError("invalid", "snapshot_id: give either that or checkpoint_id", field="snapshot_id")
     if asked.checkpoint_id is not None:
-        return await kept.checkpoints.return_to(request)
-    return await kept.restores.restore_own(request)
+        return await kept.checkpoints.returning.return_to(request)
+    return await kept.own_restores.restore(request)
 
 
 def _done(processes: Processes, access: Access) -> dict[str, Handle]:

@@ -23,13 +23,16 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_recovery import FileRecovery
 from sandkeepd.app.file_services import SnapshotServices
-from sandkeepd.contract.provider import Ending, Instance, Pausing, Provider, Replacing, Reviving
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
+from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.retry import retry_until_done
+from sandkeepd.sandboxes.last_words import exits_left, last_words
 from sandkeepd.sandboxes.processes import Processes
-from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes, start_in
-from sandkeepd.sandboxes.suspend import failure_of
+from sandkeepd.sandboxes.runtimes import Runtimes, start_in
+from sandkeepd.sandboxes.suspend import came_of, is_reviving
 from sandkeepd.snapshots.layers import LayerReferences
 
 T = TypeVar("T")
@@ -39,33 +42,9 @@ logger = logging.getLogger("sandkeepd")
 ANSWER_DEADLINE_S: Final = 20.0
 """How long a provider may take for one answer before it is asked again."""
 
-UNSETTLED: Final = ("creating", *rules.STANDING, "restoring", "stopping")
 
-INTERRUPTED = "the daemon stopped while it was being made: create it again"
-
-
-RESUME_INTERRUPTED = "the daemon stopped while it was being resumed: resume it again"
-SUSPEND_INTERRUPTED = "the daemon stopped while it was being suspended: suspend it again"
-
-
-def is_reviving(sandbox: SandboxState) -> bool:
-    """Whether it was about to be started anew, so that its provider has it no more, or not yet."""
-    change = sandbox.change
-    return sandbox.status == "resuming" and change is not None and change.before != "suspended"
-
-
-def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
-    """What came of an order to suspend or resume that an earlier daemon did not see to its end, as the sandbox itself
-    tells.
-    """
-    paused = isinstance(instance, Pausing) and instance.is_paused()
-    if sandbox.status == "suspending":
-        interrupted = StateError("not_ready", SUSPEND_INTERRUPTED)
-        return [events.SandboxSuspended() if paused else failure_of(sandbox, interrupted, interrupted=True)]
-    if sandbox.status == "resuming":
-        interrupted = StateError("not_ready", RESUME_INTERRUPTED)
-        return [failure_of(sandbox, interrupted, interrupted=True) if paused else events.SandboxResumed()]
-    return []
+def _is_to_be_adopted(sandbox: SandboxState) -> bool:
+    return sandbox.status in (*rules.STANDING, "restoring") and not is_reviving(sandbox)
 
 
 class Owned:
@@ -103,38 +82,27 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, processes: Processes, kept: SnapshotServices) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes, processes: Processes, kept: SnapshotServices) -> None:
         self._core = core
         self._kept = kept
-        self._settling = FileRecovery(core, sandboxes, kept)
-        self._sandboxes_due: set[str] = set()
-        self._sandboxes = sandboxes
+        self._settling = FileRecovery(core, kept)
+        self._runtimes = runtimes
         self._processes = processes
 
     def announce(self) -> None:
         """Before the first request: say what is about to be adopted or undone, so that requests to it wait. What is
         begun from then on is nobody's to undo.
         """
-        self._note_due()
-        for sandbox in self._core.state.sandboxes.values():
-            if sandbox.status == "creating":
-                self._sandboxes.making[sandbox.sandbox_id] = Pending()
-            elif is_reviving(sandbox):
-                self._sandboxes.changing[sandbox.sandbox_id] = Pending()
-            elif sandbox.status in (*rules.STANDING, "restoring"):
-                self._sandboxes.adopting[sandbox.sandbox_id] = Pending()
-
-    def _note_due(self) -> None:
         self._settling.announce()
-        state = self._core.state
-        self._sandboxes_due = {i for i, sandbox in state.sandboxes.items() if sandbox.status in UNSETTLED}
+        for sandbox_id, sandbox in self._core.state.sandboxes.items():
+            if _is_to_be_adopted(sandbox) and sandbox_id not in self._runtimes.adopting:
+                self._runtimes.adopting[sandbox_id] = adoption = Interruptible()
+                self._core.under_way.note(sandbox_id, adoption)
 
     async def run(self, begin: trio.Event | None = None) -> None:
-        """Bring the log and the providers together, once `begin` is set. Without it, what is begun is noted now."""
+        """Bring the log and the providers together, once `begin` is set."""
         if begin is not None:
             await begin.wait()
-        else:
-            self._note_due()
         core = self._core
         asked = [image.requested.provider for image in core.state.images.values() if not image.ended]
         asked += [s.requested.provider for s in core.state.sandboxes.values() if not s.hidden]
@@ -147,11 +115,12 @@ class Reconciler:
         core = self._core
         tried: list[trio.Event] = []
         async with trio.open_nursery() as nursery:
-            for sandbox in list(core.state.sandboxes.values()):
-                if sandbox.requested.provider == name and sandbox.sandbox_id in self._sandboxes_due:
+            for sandbox_id, adoption in list(self._runtimes.adopting.items()):
+                sandbox = core.state.sandboxes[sandbox_id]
+                if sandbox.requested.provider == name:
                     tried.append(trio.Event())
-                    settle = partial(self._settle, sandbox, tried[-1])
-                    nursery.start_soon(core.guarded, settle, f"settling {sandbox.sandbox_id}")
+                    adopt = partial(self._adopt_noted, sandbox, tried[-1], adoption)
+                    nursery.start_soon(core.guarded, adopt, f"adopting {sandbox_id}")
             for event in tried:  # those that do not answer yet are not waited for
                 await event.wait()
             if name in core.providers:
@@ -162,10 +131,10 @@ class Reconciler:
         name: str,
         work: Callable[[Provider], Awaitable[T]],
         what: str,
-        pending: Pending | None = None,
+        adoption: Interruptible | None = None,
         tried: trio.Event | None = None,
     ) -> T:
-        """Do some work with a provider, again and again until it answers. `pending` is told why it takes so long."""
+        """Do some work with a provider, again and again until it answers. `adoption` is told why it takes so long."""
         core = self._core
 
         async def attempt() -> T:
@@ -176,83 +145,33 @@ class Reconciler:
                     tried.set()
 
         def told(error: SandkeepError) -> None:
-            if pending is not None:
-                pending.why = error.message
+            if adoption is not None:
+                adoption.why = error.message
 
         return await retry_until_done(attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, told=told)
 
-    # -- what was half done --------------------------------------------------------------------------------
-
-    async def _settle(self, sandbox: SandboxState, tried: trio.Event) -> None:
-        sandbox_id = sandbox.sandbox_id
-        try:
-            if sandbox_id in self._sandboxes.adopting:
-                await self._hold(self._sandboxes.adopting, sandbox, partial(self._adopt, sandbox, tried))
-            elif sandbox_id in self._sandboxes.making:
-                await self._hold(self._sandboxes.making, sandbox, partial(self._undo_sandbox, sandbox, tried))
-            elif sandbox_id in self._sandboxes.changing:
-                await self._hold(self._sandboxes.changing, sandbox, partial(self._undo_revival, sandbox, tried))
-            elif sandbox.status == "stopping":
-                tried.set()
-                await self._sandboxes.finish_end(sandbox_id, None)
-        finally:
-            tried.set()
-
-    async def _hold(
-        self, pending: dict[str, Pending], sandbox: SandboxState, work: Callable[[Pending], Awaitable[None]]
-    ) -> None:
-        """Do what is pending; whoever orders the sandbox's end meanwhile cancels it and goes on by himself."""
-        own = pending[sandbox.sandbox_id]
-        try:
-            with own.scope:
-                await work(own)
-        finally:
-            del pending[sandbox.sandbox_id]
-            own.finished.set()
-
-    async def _undo_sandbox(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
-        core, asked = self._core, sandbox.requested
-        revision = sandbox.revision
-
-        async def undo(provider: Provider) -> None:
-            await provider.terminate(sandbox.sandbox_id, asked.plan, {})
-
-        await self._retry(asked.provider, undo, f"undoing {sandbox.sandbox_id}", pending, tried)
-        failed = events.SandboxCreateFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        try:
-            await core.record([NewEvent(sandbox.sandbox_id, failed, sandbox.sandbox_id, revision)], None)
-        except StateError:
-            logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox.sandbox_id})
-        else:
-            await self._sandboxes.told_ended(sandbox)
-
-    async def _undo_revival(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
-        sandbox_id, asked, revision = sandbox.sandbox_id, sandbox.requested, sandbox.revision
-
-        async def halt(provider: Provider) -> None:
-            if isinstance(provider, Reviving):
-                await provider.halt(sandbox_id, asked.plan, sandbox.handle)
-
-        await self._retry(asked.provider, halt, f"undoing the revival of {sandbox_id}", pending, tried)
-        failed = failure_of(sandbox, StateError("not_ready", RESUME_INTERRUPTED), interrupted=True)
-        try:
-            await self._core.record([NewEvent(sandbox_id, failed, sandbox_id, revision)], None)
-        except StateError:
-            logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox_id})
-
     # -- adopting -----------------------------------------------------------------------------------------------------
 
-    async def _adopt(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> None:
+    async def _adopt_noted(self, sandbox: SandboxState, tried: trio.Event, adoption: Interruptible) -> None:
+        """Adopt a sandbox, unless its end interrupts that."""
+        try:
+            with self._core.under_way.running(sandbox.sandbox_id, adoption):
+                await self._adopt(sandbox, tried, adoption)
+        finally:
+            del self._runtimes.adopting[sandbox.sandbox_id]
+            tried.set()
+
+    async def _adopt(self, sandbox: SandboxState, tried: trio.Event, adoption: Interruptible) -> None:
         """Take over a sandbox, or tell that it is lost; neither when its end is ordered meanwhile."""
         # What was ended can be told to resume from then on, and what that starts is not to be adopted.
-        if sandbox.status == "restoring" and await self._undo_restore(sandbox, tried, pending):
+        if sandbox.status == "restoring" and await self._undo_restore(sandbox, tried, adoption):
             return
         if sandbox.status not in rules.STANDING:
             return
         sandbox_id, revision = sandbox.sandbox_id, sandbox.revision
         take_over = partial(self._take_over, sandbox)
         await self._drop_replaced(sandbox)
-        instance = await self._retry(sandbox.requested.provider, take_over, f"adopting {sandbox_id}", pending, tried)
+        instance = await self._retry(sandbox.requested.provider, take_over, f"adopting {sandbox_id}", adoption, tried)
         failpoints.reach("adopt.held")
         try:
             if instance is None or isinstance(instance, Ending):
@@ -267,19 +186,19 @@ class Reconciler:
         if not isinstance(instance, Ending | None):
             await self._adopt_processes(sandbox, instance)
 
-    async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, pending: Pending) -> bool:
+    async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, adoption: Interruptible) -> bool:
         """Give it the files that it had; answer whether it was ended for the restore."""
         put_back = partial(self._settling.put_back, sandbox)
         what = f"undoing the restore of {sandbox.sandbox_id}"
-        ended = await self._retry(sandbox.requested.provider, put_back, what, pending, tried)
+        ended = await self._retry(sandbox.requested.provider, put_back, what, adoption, tried)
         await self._settling.record_undone(sandbox, ended=ended)
         return ended
 
     async def _drop_replaced(self, sandbox: SandboxState) -> None:
         """A daemon may have died before it removed the files that a restore had replaced."""
-        provider = self._core.provider(sandbox.requested.provider)
-        if sandbox.restored_from is not None and isinstance(provider, Replacing):
-            await provider.drop_replaced(sandbox.sandbox_id)
+        replacement = self._core.provider(sandbox.requested.provider).replacement
+        if sandbox.restored_from is not None and replacement is not None:
+            await replacement.drop_replaced(sandbox.sandbox_id)
 
     async def _take_over(self, sandbox: SandboxState, provider: Provider) -> Instance | Ending | None:
         asked = sandbox.requested
@@ -289,14 +208,15 @@ class Reconciler:
     async def _adopt_processes(self, sandbox: SandboxState, instance: Instance) -> None:
         """Start the carriers of its processes, and wait until the instance knows each: signals need that."""
         active = {process: trio.Event() for process in sandbox.active}
-        runtime = self._sandboxes.keep(instance)
+        runtime = self._runtimes.keep(instance)
         await runtime.opened()
         for process_id, found in active.items():
             process = self._core.state.processes[process_id]
             carrier = partial(self._processes.supervisor.adopt, runtime, process, found)
             if not start_in(runtime, carrier, self._core, f"process {process_id}"):
                 return
-        if not (isinstance(instance, Pausing) and instance.is_paused()):  # one that stands still knows nothing new
+        pauses = instance.pauses
+        if pauses is None or not pauses.is_paused():  # one that stands still knows nothing new
             with trio.move_on_after(ANSWER_DEADLINE_S):
                 for found in active.values():
                     await found.wait()
@@ -305,9 +225,8 @@ class Reconciler:
     async def _lost(self, sandbox: SandboxState, why: str, revision: int) -> None:
         """Tell that a sandbox is gone, with all that was known of it last: how its processes had ended, if they had."""
         logger.warning("sandbox lost", extra={"sandbox_id": sandbox.sandbox_id, "why": why})
-        provider = self._core.provider(sandbox.requested.provider)
-        exits = await trio.to_thread.run_sync(provider.last_exits, sandbox.sandbox_id, list(sandbox.active))
-        told = self._sandboxes.last_words(sandbox, exits.get, None, f"its sandbox was lost: {why}")
+        exits = await exits_left(self._core, sandbox)
+        told = last_words(self._core, sandbox, exits, None, why=f"its sandbox was lost: {why}")
         lost = events.SandboxLost(last_status=sandbox.status, message=why)
         told.append(NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision))
         await self._core.record(told, None, awaited=False)

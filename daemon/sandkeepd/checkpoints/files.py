@@ -27,11 +27,11 @@ from sandkeep_store.buckets.config import STORAGE
 from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Progress
+from sandkeepd.contract.caller import Progress
 from sandkeepd.host import digests
 from sandkeepd.host.threads import Meter, watched
+from sandkeepd.snapshots.archive_paths import place_of, root_of
 from sandkeepd.snapshots.archives import LOCAL, LOG_KEY, SnapshotArchives
-from sandkeepd.snapshots.places import place_of, root_of
 
 FOLDER: Final = "sandbox_checkpoints"
 MAKING: Final = ".making"

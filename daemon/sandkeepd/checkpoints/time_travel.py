@@ -15,7 +15,7 @@ from sandkeepd.checkpoints.checkpoints import Checkpoints
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core
-from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.creation import SandboxCreation
 from sandkeepd.snapshots.restore import Restores
 
 
@@ -30,12 +30,14 @@ class Asked(NamedTuple):
 
 
 class TimeTravel:
-    """The handler of ``sandbox.restore_at``."""
+    """``sandbox.restore_at``, and its handler."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, restores: Restores, checkpoints: Checkpoints) -> None:
+    method = "sandbox.restore_at"
+
+    def __init__(self, core: Core, creation: SandboxCreation, restores: Restores, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
         self._core = core
-        self._sandboxes = sandboxes
+        self._creation = creation
         self._restores = restores
 
     async def restore_at(self, request: Request[SandboxRestoreAt]) -> RestoredAt:
@@ -46,14 +48,14 @@ class TimeTravel:
         made = await self._restore(request, source, moment)
         return await self._answer(source, asked, moment, made)
 
-    async def restored_before(self, request: Request[SandboxRestoreAt], first: Recorded) -> Any:
-        """The answer to a command that was given before; what was used then may have been deleted since."""
+    async def again(self, request: Request[Any], first: Recorded) -> Any:
+        """See `Command.again`. The snapshot or checkpoint that was used then may have been deleted since."""
         made: Any
         if first.stream in self._core.state.forks:
             made = await self._checkpoints.restoration.again(request, first)
             made = made if made is ANEW else made.sandboxes[0]
         else:
-            made = await self._sandboxes.created_before(request, first)
+            made = await self._creation.again(request, first)
         if made is ANEW:
             return made
         asked = await self._asked(request.params)

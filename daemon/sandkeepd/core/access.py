@@ -20,7 +20,7 @@ from sandkeep.protocol.methods import Access, Kind, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
 from sandkeep_store.eventlog.eventless_commands import Past
 from sandkeep_store.views.state import State
-from sandkeepd.contract.provider import Caller, Progress
+from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core.call import Call, Give
 from sandkeepd.core.peer import Peer
 

@@ -21,6 +21,7 @@ from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.provider import Provider
+from sandkeepd.core.interruption import UnderWay
 from sandkeepd.host.fairness import yield_to_loop
 
 logger = logging.getLogger("sandkeepd")
@@ -67,6 +68,7 @@ class Core:
         self.providers = providers
         self.nursery = nursery
         self.problems: list[str] = []
+        self.under_way = UnderWay()
         self.caching = trio.Lock()
         """Held while the cached fold is written or removed."""
         self.foreign: dict[str, list[str]] = {}

@@ -9,7 +9,8 @@ An operation is declared once, by a class. The engine does the rest, always the 
     recover    the next daemon undoes, or finishes, what a dead one had begun
 
 A `Creation` can fail, and is undone if the daemon dies of it; who gives the order again has it begun anew. A `Removal`
-cannot fail once it is ordered: it is tried until it is done, if need be by the next daemon.
+cannot fail once it is ordered: it is tried until it is done, if need be by the next daemon. An operation that is
+`interruptible` ends without an outcome when another order on the same subject interrupts it, and sees to the rest.
 
 The model is Change and Task of canonical/pebble.
 """
@@ -17,20 +18,25 @@ The model is Change and Task of canonical/pebble.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
+from sandkeep import failpoints
 from sandkeep.errors import SandkeepError, StateError, error_from
 from sandkeep.events import Event, Meta
 from sandkeep_store.eventlog.log import NewEvent, Recorded
-from sandkeepd.contract.provider import Caller, Progress
+from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import no_progress
 from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.retry import insist
+
+STEPS: Final = ("begun", "acted", "recorded", "done")
+"""Where each operation can be told to die, as ``SandboxCreation.acted``: see `sandkeep.failpoints`."""
 
 
 class Subject(Protocol):
@@ -42,7 +48,6 @@ class Subject(Protocol):
 
     error: tuple[str, str] | None
     interrupted: bool
-    revision: int
 
     @property
     def status(self) -> str:
@@ -50,24 +55,41 @@ class Subject(Protocol):
         ...
 
 
+class Revised(Subject, Protocol):
+    """A subject that tells how many events its stream has."""
+
+    revision: int
+
+
 S = TypeVar("S", bound=Subject)
+R = TypeVar("R", bound=Revised)
 
 
-class Order(Generic[S]):
+class Order(Interruptible, Generic[S]):
     """One order, while it is carried out. What an earlier daemon had begun has neither `intent` nor `request`.
 
     What is entered into `resources` is let go when it has failed, or is through and its outcome is on record.
-    `abandoned` is cancelled when the caller has gone, for work that is nothing without him.
+    `abandoned` is cancelled when the caller has gone, for work that is nothing without him. `given` is for `act`, and
+    on record nowhere, such as secrets.
     """
 
-    def __init__(self, stream: str, subject: S, intent: Recorded | None = None, request: Request[Any] | None = None):
+    def __init__(
+        self,
+        stream: str,
+        subject: S,
+        intent: Recorded | None = None,
+        request: Request[Any] | None = None,
+        given: Any = None,
+    ) -> None:
+        super().__init__()
         self.stream = stream
         self.subject = subject
         self.intent = intent
         self.request = request
+        self.given = given
         self.resources = AsyncExitStack()
         self.context: Any = None
-        """Left by `act` for `recorded`."""
+        """Left by `act` for `failed` and `recorded`."""
         self.abandoned = trio.CancelScope()
 
     @property
@@ -82,18 +104,48 @@ class Order(Generic[S]):
         return self.request.progress if self.request is not None else no_progress
 
 
+Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
+
+
+class Command(Protocol):
+    """A method whose calls are on record, and how one is answered that repeats an earlier call."""
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        ...
+
+    @property
+    def again(self) -> Again:
+        """Answer a command that was given before, as its first event has it; ANEW if nothing came of that."""
+        ...
+
+
+class Deed(NamedTuple):
+    """A command that is done within the call, and on record by one event alone."""
+
+    method: str
+    again: Again
+
+
 class Operation(ABC, Generic[S]):
-    """Base of all operations. Derive from `Creation` or `Removal`."""
+    """Base of all operations: commands that tasks of the daemon's own carry out."""
 
     method: ClassVar[str]
-    """The method that gives such an order: repeated calls of it are answered here."""
+    """The method that gives such an order."""
 
     under_way: ClassVar[str]
     """The status of a subject between the intent and the outcome."""
 
+    essential: ClassVar[bool] = False
+    """Whether intent and outcome may use what the log keeps in reserve for when the disk is full."""
+
+    interruptible: ClassVar[bool] = False
+    """Whether `Core.under_way` interrupts its orders."""
+
     def __init__(self, core: Core) -> None:
         self.core = core
-        self._due: list[str] = []
+        self._due: dict[str, Order[S]] = {}
 
     @property
     @abstractmethod
@@ -103,6 +155,10 @@ class Operation(ABC, Generic[S]):
     def owns(self, subject: S) -> bool:  # noqa: ARG002  # most own all
         """Tell if a subject that is under way is this operation's, where several have the same view and status."""
         return True
+
+    def stands(self, order: Order[S]) -> bool:
+        """Tell if the subject still waits for the order's outcome, and no other order has got ahead."""
+        return order.subject.status == self.under_way
 
     # What a declaration fills in
 
@@ -123,37 +179,84 @@ class Operation(ABC, Generic[S]):
 
     # Carrying out
 
-    async def run(self, new: NewEvent, request: Request[Any]) -> Any:
+    async def run(self, new: NewEvent, request: Request[Any], given: Any = None) -> Any:
         """Give the order, wait until it is carried out, and answer it. Raises what it failed with."""
-        order = await self.begin(new, request.meta, request)
+        order = await self.begin(new, request.meta, request, given)
         try:
             return await self.answer(request, order.stream)
         finally:
             order.abandoned.cancel()
 
     async def begin(
-        self, new: NewEvent, meta: Meta, request: Request[Any] | None = None, *, essential: bool = False
+        self, new: NewEvent, meta: Meta, request: Request[Any] | None = None, given: Any = None
     ) -> Order[S]:
         """Give the order. It is on record when this returns. Raises as `Core.intend` does."""
-        intent = await self.core.intend(new, meta, essential=essential)
-        order = Order(new.stream, self.subjects[new.stream], intent, request)
-        self.core.carry(partial(self._carry, order), f"{new.event.type} of {new.stream}")
+        intent = await self.core.intend(new, meta, essential=self.essential)
+        return self.start(intent, request, given)
+
+    def start(self, intent: Recorded, request: Request[Any] | None = None, given: Any = None) -> Order[S]:
+        """Have an order carried out that is on record."""
+        order = Order(intent.stream, self.subjects[intent.stream], intent, request, given)
+        if self.interruptible:
+            self.core.under_way.note(order.stream, order)
+        self.spawn(order, f"{intent.type} of {order.stream}")
         return order
+
+    def spawn(self, order: Order[S], what: str) -> None:
+        """Start the task that carries out an order: one of the daemon's own, which ends with the daemon."""
+        self.core.carry(partial(self._carry, order), what)
+
+    async def refuse(self, order: Order[S], error: SandkeepError) -> None:
+        """Have an order fail that cannot be carried out."""
+        await self._fail(order, error)
 
     async def _carry(self, order: Order[S]) -> None:
         async with order.resources:
+            self._reach("begun")
             try:
-                facts = await self.core.record(await self.act(order), order.intent)
+                outcome = await self._acted(order)
+                self._reach("acted")
+                facts = await self._record(order, outcome)
             except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
                 facts = await self._fail(order, as_sandkeep_error(unforeseen))
-            await self.recorded(order, facts)
+            self._reach("recorded")
+            if facts:
+                await self.recorded(order, facts)
+        self._reach("done")
+
+    def _reach(self, step: str) -> None:
+        """Be at one of the `STEPS`, for the tests."""
+        if failpoints.armed:
+            failpoints.reach(f"{type(self).__name__}.{step}")
+
+    async def _acted(self, order: Order[S]) -> Sequence[NewEvent]:
+        """Act; answer the outcome, or nothing if it was interrupted."""
+        outcome: Sequence[NewEvent] = ()
+        with self._interruptible(order):
+            if self.stands(order):
+                outcome = await self.act(order)
+        return outcome
+
+    def _interruptible(self, order: Order[S]) -> AbstractContextManager[None]:
+        return self.core.under_way.running(order.stream, order) if self.interruptible else nullcontext()
+
+    async def _record(self, order: Order[S], outcome: Sequence[NewEvent]) -> Sequence[Recorded]:
+        """Record an outcome; answer nothing if another order got ahead, if only while this was on its way."""
+        if not outcome or not self.stands(order):
+            return ()
+        try:
+            return await self.core.record(outcome, order.intent, essential=self.essential)
+        except StateError:
+            if self.stands(order):
+                raise
+            return ()
 
     async def _fail(self, order: Order[S], error: SandkeepError) -> Sequence[Recorded]:
         try:
             await order.resources.aclose()  # who hears of the failure may want them for another order
         except Exception as unforeseen:  # noqa: BLE001  # a failure to let go of something is none of the order's
             as_sandkeep_error(unforeseen)
-        return await self.core.record(await self.failed(order, error), order.intent)
+        return await self._record(order, await self.failed(order, error)) if self.stands(order) else ()
 
     async def insist(
         self,
@@ -162,10 +265,13 @@ class Operation(ABC, Generic[S]):
         then: str,
         provider: str = "",
         deadline_s: float = math.inf,
+        waiting: Sequence[str] = (),
     ) -> None:
-        """Do a part of an order, again and again until it is done. See `core.retry.insist`."""
+        """Do a part of an order, again and again until it is done; whoever is `waiting` for these streams is told why
+        that takes long, too. See `core.retry.insist`.
+        """
         what = f"{type(self).__name__} of {stream}"
-        await insist(self.core, [stream], work, what, then, provider=provider, deadline_s=deadline_s)
+        await insist(self.core, [stream, *waiting], work, what, then, provider=provider, deadline_s=deadline_s)
 
     # Answering
 
@@ -181,27 +287,33 @@ class Operation(ABC, Generic[S]):
 
     @abstractmethod
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """Answer a command that was given before, as `first` has it; ANEW if nothing came of that."""
+        """See `Command.again`."""
 
     # After a crash
 
     def announce(self) -> None:
         """Note what is on record as begun: what clients begin from now on is not for `recover`."""
-        begun = (stream for stream, subject in self.subjects.items() if subject.status == self.under_way)
-        self._due = [stream for stream in begun if self.owns(self.subjects[stream])]
+        for stream, subject in self.subjects.items():
+            if subject.status == self.under_way and self.owns(subject) and stream not in self._due:
+                self._due[stream] = Order(stream, subject)
+                if self.interruptible:
+                    self.core.under_way.note(stream, self._due[stream])
 
     async def recover(self) -> None:
         """Bring to an end what was noted, each by itself, so that an engine that is down delays no other."""
         async with trio.open_nursery() as nursery:
-            for stream in self._due:
-                order = Order(stream, self.subjects[stream])
-                if order.subject.status == self.under_way:
-                    what = f"{type(self).__name__} of {stream}, begun by an earlier daemon"
-                    nursery.start_soon(self.core.guarded, partial(self._recover, order), what)
+            for order in self._due.values():
+                what = f"{type(self).__name__} of {order.stream}, begun by an earlier daemon"
+                nursery.start_soon(self.core.guarded, partial(self._recover_due, order), what)
+            self._due = {}
 
-    @abstractmethod
+    async def _recover_due(self, order: Order[S]) -> None:
+        with self._interruptible(order):
+            if self.stands(order):
+                await self._recover(order)
+
     async def _recover(self, order: Order[S]) -> None:
-        """Undo or finish an order of an earlier daemon."""
+        """Undo or finish an order of an earlier daemon; here, others tell what came of it."""
 
 
 class Creation(Operation[S]):
@@ -245,23 +357,29 @@ class Creation(Operation[S]):
     async def _recover(self, order: Order[S]) -> None:
         await self.undo(order)
         why = StateError("not_ready", self.interrupted)
-        await self.core.record(self.failure(order.subject, why, interrupted=True), None)
-        await self.undone(order)
+        if await self._record(order, self.failure(order.subject, why, interrupted=True)):
+            await self.undone(order)
 
 
-class Removal(Operation[S]):
+class Removal(Operation[R]):
     """An operation that ends its subject. `act` insists until it has."""
 
-    async def failed(self, order: Order[S], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
+    essential = True
+
+    def may(self, subject: R) -> bool:
+        """Tell if the end of a subject can be ordered, and is not."""
+        return subject.status == "ready"
+
+    async def failed(self, order: Order[R], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
         """See `Operation.failed`. Only a defect gets here; the next daemon goes on with it."""
         raise error
 
     async def order(self, stream: str, event: Event, sandbox_id: str | None, meta: Meta) -> None:
         """Give the order by this intent, unless it was given. It is on record when this returns."""
         subject, tries = self.subjects[stream], Tries()
-        while subject.status == "ready":
+        while self.may(subject):
             try:
-                await self.begin(NewEvent(stream, event, sandbox_id, subject.revision), meta, essential=True)
+                await self.begin(NewEvent(stream, event, sandbox_id, subject.revision), meta)
             except StateError as conflict:
                 await tries.again(conflict)  # something else happened to it at that instant: look again
 
@@ -273,5 +391,5 @@ class Removal(Operation[S]):
         """See `Operation.again`."""
         return await self.answer(request, first.stream)
 
-    async def _recover(self, order: Order[S]) -> None:
+    async def _recover(self, order: Order[R]) -> None:
         await self._carry(order)

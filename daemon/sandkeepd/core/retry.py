@@ -9,7 +9,7 @@ import trio
 
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.system.backoff import pauses
-from sandkeepd.contract.provider import Provider, Recovering
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core, as_sandkeep_error
 
 T = TypeVar("T")
@@ -76,8 +76,8 @@ def _silent(provider: Provider | None, seconds: float) -> ProviderError:
     return ProviderError("provider_unavailable", message, engine=provider.name if provider is not None else None)
 
 
-async def _recovered(provider: object) -> None:
-    if isinstance(provider, Recovering):
-        await provider.recovered()
+async def _recovered(provider: Provider | None) -> None:
+    if provider is not None and provider.engine is not None:
+        await provider.engine.recovered()
     else:
         await trio.sleep_forever()

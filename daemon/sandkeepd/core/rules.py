@@ -1,19 +1,20 @@
 """Rules: pure decisions, from the state and a command to the event to append or the error.
 
-Nothing here waits, reads or writes. `SANDBOX_MAY` is the table of a sandbox's life: the states in which each event may
-be appended.
+Nothing here waits, reads or writes. In which states an event may be appended is told by the tables of
+`sandkeep.lifecycle`.
 """
 
 import json
 import posixpath
 from collections.abc import Container, Mapping, Sequence
-from typing import Final
+from typing import Any, ClassVar, Final, Protocol
 
 from msgspec.structs import replace
 
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
+from sandkeep.lifecycle import SANDBOX, Lifecycle
 from sandkeep.model import Network, Place, SandboxSpec
 from sandkeep.protocol.clock import rfc3339
 from sandkeep.protocol.methods import (
@@ -34,31 +35,14 @@ from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.image_sources import Source
 
-STANDING: Final = ("running", "suspending", "suspended", "resuming")
+STANDING: Final = SANDBOX.sources["sandbox.failed"]
 """The states of a sandbox that its provider has."""
 
-SETTLED: Final = ("stopped", "failed", "lost")
+SETTLED: Final = tuple(state for state in SANDBOX.states if state not in (*STANDING, *SANDBOX.pending))
 """The states in which nothing of a sandbox runs."""
 
-SANDBOX_MAY: Final[dict[str, frozenset[str]]] = {
-    "sandbox.created": frozenset({"creating"}),
-    "sandbox.create_failed": frozenset({"creating"}),
-    "sandbox.adopted": frozenset({"running", "suspended"}),
-    "sandbox.suspend_requested": frozenset({"running"}),
-    "sandbox.suspended": frozenset({"suspending", "running"}),
-    "sandbox.suspend_failed": frozenset({"suspending"}),
-    "sandbox.resume_requested": frozenset({"suspended", "failed", "lost"}),
-    "sandbox.resumed": frozenset({"resuming", "suspended"}),
-    "sandbox.resume_failed": frozenset({"resuming"}),
-    "sandbox.restore_requested": frozenset({"running", "suspended", "failed", "lost"}),
-    "sandbox.restored": frozenset({"restoring"}),
-    "sandbox.restore_failed": frozenset({"restoring"}),
-    "sandbox.failed": frozenset(STANDING),
-    "sandbox.lost": frozenset({*STANDING, "stopping"}),
-    "sandbox.terminate_requested": frozenset({*STANDING, "creating", "restoring", "failed", "lost"}),
-    "sandbox.terminated": frozenset({"stopping"}),
-    "process.launch_requested": frozenset({"running"}),
-}
+READABLE: Final = SANDBOX.sources["snapshot.create_requested"]
+"""The states of a sandbox, once it was made, in which its files are there and nobody replaces them."""
 
 MAX_COMMAND_ON_RECORD: Final = 8 * 1024
 MAX_COMMAND_BYTES: Final = 1024 * 1024
@@ -66,9 +50,6 @@ MAX_COMMAND_BYTES: Final = 1024 * 1024
 
 MAX_SPEC_BYTES: Final = 48 * 1024
 MAX_PATHS_BYTES: Final = 4 * 1024
-
-READABLE: Final = ("running", "suspended", "failed", "lost")
-"""The states of a sandbox, once it was made, in which its files are there and nobody replaces them."""
 
 WHY_NOT_READY: Final[dict[str, str]] = {
     "creating": "is still being made: wait until it runs",
@@ -154,7 +135,7 @@ def create_checkpoint(
     sandbox: SandboxState, command: CheckpointCreate, place: Place, facts: Mapping[str, str]
 ) -> events.CheckpointCreateRequested:
     """The intent to keep a sandbox with all that runs in it. Raises `not_ready`, `invalid`."""
-    if sandbox.status not in ("running", "suspended"):
+    if not may(sandbox, "checkpoint.create_requested"):
         raise not_ready(sandbox)
     if _size(command.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels", "they are")
@@ -262,9 +243,20 @@ def promote(
     )
 
 
-def may(sandbox: SandboxState, event_type: str) -> bool:
-    """Whether that event may follow in the sandbox's present state."""
-    return sandbox.status in SANDBOX_MAY[event_type]
+class Subject(Protocol):
+    """An object of a view, and the table of its kind."""
+
+    lifecycle: ClassVar[Lifecycle[Any]]
+
+    @property
+    def status(self) -> str:
+        """Where in its life it is."""
+        ...
+
+
+def may(subject: Subject, event_type: str) -> bool:
+    """Tell if an event of that type may follow in the present state of an object."""
+    return subject.status in subject.lifecycle.sources[event_type]
 
 
 def require_running(sandbox: SandboxState) -> None:
@@ -347,12 +339,12 @@ def same_content(state: State, image_id: str, digest: str) -> ImageState | None:
 
 
 def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.ImageRemoveRequested | None:
-    """The intent to remove an image; None if it is gone already. `pending` are sandboxes about to be made from it."""
+    """The intent to remove an image; None if it is gone or going. `pending` are sandboxes about to be made from it."""
     found = state.images[image_id]
-    if found.status in ("removed", "failed"):
-        return None
     if found.status == "creating":
         raise StateError("not_ready", f"image {image_id} is still being made: wait, then remove it", image_id=image_id)
+    if not may(found, "image.remove_requested"):
+        return None
     above = [s.snapshot_id for s in state.snapshots.values() if s.alive and s.needs_image(image_id)]
     if above:
         words = f"image {image_id} is what the incremental snapshot {_some(above)} is above: delete that, or promote it"

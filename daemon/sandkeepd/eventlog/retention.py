@@ -18,7 +18,7 @@ from sandkeep_store.upkeep.redaction import Redaction, Target
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.eventlog import state_cache as caching
-from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtimes
 
 logger = logging.getLogger("sandkeepd")
 
@@ -31,9 +31,9 @@ LEAST_EVENTS: Final = 1000
 class Retention:
     """The handlers of ``store.compact`` and ``store.redact``, and the task that compacts by itself."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
         self._one_at_a_time = trio.Lock()
 
     async def compact(self, request: Request[StoreCompact]) -> CompactReport:
@@ -88,8 +88,8 @@ class Retention:
             await trio.to_thread.run_sync(state_cache.discard, core.log.directory)
         if target.sandbox_id is not None:
             await core.files.discard_unfinished(target.sandbox_id)
-            await self._sandboxes.adopted(target.sandbox_id)
-            runtime = self._sandboxes.runtimes.get(target.sandbox_id)
+            await self._runtimes.adopted(target.sandbox_id)
+            runtime = self._runtimes.by_id.get(target.sandbox_id)
             if runtime is not None and target.type.startswith("process."):
                 runtime.instance.forget(target.stream)
 

@@ -24,8 +24,9 @@ from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError
 from sandkeep.model import SkippedFile
+from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
-from sandkeepd.contract.provider import Caller, ImportedImage, Progress
+from sandkeepd.contract.images import ImportedImage
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 

@@ -14,7 +14,9 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import FileContent, Isolation
-from sandkeepd.contract.provider import Chunk, Directory, Ending, Exit, InputNote, Launch, unnoted
+from sandkeepd.contract.instance import Directory, Ending
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.keeper import fifo, files, input_files, journal, pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
@@ -41,12 +43,12 @@ class KeeperInstance:
 
     `directory` holds `in` and `out`. `input_owner` is the uid and gid that must be able to open a process's input;
     `inside` is what the code inside calls `directory`. With `fed` the code inside can open
-    no FIFO of ours, and what it is to read comes as files that grow.
+    no FIFO of ours, and what it is to read comes as files that grow. Whoever has it stand still sets `pause`.
     """
 
     no_terminals: str | None = None
     no_copies: str | None = None
-    no_pauses: str | None = None
+    pauses: Pausing | None = None
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class KeeperInstance:
         self.isolation = isolation
         self.working_dir = working_dir
         self.handle = handle
+        self.cgroups: Mapping[str, str] = {}
         self._ending = Ending(kind="failed", message="it is gone")
         self._place = Place(directory, inside, input_owner, fed=fed)
         self._journals = Journals(self._place.out, watcher)
@@ -257,16 +260,6 @@ class KeeperInstance:
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
         """See `Instance.list_directory`."""
         return await files.list_directory(self, path, after, limit)
-
-    # Standing still, which the provider brings about: it sets `pause`
-
-    def is_paused(self) -> bool:
-        """See `Pausing.is_paused`."""
-        return self.pause.is_on
-
-    async def pause_changed(self, paused: bool) -> None:
-        """See `Pausing.pause_changed`."""
-        await self.pause.changed(paused)
 
     # The sandbox as a whole
 

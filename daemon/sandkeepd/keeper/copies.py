@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from sandkeep.errors import SetupError
 from sandkeep.ids import new_id
-from sandkeepd.contract.provider import CommandFailedError, Instance, PipedCommand
+from sandkeepd.contract.commands import CommandFailedError, PipedCommand
+from sandkeepd.contract.instance import Instance
 from sandkeepd.keeper.failure import failure
 from sandkeepd.keeper.files import start_of
 from sandkeepd.keeper.pipes import HELPER

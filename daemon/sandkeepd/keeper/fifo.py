@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from sandkeepd.contract.provider import InputNote, unnoted
+from sandkeepd.contract.processes import InputNote, unnoted
 
 _PIECE_BYTES: Final = 65536
 

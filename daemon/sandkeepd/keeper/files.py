@@ -15,7 +15,7 @@ from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry, FileType
 from sandkeep.protocol.clock import rfc3339
-from sandkeepd.contract.provider import Directory, Instance
+from sandkeepd.contract.instance import Directory, Instance
 from sandkeepd.keeper.failure import failure, shown
 from sandkeepd.keeper.pipes import HELPER
 

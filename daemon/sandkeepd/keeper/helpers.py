@@ -9,7 +9,8 @@ import trio
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
-from sandkeepd.contract.provider import Instance, Launch
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper import input_files, pipes, requests
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S
 from sandkeepd.keeper.launch import Launcher

@@ -13,7 +13,8 @@ from typing import Final
 import trio
 
 from sandkeep.errors import SandkeepError, StateError
-from sandkeepd.contract.provider import InputNote, Instance, unnoted
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import InputNote, unnoted
 from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.pipes import Piped

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from sandkeep.errors import SetupError, StateError
-from sandkeepd.contract.provider import Chunk
+from sandkeepd.contract.processes import Chunk
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 MAX_LINE_BYTES: Final = 128

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import trio
 
-from sandkeepd.contract.provider import Chunk
+from sandkeepd.contract.processes import Chunk
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.processes import Known

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
-from sandkeepd.contract.provider import Launch, Terminal
+from sandkeepd.contract.processes import Launch, Terminal
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.keeper import pipes, program, requests, terminal
 from sandkeepd.keeper.journals import Journals

@@ -1,6 +1,7 @@
 """Whether a sandbox stands still. What its code is given time for is given that time again when it goes on."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,3 +42,27 @@ class Pause:
                 yield scope
             finally:
                 del self._waiting[scope]
+
+
+class Pauses(ABC):
+    """The part of `Pausing` that goes by a `Pause`. A provider's subclass suspends and resumes, and sets that."""
+
+    def __init__(self, pause: Pause, no_pauses: str | None = None) -> None:
+        self.pause = pause
+        self.no_pauses = no_pauses
+
+    @abstractmethod
+    async def suspend(self) -> None:
+        """See `Pausing.suspend`."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """See `Pausing.resume`."""
+
+    def is_paused(self) -> bool:
+        """See `Pausing.is_paused`."""
+        return self.pause.is_on
+
+    async def pause_changed(self, paused: bool) -> None:
+        """See `Pausing.pause_changed`."""
+        await self.pause.changed(paused)

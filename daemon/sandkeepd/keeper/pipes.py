@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError
-from sandkeepd.contract.provider import CommandFailedError, Instance
+from sandkeepd.contract.commands import CommandFailedError
+from sandkeepd.contract.instance import Instance
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 HELPER: Final = "hlp"

@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from sandkeepd.contract.provider import Exit
+from sandkeepd.contract.processes import Exit
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper.journal import MAX_ROUNDS, Answer, ExitsReader
 

@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import CallerError, SandkeepError, StateError
-from sandkeepd.contract.provider import Exit
+from sandkeepd.contract.processes import Exit
 from sandkeepd.keeper import journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel

@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
-from sandkeepd.contract.provider import Terminal
+from sandkeepd.contract.processes import Terminal
 from sandkeepd.keeper import requests
 
 VIEWER: Final = "vwr"

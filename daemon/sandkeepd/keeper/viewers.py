@@ -10,7 +10,8 @@ import trio
 
 from sandkeep.errors import StateError
 from sandkeep.ids import new_id
-from sandkeepd.contract.provider import Instance, Launch
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Launch
 from sandkeepd.host.processes import Identity, identify
 from sandkeepd.keeper import journal, terminal
 from sandkeepd.keeper.place import Place

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from sandkeep import events, failpoints
 from sandkeep.errors import DataError, SandkeepError, StateError
-from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.locks import rules
 from sandkeep_store.locks.clock import SYSTEM, Clock
 from sandkeep_store.locks.fence import Fence
@@ -166,23 +166,19 @@ class Leases:
         except SandkeepError as error:
             logger.info("not given back", extra={"lock": lock.name, "why": error.message})
 
-    async def give_back(self, lock: LockState, cause: Recorded | None) -> None:
-        """Free a lock whose release was ordered, and record what came of it."""
+    async def freed(self, lock: LockState) -> events.Event:
+        """Free a lock whose release was ordered; answer what came of it."""
         settling, held = self._settling.get(lock.lock_id), self._held.pop(lock.lock_id, None)
         if settling is not None:
             settling.cancel()
         if held is not None:
             held.scope.cancel()
-        outcome: events.Event
         try:
             freed = await self._in_time(lambda: self._free(lock, held), f"release of {lock.name}")
             failpoints.reach("lock.given_back")
-            outcome = events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
         except SandkeepError as error:
-            outcome = _loss(error)
-        await self._core.record(
-            [NewEvent(lock.lock_id, outcome, self._core.state.file_of(lock))], cause, essential=True
-        )
+            return _loss(error)
+        return events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
 
     def _free(self, lock: LockState, held: Held | None) -> bool:
         if held is not None:
@@ -295,7 +291,8 @@ class Leases:
 
     async def _finish_release(self, lock: LockState) -> None:
         del self._settling[lock.lock_id]
-        await self.give_back(lock, None)
+        outcome = NewEvent(lock.lock_id, await self.freed(lock), self._core.state.file_of(lock))
+        await self._core.record([outcome], None, essential=True)
 
     async def _leave_stealing(self, lock: LockState) -> None:
         message = "the daemon stopped while the lock was being freed: free it again"

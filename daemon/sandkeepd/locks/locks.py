@@ -1,12 +1,12 @@
 """Locks of sandboxes that several daemons share: the handlers of ``lock.*``.
 
-An acquisition is an intent, as every other change, and a carrier waits for the lock; but unlike others it is given up
-when its caller goes, or nobody would know that the lock is held. The owner of a lock is who took it. His names are his
+The owner of a lock is who took it. His names are his
 own: what others call the same, on this daemon too, is another lock, of which he sees nothing. Its events are filed
 under the sandbox of its name, also when that is not there yet, so that they are in its history.
 """
 
 import uuid
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,14 +19,147 @@ from sandkeep.protocol.methods import LockAcquire, LockQuery, LockRef, LockRelea
 from sandkeep_store.buckets.config import STORAGE, Storage
 from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.eventlog.log import NewEvent, Recorded
-from sandkeep_store.locks.lease import Lease
 from sandkeep_store.locks.open import where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.core import ANEW, Core, Tries
+from sandkeepd.core.operation import Command, Operation, Order
 from sandkeepd.core.paging import page
 from sandkeepd.locks.leases import GIVEN_UP, Leases
+
+
+class LockOperation(Operation[LockState]):
+    """An order about a lock. Those of an earlier daemon `Leases` brings to an end."""
+
+    def __init__(self, core: Core, leases: Leases) -> None:
+        super().__init__(core)
+        self.leases = leases
+
+    @property
+    def subjects(self) -> Mapping[str, LockState]:
+        """See `Operation.subjects`."""
+        return self.core.state.locks
+
+    def owns(self, subject: LockState) -> bool:  # noqa: ARG002
+        """See `Operation.owns`."""
+        return False
+
+    def about(self, lock: LockState, event: events.Event, revision: int | None = None) -> NewEvent:
+        """An event of a lock, filed under the sandbox that it guards."""
+        return NewEvent(lock.lock_id, event, self.core.state.file_of(lock), revision)
+
+    def is_through(self, lock: LockState) -> bool:
+        """Tell if the order is carried out, and nothing else is to come of the lock."""
+        return not lock.under_way
+
+    async def answer(self, request: Request[Any], stream: str) -> Lock:
+        """See `Operation.answer`."""
+        lock = self.subjects[stream]
+        await self.core.settled(stream, lambda: self.is_through(lock))
+        return await self.answered(request, lock)
+
+    async def answered(self, request: Request[Any], subject: LockState) -> Lock:  # noqa: ARG002
+        """See `Operation.answered`."""
+        if subject.status == "failed" and subject.error is not None:
+            raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name})
+        return subject.view()
+
+    async def again(self, request: Request[Any], first: Recorded) -> Any:
+        """See `Operation.again`."""
+        lock = self.subjects.get(first.stream)
+        if lock is None:
+            raise _not_found(request.params.name, ", as what is known of it was archived")
+        await self.core.settled(lock.lock_id, lambda: self.is_through(lock))
+        return ANEW if lock.interrupted else await self.answered(request, lock)
+
+
+class LockAcquisition(LockOperation):
+    """``lock.acquire``. What is given is set when the caller goes: then it is given up, or nobody would know of it."""
+
+    method = "lock.acquire"
+    under_way = "acquiring"
+
+    def is_through(self, lock: LockState) -> bool:
+        """See `LockOperation.is_through`. It is held from then on."""
+        return lock.status != "acquiring"
+
+    async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
+        """See `Operation.act`. Left is what is to be set once it is on record that the lock was taken."""
+        lock, given_up = order.subject, order.given
+        lease = await self.leases.take(lock, given_up)
+        failpoints.reach("lock.taken")
+        if lease is not None and not given_up.is_set():
+            order.context = trio.Event()
+            self.leases.keep(lock, lease, order.context)
+            return [self.about(lock, events.LockAcquired(fence=lease.fence.number))]
+        if lease is not None:
+            await self.leases.drop(lease)
+        else:
+            order.resources.push_async_callback(self.leases.drop_unknown, lock)
+        return [self.about(lock, events.LockAcquireFailed(code="timeout", message=GIVEN_UP, interrupted=True))]
+
+    async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`."""
+        refused = _refusal(error)
+        if refused.type == "lock.acquire_failed":
+            order.resources.push_async_callback(self.leases.drop_unknown, order.subject)
+        return [self.about(order.subject, refused)]
+
+    async def recorded(self, order: Order[LockState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        if order.context is not None:
+            order.context.set()
+
+    async def answered(self, request: Request[Any], subject: LockState) -> Lock:  # noqa: ARG002
+        """See `Operation.answered`. Raises why it was not taken."""
+        if subject.error is None or subject.acquired_us is not None:
+            return subject.view()
+        data = {"held_by": subject.held_by, "expires_at": subject.expires_at, "waiting": subject.waiting}
+        told = data if subject.status == "contended" else {}
+        raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name, **told})
+
+
+class LockReturn(LockOperation):
+    """``lock.release`` of a lock that is held here."""
+
+    method = "lock.release"
+    under_way = "releasing"
+    essential = True
+
+    async def order(self, lock: LockState, request: Request[LockRelease]) -> None:
+        """Give the order, unless it was given, or the lock was lost. It is on record when this returns."""
+        tries = Tries()
+        while lock.status == "held":
+            try:
+                await self.begin(self.about(lock, events.LockReleaseRequested(), lock.revision), request.meta, request)
+            except StateError as conflict:
+                await tries.again(conflict)  # it was lost in that moment, or somebody else ordered the same
+
+    async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        return [self.about(order.subject, await self.leases.freed(order.subject))]
+
+    async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
+        """See `Operation.failed`. Only a defect gets here; the next daemon goes on with it."""
+        raise error
+
+
+class LockSteal(LockOperation):
+    """``lock.release`` by force: the lock of a name is freed, whoever holds it."""
+
+    method = "lock.release"
+    under_way = "stealing"
+
+    async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        lock = order.subject
+        await self.leases.ask(partial(self.leases.locks(lock.where).replace, lock.name))
+        return [self.about(lock, events.LockStolen())]
+
+    async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`."""
+        return [self.about(order.subject, events.LockStealFailed(code=error.code, message=error.message))]
 
 
 class LockService:
@@ -36,12 +169,16 @@ class LockService:
         self._core = core
         self._leases = leases
         self._storage = storage
+        self._acquisition = LockAcquisition(core, leases)
+        self._return = LockReturn(core, leases)
+        self._steal = LockSteal(core, leases)
+        self.commands: Sequence[Command] = (self._acquisition, self._return)
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
     async def acquire(self, request: Request[LockAcquire]) -> Lock:
         """Take a lock, and keep it until it is released."""
-        command, core = request.params, self._core
+        command = request.params
         _check_name(command.name)
         place = self._where(request, command.name)
         event = events.LockAcquireRequested(
@@ -51,15 +188,17 @@ class LockService:
             owner_id=str(uuid.uuid4()),
             timeout_s=command.timeout_s,
         )
-        lock_id = ids.new_id(ids.LOCK)
-        file = core.state.file_for(lock_id, request.owner, command.name, place)
-        intent = await core.intend(NewEvent(lock_id, event, file, 0), request.meta)
-        lock, given_up = core.state.locks[lock_id], trio.Event()
-        core.carry(partial(self._take, lock, given_up, intent), f"acquisition of {command.name}")
+        given_up = trio.Event()
         try:
-            return await self._taken(lock)
+            taken: Lock = await self._acquisition.run(self._new(event), request, given_up)
         finally:
             given_up.set()
+        return taken
+
+    def _new(self, event: events.LockAcquireRequested | events.LockStealRequested) -> NewEvent:
+        """The first event of a stream, filed under the sandbox that the lock guards."""
+        lock_id = ids.new_id(ids.LOCK)
+        return NewEvent(lock_id, event, self._core.state.file_for(lock_id, event.owner, event.name, event.where), 0)
 
     def _where(self, request: Request[Any], name: str) -> str:
         """Where the caller's lock of a name is, by the settings; that of a sandbox which he is shown, where its owner's
@@ -78,40 +217,6 @@ class LockService:
         """Whether it is an owner's and held where older daemons had the locks of all: there it still has to be seen."""
         return lock.under_way and (lock.name, lock.owner, lock.where) == (name, owner, shared)
 
-    async def acquired_before(self, request: Request[LockAcquire], first: Recorded) -> Any:
-        """The answer to a command that was given before."""
-        lock = self._known(request, first.stream)
-        await self._core.settled(lock.lock_id, lambda: lock.status != "acquiring")
-        return ANEW if lock.interrupted else await self._taken(lock)
-
-    async def _taken(self, lock: LockState) -> Lock:
-        """Wait until the lock is taken, or it is known why not."""
-        await self._core.settled(lock.lock_id, lambda: lock.status != "acquiring")
-        if lock.error is None or lock.acquired_us is not None:
-            return lock.view()
-        data = {"held_by": lock.held_by, "expires_at": lock.expires_at, "waiting": lock.waiting}
-        told = data if lock.status == "contended" else {}
-        raise error_from(*lock.error, {"lock_id": lock.lock_id, "name": lock.name, **told})
-
-    async def _take(self, lock: LockState, given_up: trio.Event, intent: Recorded) -> None:
-        lease: Lease | None = None
-        outcome: events.Event = events.LockAcquireFailed(code="timeout", message=GIVEN_UP, interrupted=True)
-        on_record = trio.Event()
-        try:
-            lease = await self._leases.take(lock, given_up)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            outcome = _refusal(as_sandkeep_error(unforeseen))
-        failpoints.reach("lock.taken")
-        if lease is not None and not given_up.is_set():
-            outcome = events.LockAcquired(fence=lease.fence.number)
-            self._leases.keep(lock, lease, on_record)
-        elif lease is not None:
-            await self._leases.drop(lease)
-        await self._core.record([NewEvent(lock.lock_id, outcome, self._core.state.file_of(lock))], intent)
-        on_record.set()
-        if lease is None and outcome.type == "lock.acquire_failed":
-            await self._leases.drop_unknown(lock)
-
     # -- giving back --------------------------------------------------------------------------------------------------
 
     async def release(self, request: Request[LockRelease]) -> Lock:
@@ -120,7 +225,11 @@ class LockService:
         lock = self._find(request, name)
         if force and (lock is None or lock.status not in ("held", "releasing")):
             place = lock.where if lock is not None else self._where(request, name)
-            return await self._steal(request, lock.name if lock is not None else name, place)
+            event = events.LockStealRequested(
+                owner=request.owner, name=lock.name if lock is not None else name, where=place
+            )
+            stolen: Lock = await self._steal.run(self._new(event), request)
+            return stolen
         if lock is None:
             raise _not_found(name, self._core.state.log.hint)
         if lock.status == "acquiring":
@@ -128,50 +237,8 @@ class LockService:
             raise StateError("not_ready", words, name=lock.name, status=lock.status)
         if lock.status == "held":
             await self._leases.before_release(self._core.state.file_of(lock))
-        tries = Tries()
-        while lock.status == "held":
-            await self._order_release(lock, request, tries)
-        return await self._released(lock)
-
-    async def _order_release(self, lock: LockState, request: Request[LockRelease], tries: Tries) -> None:
-        core = self._core
-        event = NewEvent(lock.lock_id, events.LockReleaseRequested(), self._core.state.file_of(lock), lock.revision)
-        try:
-            intent = await core.intend(event, request.meta, essential=True)
-        except StateError as conflict:
-            return await tries.again(conflict)  # it was lost in that moment, or somebody else ordered the same
-        return core.carry(partial(self._leases.give_back, lock, intent), f"release of {lock.name}")
-
-    async def _released(self, lock: LockState) -> Lock:
-        await self._core.settled(lock.lock_id, lambda: not lock.under_way)
-        if lock.status == "failed" and lock.error is not None:
-            raise error_from(*lock.error, {"lock_id": lock.lock_id, "name": lock.name})
-        return lock.view()
-
-    async def released_before(self, request: Request[LockRelease], first: Recorded) -> Any:
-        """The answer to a command that was given before."""
-        lock = self._known(request, first.stream)
-        await self._core.settled(lock.lock_id, lambda: not lock.under_way)
-        return ANEW if lock.interrupted else await self._released(lock)
-
-    async def _steal(self, request: Request[LockRelease], name: str, place: str) -> Lock:
-        """Free the lock of a name, whoever holds it."""
-        core, lock_id = self._core, ids.new_id(ids.LOCK)
-        event = events.LockStealRequested(owner=request.owner, name=name, where=place)
-        file = core.state.file_for(lock_id, request.owner, name, place)
-        intent = await core.intend(NewEvent(lock_id, event, file, 0), request.meta)
-        lock = core.state.locks[lock_id]
-        core.carry(partial(self._carry_steal, lock, intent), f"freeing of {name}")
-        return await self._released(lock)
-
-    async def _carry_steal(self, lock: LockState, intent: Recorded) -> None:
-        outcome: events.Event = events.LockStolen()
-        try:
-            await self._leases.ask(partial(self._leases.locks(lock.where).replace, lock.name))
-        except Exception as unforeseen:  # noqa: BLE001  # as above
-            error = as_sandkeep_error(unforeseen)
-            outcome = events.LockStealFailed(code=error.code, message=error.message)
-        await self._core.record([NewEvent(lock.lock_id, outcome, self._core.state.file_of(lock))], intent)
+        await self._return.order(lock, request)
+        return await self._return.answer(request, lock.lock_id)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -197,12 +264,6 @@ class LockService:
             return locks[name]
         named = [lock for lock in locks.values() if lock.name == name and request.sees(lock.owner)]
         return max(named, key=_standing, default=None)
-
-    def _known(self, request: Request[Any], lock_id: str) -> LockState:
-        lock = self._core.state.locks.get(lock_id)
-        if lock is None:
-            raise _not_found(request.params.name, ", as what is known of it was archived")
-        return lock
 
 
 def _standing(lock: LockState) -> tuple[bool, bool, bool, int]:

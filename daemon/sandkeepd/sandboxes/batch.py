@@ -34,23 +34,23 @@ class SandboxBatch(Creation[ForkState]):
 
         Raises `invalid` and `conflict` for the names.
         """
-        sandbox_ids = self._sandboxes.reserve(owner, names, count)
+        sandbox_ids = self._sandboxes.reservations.several(owner, names, count)
         try:
             order = await self.begin(intent(sandbox_ids), request.meta, request)
         except BaseException:
-            self._sandboxes.unreserve(*sandbox_ids)
+            self._sandboxes.reservations.release(*sandbox_ids)
             raise
-        order.resources.callback(self._sandboxes.unreserve, *sandbox_ids)
+        order.resources.callback(self._sandboxes.reservations.release, *sandbox_ids)
         return await self.answer(request, order.stream)
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`. Sandboxes that only a daemon's end kept from being made are made now."""
         batch = self.subjects[first.stream]
-        undone = await self._sandboxes.undone(batch)
-        if undone is None:
+        unmade = await self._sandboxes.creation.unmade(batch)
+        if unmade is None:
             return ANEW
-        if undone:
-            await self.make_again(request, batch, undone)
+        if unmade:
+            await self.make_again(request, batch, unmade)
         return await self.answer(request, first.stream)
 
     @abstractmethod

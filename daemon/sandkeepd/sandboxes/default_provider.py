@@ -4,7 +4,7 @@ A caller that names a provider gets that one or an error; only here is one repla
 image is of the provider that its source takes (`contract.image_sources`), and a sandbox of its image's (`core.rules`).
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -20,7 +20,9 @@ FALLBACK: Final = "local"
 
 
 class ProviderChooser:
-    """Handler of ``provider.choose``."""
+    """``provider.choose``, and its handler."""
+
+    method = "provider.choose"
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -37,7 +39,7 @@ class ProviderChooser:
         await self._core.intend(NewEvent(DAEMON_STREAM, event), request.meta)
         return ProviderChoice(provider=FALLBACK, fell_back=True, why=why)
 
-    async def chosen_before(self, _: Request[ProviderChoose], first: Recorded) -> ProviderChoice:
-        """The answer to a command by which somebody fell back before."""
+    async def again(self, _: Request[Any], first: Recorded) -> ProviderChoice:
+        """See `Command.again`: somebody fell back before."""
         event = msgspec.json.decode(first.data, type=ProviderFellBack)
         return ProviderChoice(provider=event.used, fell_back=True, why=event.why)

@@ -8,7 +8,7 @@ the caller has gone. Until then it is the caller who keeps it alive.
 """
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
@@ -27,9 +27,10 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Command, Deed
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.copies import Copy, Extent, Form
-from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes, start_in
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
 
 T = TypeVar("T")
 
@@ -133,10 +134,13 @@ class Outgoing:
 class Files:
     """The handlers of ``sandbox.read_file``, ``write_file``, ``list_dir`` and ``copy_*``."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
         self._transfers: dict[tuple[str, str], Incoming] = {}
+        self.commands: Sequence[Command] = (
+            Deed("sandbox.write_file", self._write_again), Deed("sandbox.copy_commit", self._commit_again)
+        )  # fmt: skip
 
     # -- single files -------------------------------------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ class Files:
         await self._record(command.sandbox_id, event, request.meta)
         return await _written(command.data, event)
 
-    async def written_before(self, request: Request[FileWrite], first: Recorded) -> FileWritten:
+    async def _write_again(self, request: Request[FileWrite], first: Recorded) -> FileWritten:
         """The answer to a command that was given before."""
         answer = await _written(request.params.data, event := _event_of(first))
         if event.path != plain(path_of(request.params)) or event.sha256 not in (None, answer.sha256):
@@ -216,7 +220,7 @@ class Files:
             raise CallerError("not_found", words, transfer_id=command.transfer_id)
         return await incoming.commit(request.meta)
 
-    async def committed_before(self, request: Request[CopyCommit], first: Recorded) -> Copied:  # noqa: ARG002
+    async def _commit_again(self, request: Request[CopyCommit], first: Recorded) -> Copied:  # noqa: ARG002
         """The answer to a command that was given before."""
         event = _event_of(first)
         return Copied(path=event.path, files=event.files, size_bytes=event.size_bytes)
@@ -269,7 +273,7 @@ class Files:
     # -- what they share ----------------------------------------------------------------------------------------------
 
     async def _reach(self, sandbox_id: str) -> Runtime:
-        return await self._sandboxes.runtime(rules.sandbox(self._core.state, sandbox_id))
+        return await self._runtimes.running(rules.sandbox(self._core.state, sandbox_id))
 
     def _require_record(self) -> None:
         """Refuse, before anything happens, what could not be put on record."""

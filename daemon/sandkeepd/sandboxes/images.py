@@ -18,8 +18,9 @@ from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRe
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.images import ImageState
 from sandkeepd.contract import image_sources
+from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.image_sources import Source
-from sandkeepd.contract.provider import Building, Caller, ImageRequest
+from sandkeepd.contract.images import ImageRequest
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
@@ -75,7 +76,7 @@ class ImageCreation(Creation[ImageState]):
         """See `Operation.act`."""
         core, image_id, asked = self.core, order.stream, order.subject.requested
         provider = core.provider(asked.provider)
-        made = await provider.import_image(image_id, _request(asked), order.caller, order.progress)
+        made = await provider.images.make(image_id, _request(asked), order.caller, order.progress)
         failpoints.reach("image.copied")
         same = None if asked.clean else rules.same_content(core.state, image_id, made.digest)
         if same is not None and not self._holds.is_leaving(same.image_id):
@@ -137,7 +138,7 @@ async def remove_image(operation: Operation[ImageState], order: Order[ImageState
     core, image_id, name = operation.core, order.stream, order.subject.requested.provider
 
     async def remove() -> None:
-        await core.provider(name).remove_image(image_id)
+        await core.provider(name).images.remove(image_id)
 
     await operation.insist(image_id, remove, then.format(image_id), name, REMOVE_DEADLINE_S)
 
@@ -156,14 +157,14 @@ class Images:
         """Make an image; one of the same content is used again unless `clean`."""
         source = await self._source(request.params, request.caller)
         provider = self._core.provider(request.params.provider or source.provider)
-        default_base = provider.default_base() if isinstance(provider, Building) else None
+        default_base = provider.builder.default_base() if provider.builder is not None else None
         event = rules.create_image(request.params, request.owner, provider.name, source, default_base)
         image: Image = await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
         return image
 
     async def _source(self, command: ImageCreate, caller: Caller) -> Source:
         """What the image is to be made of, by the rule of `image_sources`."""
-        if command.provider is not None and not isinstance(self._core.provider(command.provider), Building):
+        if command.provider is not None and self._core.provider(command.provider).builder is None:
             return image_sources.copied(command, command.provider)
         if not image_sources.is_path(command.source):
             return image_sources.referred(command)
@@ -176,10 +177,10 @@ class Images:
         image_id = rules.image(core.state, request.params.image_id).image_id
         event = rules.remove_image(core.state, image_id, ["one that is being made"] * self.holds.count(image_id))
         image = core.state.images[image_id]
-        if event is not None and image.status != "removing":
+        if event is not None:
             new = NewEvent(image_id, event, expected_revision=image.revision)
             with self.holds.leaving(image_id):  # until the intent is on record
-                await self._removal.begin(new, request.meta, essential=True)
+                await self._removal.begin(new, request.meta)
         removed: Image = await self._removal.answer(request, image_id)
         return removed
 

@@ -13,7 +13,7 @@ an earlier daemon started, only what the kernel did after its adoption counts.
 from typing import Final, NamedTuple
 
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.contract.provider import Instance, Measuring
+from sandkeepd.contract.instance import Instance
 from sandkeepd.host.cgroups.usage import oom_kills
 
 KILLED: Final = 128 + 9
@@ -31,7 +31,7 @@ class OomWatcher:
     """The kernel's kills in one sandbox. Where they are not counted, none is told."""
 
     def __init__(self, instance: Instance) -> None:
-        self._measuring = instance if isinstance(instance, Measuring) else None
+        self._cgroups = instance.cgroups
         self._marks: dict[str, Mark] = {}
         self._told = 0
 
@@ -57,4 +57,4 @@ class OomWatcher:
         self._marks.pop(process_id, None)
 
     def _count(self) -> int | None:
-        return None if self._measuring is None else oom_kills(self._measuring.groups())
+        return oom_kills(self._cgroups)

@@ -24,7 +24,7 @@ class Journals:
         Raises `compacted` when they are not kept any more, `not_supported` where that would be more than to let it be
         read.
         """
-        process = await self._processes.find(request.params.sandbox_id, request.params.name)
+        process = await self._processes.lookup.find(request.params.sandbox_id, request.params.name)
         view = process.view()  # looked at before the journals: with an ended process, they are all there is
         require_kept(process, self._processes.outputs.read_journal(process, "stdout", 0, 0))
         uid = request.caller.uid

@@ -8,17 +8,17 @@ from sandkeep.model import ProcessOutput
 from sandkeep.protocol.methods import ProcessRead
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.contract.provider import Chunk
+from sandkeepd.contract.processes import Chunk
 from sandkeepd.core.core import Core
-from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtimes
 
 
 class OutputReader:
     """Reads the journals of processes, whether their sandboxes run or have ended."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
 
     async def read(self, process: ProcessState, query: ProcessRead) -> ProcessOutput:
         """Read both streams from byte offsets, waiting a while for more when there is nothing new.
@@ -42,10 +42,10 @@ class OutputReader:
         """Return when a journal holds more than that, or the process has ended; it may also return early."""
         if process.ended:
             return
-        if process.sandbox_id in self._sandboxes.adopting:
-            await self._sandboxes.adopted(process.sandbox_id)
+        if process.sandbox_id in self._runtimes.adopting:
+            await self._runtimes.adopted(process.sandbox_id)
             return
-        runtime = self._sandboxes.runtimes.get(process.sandbox_id)
+        runtime = self._runtimes.by_id.get(process.sandbox_id)
         if runtime is None or process.status == "starting" or runtime.instance.exit_of(process.process_id) is not None:
             before = process.status
             await self._core.settled(process.process_id, lambda: process.status != before)
@@ -62,7 +62,7 @@ class OutputReader:
 
     def read_journal(self, process: ProcessState, stream: str, offset: int, max_bytes: int) -> Chunk:
         """Read a piece of a journal, also when the sandbox has ended. Never blocks."""
-        runtime = self._sandboxes.runtimes.get(process.sandbox_id)
+        runtime = self._runtimes.by_id.get(process.sandbox_id)
         if runtime is not None:
             chunk = runtime.instance.read(process.process_id, stream, offset, max_bytes)
         else:

@@ -1,8 +1,4 @@
-"""Supervision of processes: one task each, from its start to the record of its exit.
-
-It starts the process, records that it started and how it ended (in one append when the end came first), and enforces
-its time limit.
-"""
+"""Supervision of processes: one task each, from its start to the record of its exit; it enforces the time limit."""
 
 import logging
 import math
@@ -10,16 +6,17 @@ from signal import Signals
 
 import trio
 
-from sandkeep import events, failpoints
-from sandkeep.errors import SandkeepError, StateError
+from sandkeep import events
+from sandkeep.errors import StateError
 from sandkeep.protocol.clock import now_us
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
-from sandkeepd.contract.provider import Exit, Instance, Launch
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.processes import Exit
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host.fairness import yield_to_loop
-from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 logger = logging.getLogger("sandkeepd")
 
@@ -30,43 +27,26 @@ GRACE_S = 0.1
 class ProcessSupervisor:
     """Carries processes, newly launched ones and those of an earlier daemon."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
 
-    async def carry(
-        self, runtime: Runtime, process: ProcessState, launch: Launch, intent: Recorded, *, eager: bool
-    ) -> None:
-        """Start the process and follow it to its end."""
-        runtime.kills.begin(process.process_id)
-        try:
-            pid = await runtime.instance.launch(launch)
-            failpoints.reach("launch.answered")
-        except SandkeepError as error:
-            runtime.kills.forget(process.process_id)
-            await self._record(
-                process, events.ProcessLaunchFailed(code=error.code, message=error.message), cause=intent
-            )
-            return
-        started = events.ProcessStarted(pid=pid)
-        exited = runtime.instance.exit_of(process.process_id)
-        if exited is None and not eager:
-            grace = min(GRACE_S, process.requested.timeout_s or GRACE_S)
-            exited = await _wait(runtime.instance, process.process_id, grace)
-        if exited is not None:
-            await self._end(runtime, process, exited, intent, started)
-            return
-        await self._record(process, started, cause=intent)
-        await self.follow(runtime, process, intent)
+    async def early_end(self, instance: Instance, process: ProcessState, *, awaits: bool) -> Exit | None:
+        """The end of a process that was just started, if it has come already, or in a moment if that is awaited."""
+        exited = instance.exit_of(process.process_id)
+        if exited is not None or not awaits:
+            return exited
+        return await _wait(instance, process.process_id, min(GRACE_S, process.requested.timeout_s or GRACE_S))
 
     async def follow(self, runtime: Runtime, process: ProcessState, intent: Recorded | None) -> None:
         """Wait for the end of a process that is on record as started; kill it when its time is up."""
         instance = runtime.instance
         exited = await _wait(instance, process.process_id, _time_left(process))
         if exited is None:
-            await self._sandboxes.awake(process.sandbox_id)  # what stands still cannot be killed, nor tell its end
+            await self._runtimes.awake(process.sandbox_id)  # what stands still cannot be killed, nor tell its end
             exited = instance.exit_of(process.process_id) or await self._time_out(instance, process, intent)
-        await self._end(runtime, process, exited, intent)
+        await self._record(process, await self.told_end(runtime, process, exited), cause=intent)
+        instance.forget(process.process_id)
 
     async def _time_out(self, instance: Instance, process: ProcessState, intent: Recorded | None) -> Exit:
         assert process.requested.timeout_s is not None
@@ -107,23 +87,18 @@ class ProcessSupervisor:
 
         return await retry_until_done(find, f"adopting {process.process_id}", passing=(StateError,))
 
-    async def _end(
-        self, runtime: Runtime, process: ProcessState, exited: Exit, intent: Recorded | None, *before: events.Event
-    ) -> None:
+    async def told_end(self, runtime: Runtime, process: ProcessState, exited: Exit) -> events.Event:
+        """The event of the end of a process, whose output is complete, and on the disk if it is durable."""
         instance, process_id = runtime.instance, process.process_id
         if process.requested.durable:
             await self._sync(instance, process_id)
         oom_killed = runtime.kills.took(process, exited.exit_code)
-        outcome: events.Event
         if exited.exit_code is None:
-            outcome = events.ProcessLost(message=exited.message or "nobody saw how the process ended")
-        else:
-            stdout_bytes, stderr_bytes = instance.sizes(process_id)
-            outcome = events.ProcessExited(
-                exit_code=exited.exit_code, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes, oom_killed=oom_killed
-            )
-        await self._record(process, *before, outcome, cause=intent)
-        instance.forget(process_id)
+            return events.ProcessLost(message=exited.message or "nobody saw how the process ended")
+        stdout_bytes, stderr_bytes = instance.sizes(process_id)
+        return events.ProcessExited(
+            exit_code=exited.exit_code, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes, oom_killed=oom_killed
+        )
 
     async def _sync(self, instance: Instance, process_id: str) -> None:
         """Have the journals on the disk. One that fails to write them may never do so, and the end has to be told."""
@@ -133,8 +108,8 @@ class ProcessSupervisor:
             why = error.strerror or str(error)
             logger.error("its output may not survive a power cut", extra={"process_id": process_id, "why": why})
 
-    async def _record(self, process: ProcessState, *facts: events.Event, cause: Recorded | None = None) -> None:
-        await self._core.record([NewEvent(process.process_id, fact, process.sandbox_id) for fact in facts], cause)
+    async def _record(self, process: ProcessState, fact: events.Event, cause: Recorded | None = None) -> None:
+        await self._core.record([NewEvent(process.process_id, fact, process.sandbox_id)], cause)
 
 
 def _never_seen(process: ProcessState) -> events.Event:

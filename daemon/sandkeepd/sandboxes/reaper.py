@@ -12,7 +12,7 @@ from sandkeep.protocol.clock import now_us
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
-from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.termination import Termination
 
 logger = logging.getLogger("sandkeepd")
 
@@ -34,13 +34,13 @@ def reason_to_end(sandbox: SandboxState, moment_us: int) -> str | None:
     return None
 
 
-async def run(core: Core, sandboxes: Sandboxes) -> None:
+async def run(core: Core, termination: Termination) -> None:
     """End what is due, once a second, until cancelled. A disk that refuses is tried again at the next look."""
     while True:
         await trio.sleep(LOOK_EVERY_S)
         moment = now_us()
         for sandbox in list(core.state.sandboxes.values()):
             reason = reason_to_end(sandbox, moment)
-            if reason is not None and sandbox.sandbox_id not in sandboxes.unrecorded:
+            if reason is not None and sandbox.sandbox_id not in termination.unrecorded:
                 logger.info("reaping", extra={"sandbox_id": sandbox.sandbox_id, "reason": reason})
-                await core.guarded(partial(sandboxes.end, sandbox.sandbox_id, reason), "reaping")
+                await core.guarded(partial(termination.end, sandbox.sandbox_id, reason), "reaping")

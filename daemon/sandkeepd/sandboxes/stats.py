@@ -9,14 +9,13 @@ from sandkeep.model import SandboxStats, SandboxStatsList
 from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.methods import StatsQuery
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Measuring
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.paging import page
 from sandkeepd.host.cgroups import usage
 from sandkeepd.host.cgroups.usage import Usage
-from sandkeepd.sandboxes.sandboxes import Runtime, Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 AT_ONCE = 32
 """So many sandboxes are measured by one thread before it is somebody else's turn."""
@@ -28,9 +27,9 @@ Sample = tuple[Usage, int]
 class Stats:
     """The handler."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
 
     async def stats(self, request: Request[StatsQuery]) -> SandboxStatsList:
         """Measure one sandbox, or all that the caller has running. One that ends meanwhile is left out."""
@@ -55,13 +54,11 @@ class Stats:
 
     def _groups(self, sandbox: SandboxState) -> Mapping[str, str]:
         """Where its control groups are: nowhere that is known, while a starting daemon has not adopted it."""
-        runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
-        if runtime is None or not isinstance(runtime.instance, Measuring):
-            return {}
-        return runtime.instance.groups()
+        runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
+        return runtime.instance.cgroups if runtime is not None else {}
 
     def _told(self, sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
-        runtime = self._sandboxes.runtimes.get(sandbox.sandbox_id)
+        runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
         if runtime is not None:
             found = _not_less(found, runtime)
         return SandboxStats(

@@ -1,195 +1,181 @@
-"""Sandboxes that stand still and go on again, and those that are started anew after they were lost or failed.
+"""Sandboxes that stand still and go on again, and those that are started anew after they were lost or failed."""
 
-An order is an intent, as every other; a carrier has the provider do it and records what came of it. Unlike an end, an
-order that fails is not tried again: the sandbox is what it was, and its caller is told why at once.
-"""
-
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import ClassVar, Final, NamedTuple
 
 import trio
 
 from sandkeep import events
-from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError, error_from
+from sandkeep.errors import ProviderError, SetupError
 from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxResume, SandboxSuspend
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Instance, Pausing, Reviving
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.contract.revival import Reviving
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
-from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes
+from sandkeepd.core.core import Tries
+from sandkeepd.core.operation import Order
+from sandkeepd.sandboxes.changes import Failure, SandboxChange
+from sandkeepd.sandboxes.termination import END_DEADLINE_S
 
 ANSWER_DEADLINE_S: Final = 30.0
 """How long a provider may take for having a sandbox stand still or go on."""
 
-Outcome = tuple[events.Event, Instance | None]
-"""What to record, and the instance to look after from then on, if there is a new one."""
+RESUME_INTERRUPTED: Final = "the daemon stopped while it was being resumed: resume it again"
+SUSPEND_INTERRUPTED: Final = "the daemon stopped while it was being suspended: suspend it again"
 
 
-class Suspensions:
-    """The handlers of ``sandbox.suspend`` and ``sandbox.resume``."""
+class Suspension(SandboxChange):
+    """``sandbox.suspend``, and its handler. What is given is the `Pausing` instance."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
-        self._core = core
-        self._sandboxes = sandboxes
-
-    # -- standing still -----------------------------------------------------------------------------------------------
+    method = "sandbox.suspend"
+    under_way = "suspending"
+    failure: ClassVar[Failure] = events.SandboxSuspendFailed
 
     async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
         """Have everything in a sandbox stand still. One that is suspended is answered as it is."""
-        sandbox, tries = rules.sandbox(self._core.state, request.params.sandbox_id), Tries()
+        sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
         while sandbox.status != "suspended":
             if sandbox.status == "resuming":
-                await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "resuming")
-            elif sandbox.status == "suspending" or await self._begin_to_suspend(sandbox, request.meta, tries):
-                return await self._outcome(sandbox)
+                await self.core.settled(sandbox.sandbox_id, lambda: sandbox.status != "resuming")
+            elif sandbox.status == "suspending" or await self._begin(sandbox, request, tries):
+                return await self.answer(request, sandbox.sandbox_id)
         return sandbox.view()
 
-    async def _begin_to_suspend(self, sandbox: SandboxState, meta: events.Meta, tries: Tries) -> bool:
+    async def _begin(self, sandbox: SandboxState, request: Request[SandboxSuspend], tries: Tries) -> bool:
         rules.require_running(sandbox)
-        runtime = await self._sandboxes.held(sandbox)
-        work = partial(self._suspended, pausing(runtime.instance, sandbox.requested.provider))
-        return await self._order(sandbox, events.SandboxSuspendRequested(), work, meta, tries)
+        runtime = await self.runtimes.standing(sandbox)
+        able = pausing(runtime.instance, sandbox.requested.provider)
+        return await self.try_to_begin(sandbox, events.SandboxSuspendRequested(), request, able, tries)
 
-    async def _suspended(self, instance: Pausing) -> Outcome:
-        await in_time(instance.suspend)
-        return events.SandboxSuspended(), None
+    async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        await in_time(order.given.suspend)
+        return [NewEvent(order.stream, events.SandboxSuspended(), order.stream, order.subject.revision)]
 
-    # -- going on -----------------------------------------------------------------------------------------------------
+    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        runtime = self.runtimes.by_id.get(order.stream)
+        if runtime is not None:  # somebody else may have had it go on meanwhile
+            await self.runtimes.agree(runtime)
+
+
+class Revival(NamedTuple):
+    """What it takes to start a sandbox anew. The secrets are cleared when that is done."""
+
+    provider: Reviving
+    secrets: dict[str, str]
+
+
+class Resumption(SandboxChange):
+    """``sandbox.resume``, and its handler. What is given is the `Pausing` instance, or a `Revival`."""
+
+    method = "sandbox.resume"
+    under_way = "resuming"
+    failure: ClassVar[Failure] = events.SandboxResumeFailed
 
     async def resume(self, request: Request[SandboxResume]) -> Sandbox:
         """Have a suspended sandbox go on, or start one that was lost or failed anew. One that runs is answered as it
         is.
         """
-        sandbox, tries = rules.sandbox(self._core.state, request.params.sandbox_id), Tries()
+        sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
         while sandbox.status != "running":
             if sandbox.status == "suspending":
-                await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "suspending")
-            elif sandbox.status == "resuming" or await self._begin_to_resume(sandbox, request, tries):
-                return await self._outcome(sandbox)
+                await self.core.settled(sandbox.sandbox_id, lambda: sandbox.status != "suspending")
+            elif sandbox.status == "resuming" or await self._begin(sandbox, request, tries):
+                return await self.answer(request, sandbox.sandbox_id)
         return sandbox.view()
 
-    async def _begin_to_resume(self, sandbox: SandboxState, request: Request[SandboxResume], tries: Tries) -> bool:
-        anew = sandbox.status != "suspended"
-        work = self._reviving(sandbox, dict(request.params.secrets)) if anew else await self._resuming(sandbox)
-        return await self._order(sandbox, events.SandboxResumeRequested(anew=anew), work, request.meta, tries)
+    async def _begin(self, sandbox: SandboxState, request: Request[SandboxResume], tries: Tries) -> bool:
+        given: Pausing | Revival
+        if sandbox.status == "suspended":
+            runtime = await self.runtimes.standing(sandbox)
+            given = pausing(runtime.instance, sandbox.requested.provider)
+        else:
+            provider = self.core.provider(sandbox.requested.provider)
+            rules.revive(sandbox, request.params.secrets, can_revive=provider.revival is not None)
+            assert provider.revival is not None
+            given = Revival(provider.revival, dict(request.params.secrets))
+        event = events.SandboxResumeRequested(anew=isinstance(given, Revival))
+        return await self.try_to_begin(sandbox, event, request, given, tries)
 
-    async def _resuming(self, sandbox: SandboxState) -> Callable[[], Awaitable[Outcome]]:
-        runtime = await self._sandboxes.held(sandbox)
-        return partial(self._resumed, pausing(runtime.instance, sandbox.requested.provider))
+    async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        given: Pausing | Revival = order.given
+        resumed = events.SandboxResumed()
+        if isinstance(given, Revival):
+            order.resources.callback(given.secrets.clear)
+            order.context = instance = await self._revive(order.subject, given)
+            resumed = events.SandboxResumed(isolation=instance.isolation, handle=instance.handle)
+        else:
+            await in_time(given.resume)
+        return [NewEvent(order.stream, resumed, order.stream, order.subject.revision)]
 
-    async def _resumed(self, instance: Pausing) -> Outcome:
-        await in_time(instance.resume)
-        return events.SandboxResumed(), None
-
-    def _reviving(self, sandbox: SandboxState, secrets: dict[str, str]) -> Callable[[], Awaitable[Outcome]]:
-        provider = self._core.provider(sandbox.requested.provider)
-        rules.revive(sandbox, secrets, can_revive=isinstance(provider, Reviving))
-        assert isinstance(provider, Reviving)
-        return partial(self._revived, sandbox, provider, secrets)
-
-    async def _revived(self, sandbox: SandboxState, provider: Reviving, secrets: dict[str, str]) -> Outcome:
+    async def _revive(self, sandbox: SandboxState, given: Revival) -> Instance:
         asked = sandbox.requested
-        try:
-            instance = await provider.revive(
-                sandbox.sandbox_id, asked.image_id, asked.spec, secrets, asked.plan, sandbox.handle
-            )
-        finally:
-            secrets.clear()
-        return events.SandboxResumed(isolation=instance.isolation, handle=instance.handle), instance
+        return await given.provider.revive(
+            sandbox.sandbox_id, asked.image_id, asked.spec, given.secrets, asked.plan, sandbox.handle
+        )
 
-    # -- both ---------------------------------------------------------------------------------------------------------
+    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        runtime = self.runtimes.by_id.get(order.stream)
+        if order.context is not None:
+            self.runtimes.keep(order.context)
+        elif runtime is not None:  # somebody else may have it stand still meanwhile
+            await self.runtimes.agree(runtime)
 
-    async def _order(
-        self,
-        sandbox: SandboxState,
-        event: events.Event,
-        work: Callable[[], Awaitable[Outcome]],
-        meta: events.Meta,
-        tries: Tries,
-    ) -> bool:
-        """Put an order on record and begin to carry it out; False when something else has happened to the sandbox
-        meanwhile.
-        """
-        core, sandbox_id = self._core, sandbox.sandbox_id
-        if not rules.may(sandbox, event.type):
-            return False
-        try:
-            intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, sandbox.revision), meta)
-        except StateError as conflict:
-            await tries.again(conflict)
-            return False
-        self._sandboxes.changing[sandbox_id] = Pending()
-        core.carry(partial(self._carry, sandbox, work, intent), f"{event.type} of {sandbox_id}")
-        return True
+    def owns(self, subject: SandboxState) -> bool:
+        """See `Operation.owns`. Its provider has one that was to be started anew no more, or not yet."""
+        return is_reviving(subject)
 
-    async def _carry(self, sandbox: SandboxState, work: Callable[[], Awaitable[Outcome]], intent: Recorded) -> None:
-        sandbox_id, core = sandbox.sandbox_id, self._core
-        outcome: events.Event | None = None
-        instance: Instance | None = None
-        try:
-            with self._sandboxes.carrying(sandbox_id):
-                if _is_under_way(sandbox, intent.position):  # its end was not ordered at that instant
-                    outcome, instance = await work()
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            outcome = failure_of(sandbox, as_sandkeep_error(unforeseen))
-        if outcome is None or not rules.may(sandbox, outcome.type):
-            return  # it is being terminated, and that carrier ends what was made, or it ended by itself
-        try:
-            await core.record([NewEvent(sandbox_id, outcome, sandbox_id, intent.revision)], intent)
-        except StateError:
-            return  # the same, while this was on its way to the disk
-        if instance is not None:
-            self._sandboxes.keep(instance)
-        elif sandbox_id in self._sandboxes.runtimes:
-            await self._sandboxes.agree(self._sandboxes.runtimes[sandbox_id])
+    async def _recover(self, order: Order[SandboxState]) -> None:
+        """See `Operation._recover`."""
+        sandbox, asked = order.subject, order.subject.requested
 
-    async def ordered_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
-        """The answer to a command that was given before."""
-        sandbox = self._core.state.sandboxes[first.stream]
-        await self._core.settled(first.stream, lambda: not _is_under_way(sandbox, first.position))
-        change = sandbox.change
-        if change is None or change.position != first.position:
-            return await self._sandboxes.answer_earlier(first)
-        return ANEW if change.interrupted else await self._outcome(sandbox)
+        async def halt() -> None:
+            revival = self.core.provider(asked.provider).revival
+            if revival is not None:
+                await revival.halt(sandbox.sandbox_id, asked.plan, sandbox.handle)
 
-    async def _outcome(self, sandbox: SandboxState) -> Sandbox:
-        """Wait until the last order is carried out, and answer the sandbox. Raises what the order failed with."""
-        change = sandbox.change
-        if change is None:
-            return sandbox.view()
-        await self._core.settled(sandbox.sandbox_id, lambda: not _is_under_way(sandbox, change.position))
-        if change.error is not None:
-            raise error_from(*change.error, {"sandbox_id": sandbox.sandbox_id})
-        if not change.done:
-            raise rules.not_ready(sandbox)
-        return sandbox.view()
+        then = "it can be resumed again when that answers"
+        await self.insist(order.stream, halt, then, provider=asked.provider, deadline_s=END_DEADLINE_S)
+        failed = events.SandboxResumeFailed(code="not_ready", message=RESUME_INTERRUPTED, interrupted=True)
+        await self._record(order, [NewEvent(order.stream, failed, order.stream, sandbox.revision)])
 
 
-def _is_under_way(sandbox: SandboxState, position: int) -> bool:
-    """Whether the order at that position is being carried out."""
-    is_last = sandbox.change is not None and sandbox.change.position == position
-    return is_last and sandbox.status in ("suspending", "resuming")
+def is_reviving(sandbox: SandboxState) -> bool:
+    """Tell if a sandbox is being started anew."""
+    change = sandbox.change
+    return sandbox.status == "resuming" and change is not None and change.before != "suspended"
 
 
-def failure_of(sandbox: SandboxState, error: SandkeepError, *, interrupted: bool = False) -> events.Event:
-    """What is recorded of an order that failed."""
-    kind = events.SandboxSuspendFailed if sandbox.status == "suspending" else events.SandboxResumeFailed
-    return kind(code=error.code, message=error.message, interrupted=interrupted)
+def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
+    """Tell what came of an order to suspend or resume that an earlier daemon did not see to its end, as the sandbox
+    itself shows.
+    """
+    paused = instance.pauses is not None and instance.pauses.is_paused()
+    if sandbox.status == "suspending":
+        undone = events.SandboxSuspendFailed(code="not_ready", message=SUSPEND_INTERRUPTED, interrupted=True)
+        return [events.SandboxSuspended() if paused else undone]
+    if sandbox.status == "resuming":
+        not_yet = events.SandboxResumeFailed(code="not_ready", message=RESUME_INTERRUPTED, interrupted=True)
+        return [not_yet if paused else events.SandboxResumed()]
+    return []
 
 
 def pausing(instance: Instance, provider: str) -> Pausing:
-    """What suspends an instance. Raises `not_supported` where nothing does."""
-    if not isinstance(instance, Pausing):
+    """Answer what suspends an instance. Raises `not_supported` where nothing does."""
+    if instance.pauses is None:
         words = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
         raise SetupError("not_supported", words)
-    if instance.no_pauses is not None:
-        words = f"the sandbox cannot be suspended: {instance.no_pauses}, terminate the sandbox, or let it run"
+    if instance.pauses.no_pauses is not None:
+        words = f"the sandbox cannot be suspended: {instance.pauses.no_pauses}, terminate the sandbox, or let it run"
         raise SetupError("not_supported", words)
-    return instance
+    return instance.pauses
 
 
 async def in_time(work: Callable[[], Awaitable[None]]) -> None:

@@ -17,7 +17,7 @@ class Terminals:
     async def attach(self, request: Request[ProcessAttach]) -> Attachment:
         """Give the caller the controlling side of a terminal in which tmux shows the process."""
         query = request.params
-        process = await self._processes.find(query.sandbox_id, query.name)
+        process = await self._processes.lookup.find(query.sandbox_id, query.name)
         fd = await self._processes.open_terminal(process, query.rows, query.cols, query.term, read_only=query.read_only)
         try:
             await request.give([fd])
@@ -28,7 +28,7 @@ class Terminals:
     async def resize(self, request: Request[ProcessResize]) -> Process:
         """Give the process's terminal a size."""
         query = request.params
-        process = await self._processes.find(query.sandbox_id, query.name)
+        process = await self._processes.lookup.find(query.sandbox_id, query.name)
         terminals = await self._processes.reach_terminal(process)
         await terminals.resize_terminal(process.process_id, rows=query.rows, cols=query.cols)
         return process.view()

@@ -5,7 +5,7 @@ from typing import Final
 from sandkeep_store.archives.tar.limits import Limits
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
-from sandkeepd.contract.provider import KeptArchive
+from sandkeepd.contract.layers import KeptArchive
 
 IMPLIED: Final = 10_000
 """How many directories may be in an archive that it does not name."""

@@ -27,11 +27,11 @@ from sandkeep_store.buckets.config import STORAGE, Place, Root
 from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.provider import Progress
+from sandkeepd.contract.caller import Progress
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of
-from sandkeepd.snapshots.places import path_in, place_of, root_of
+from sandkeepd.snapshots.archive_paths import path_in, place_of, root_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -14,8 +14,8 @@ from sandkeep_store.archives.stores.store import Stored
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core.core import Core
+from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.retry import retry_until_done
-from sandkeepd.sandboxes.sandboxes import Pending
 from sandkeepd.snapshots.archives import SnapshotArchives
 
 logger = logging.getLogger("sandkeepd")
@@ -36,34 +36,27 @@ class DeferredUploads:
     def __init__(self, core: Core, archives: SnapshotArchives) -> None:
         self._core = core
         self._archives = archives
-        self._under_way: dict[str, Pending] = {}
 
     def begin(self, snapshot_id: str) -> None:
         """Have an archive sent that is to be; does nothing for others."""
         snapshot = self._core.state.snapshots[snapshot_id]
         if snapshot.here is not None:
-            self._under_way[snapshot_id] = Pending()
-            self._core.carry(partial(self._carry, snapshot), f"sending {snapshot_id}")
+            sending = Interruptible()
+            self._core.under_way.note(snapshot_id, sending)
+            self._core.carry(partial(self._carry, snapshot, sending), f"sending {snapshot_id}")
 
     async def stop(self, snapshot_id: str) -> None:
         """Send an archive no more: when this returns, nothing of it appears anywhere any more."""
-        pending = self._under_way.get(snapshot_id)
-        if pending is not None:
-            await pending.interrupt()
+        await self._core.under_way.interrupt(snapshot_id)
 
     def settle(self) -> None:
         """Go on where an earlier daemon ended."""
         for snapshot_id in list(self._core.state.snapshots):
             self.begin(snapshot_id)
 
-    async def _carry(self, snapshot: SnapshotState) -> None:
-        pending = self._under_way[snapshot.snapshot_id]
-        try:
-            with pending.scope:
-                await self._send(snapshot)
-        finally:
-            del self._under_way[snapshot.snapshot_id]
-            pending.finished.set()
+    async def _carry(self, snapshot: SnapshotState, sending: Interruptible) -> None:
+        with self._core.under_way.running(snapshot.snapshot_id, sending):
+            await self._send(snapshot)
 
     async def _send(self, snapshot: SnapshotState) -> None:
         """Error handling: an archive that is gone from the disk, or damaged there, cannot be sent. It is told by who

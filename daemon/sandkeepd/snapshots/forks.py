@@ -13,12 +13,15 @@ from sandkeep.protocol.methods import SandboxFork
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.contract.provider import Frozen, Layering, Provider, Source
+from sandkeepd.contract.layers import Frozen, Layering
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.snapshots import Source
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
 from sandkeepd.sandboxes.batch import SandboxBatch
+from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.layers import LayerReferences
 
@@ -41,7 +44,7 @@ class Forks(SandboxBatch):
         """Make sandboxes that begin with the files of one."""
         command, core = request.params, self.core
         source = rules.sandbox(core.state, command.sandbox_id)
-        await self._sandboxes.adopted(source.sandbox_id)
+        await self._sandboxes.runtimes.adopted(source.sandbox_id)
         rules.require_files(source)
         rules.require_secrets(source, command.secrets)
         able = layering(core.provider(source.requested.provider))
@@ -62,7 +65,7 @@ class Forks(SandboxBatch):
         assert request is not None
         source = core.state.sandboxes[batch.sandbox_id]
         await order.progress("copying what the sandbox changed")
-        with self._sandboxes.reading(source.sandbox_id):
+        with self._sandboxes.runtimes.reading(source.sandbox_id):
             provider = layering(core.provider(source.requested.provider))
             frozen = await provider.freeze(order.stream, source_of(source))
         created = [self._created(request, source, order.stream, one, frozen) for one in batch.sandbox_ids]
@@ -76,9 +79,11 @@ class Forks(SandboxBatch):
         """The intent to make one of them; from here on its plan is known to those that follow."""
         asked, provider = source.requested, self.core.provider(source.requested.provider)
         spec = rules.like(source.spec, request.params.labels)
-        plan = self._sandboxes.plan(provider, sandbox_id, asked.image_id, spec, request.caller, source.owner)
+        plan = self._sandboxes.reservations.plan(
+            provider, sandbox_id, asked.image_id, spec, request.caller, source.owner
+        )
         layered = layering(provider).layered(plan, frozen.files)
-        name = self._sandboxes.give(sandbox_id, provider.name, layered)
+        name = self._sandboxes.reservations.keep(sandbox_id, provider.name, layered)
         event = events.SandboxCreateRequested(
             owner=source.owner,
             image_id=asked.image_id,
@@ -101,7 +106,7 @@ class Forks(SandboxBatch):
             return
         assert order.request is not None
         for fact in facts[1:]:  # at once: the end of one that nobody makes yet would not be seen
-            self._sandboxes.begin(fact, order.request.params.secrets)
+            self._sandboxes.creation.start(fact, given=Maker(order.request.params.secrets))
         await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
 
     def failure(self, subject: ForkState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
@@ -121,7 +126,7 @@ class Forks(SandboxBatch):
 
     async def answered(self, request: Request[Any], subject: ForkState) -> ForkResult:  # noqa: ARG002
         """See `Operation.answered`. Raises what the first sandbox failed with that was not made."""
-        made = [await self._sandboxes.answer_create(sandbox_id) for sandbox_id in subject.sandbox_ids]
+        made = [await self._sandboxes.creation.made(sandbox_id) for sandbox_id in subject.sandbox_ids]
         return ForkResult(sandbox_id=subject.sandbox_id, sandboxes=made, pause_ms=subject.pause_ms)
 
     async def make_again(
@@ -132,13 +137,13 @@ class Forks(SandboxBatch):
     ) -> None:
         """See `SandboxBatch.make_again`. The files are there that the others have."""
         for sandbox_id in sandbox_ids:
-            self._sandboxes.begin(await self._sandboxes.intend_again(sandbox_id), request.params.secrets)
+            await self._sandboxes.creation.begin_again(sandbox_id, Maker(request.params.secrets))
 
 
 def layering(provider: Provider) -> Layering:
     """What keeps files for others to begin with. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Layering):
-        return provider
+    if provider.layers is not None:
+        return provider.layers
     raise SetupError("not_supported", f"the {provider.name} provider cannot fork yet: use the local provider")
 
 

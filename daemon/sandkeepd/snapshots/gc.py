@@ -33,8 +33,8 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.snapshots.archive_paths import place_of
 from sandkeepd.snapshots.archives import LOG_KEY, SnapshotArchives
-from sandkeepd.snapshots.places import place_of
 from sandkeepd.snapshots.snapshots import SnapshotRemoval
 
 logger = logging.getLogger("sandkeepd")

@@ -14,7 +14,8 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Layering, Recovering
+from sandkeepd.contract.engine import Recovering
+from sandkeepd.contract.layers import Layering
 from sandkeepd.core.core import Core
 from sandkeepd.core.holds import Holds
 
@@ -47,20 +48,22 @@ class LayerReferences:
             return True
         return any(name in self._kept_by(checkpoint) for checkpoint in state.checkpoints.values() if checkpoint.alive)
 
+    def _layers(self, provider_name: str) -> Layering | None:
+        provider = self._core.providers.get(provider_name)
+        return provider.layers if provider is not None else None
+
     def _kept_by(self, checkpoint: CheckpointState) -> Collection[str]:
         """What a checkpoint cannot be brought back without."""
-        provider: object = self._core.providers.get(checkpoint.requested.provider)
-        return provider.layers_of(checkpoint.requested.plan) if isinstance(provider, Layering) else ()
+        layers = self._layers(checkpoint.requested.provider)
+        return layers.layers_of(checkpoint.requested.plan) if layers is not None else ()
 
     async def release_checkpoint(self, checkpoint: CheckpointState) -> None:
         """The same as `release` for a checkpoint that is no more."""
         await self.drop(checkpoint.requested.provider, self._kept_by(checkpoint))
 
     def _named_by(self, sandbox: SandboxState) -> Collection[str]:
-        provider: object = self._core.providers.get(sandbox.requested.provider)
-        if not isinstance(provider, Layering):
-            return ()
-        return [name for plan in sandbox.plans for name in provider.layers_of(plan)]
+        layers = self._layers(sandbox.requested.provider)
+        return [name for plan in sandbox.plans for name in layers.layers_of(plan)] if layers is not None else ()
 
     async def release(self, sandbox: SandboxState) -> None:
         """A sandbox is no more: remove what it began with, if it was the last.
@@ -71,28 +74,29 @@ class LayerReferences:
 
     async def drop_plans(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> None:
         """The same of what these plans begin with."""
-        provider: object = self._core.providers.get(provider_name)
-        if isinstance(provider, Layering):
-            await self.drop(provider_name, [name for plan in plans for name in provider.layers_of(plan)])
+        layers = self._layers(provider_name)
+        if layers is not None:
+            await self.drop(provider_name, [name for plan in plans for name in layers.layers_of(plan)])
 
     async def drop(self, provider_name: str, names: Collection[str]) -> None:
         """Remove those that nobody needs. See `release`."""
-        provider: object = self._core.providers.get(provider_name)
+        layers = self._layers(provider_name)
         for name in names:
             turn = self.turn(name)
             async with turn:
-                if isinstance(provider, Layering) and not self.is_needed(name):
+                if layers is not None and not self.is_needed(name):
                     try:
-                        await provider.discard_layers([name])
+                        await layers.discard_layers([name])
                     except SandkeepError as error:
                         logger.warning("kept files stay", extra={"files": name, "why": error.message})
-                        if "engine" in error.data and isinstance(provider, Recovering):
-                            again = partial(self._drop_later, provider, provider_name, name)
+                        engine = self._core.provider(provider_name).engine
+                        if "engine" in error.data and engine is not None:
+                            again = partial(self._drop_later, engine, provider_name, name)
                             self._core.carry(again, f"removing the kept files {name}")
             if self._turns.get(name) is turn and not turn.locked():  # whoever waited has it now
                 del self._turns[name]
 
-    async def _drop_later(self, provider: Recovering, provider_name: str, name: str) -> None:
+    async def _drop_later(self, engine: Recovering, provider_name: str, name: str) -> None:
         """Somebody may need them by then."""
-        await provider.recovered()
+        await engine.recovered()
         await self.drop(provider_name, [name])

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import DaemonError, DataError
-from sandkeepd.contract.provider import Progress
+from sandkeepd.contract.caller import Progress
 from sandkeepd.host.threads import TOLD_EVERY_S
 from sandkeepd.snapshots.archives import write_all
 

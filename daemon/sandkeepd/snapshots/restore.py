@@ -5,11 +5,13 @@ builds on, and they lie one above the other, the last of them above an image if 
 archive was read from its first byte to its last, whatever its digest says.
 """
 
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
 
 from sandkeep import events, failpoints
-from sandkeep.errors import CallerError, SetupError
+from sandkeep.errors import CallerError, SandkeepError, SetupError
 from sandkeep.model import Sandbox, SandboxSpec
 from sandkeep.protocol.methods import SandboxRestore, SnapshotRestore
 from sandkeep.settings.daemon import DISK_LIMIT
@@ -17,27 +19,77 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.provider import Instance, Layering, Progress, Replacing
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.layers import Layering
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.replacement import Replacing
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, as_sandkeep_error
-from sandkeepd.sandboxes.sandboxes import Pending, Sandboxes
+from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Order
+from sandkeepd.sandboxes.changes import Failure, SandboxChange
+from sandkeepd.sandboxes.creation import Maker
+from sandkeepd.sandboxes.last_words import words_of_killed
+from sandkeepd.sandboxes.runtimes import Runtime
+from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archive_limits import archive_of
 from sandkeepd.snapshots.archives import SnapshotArchives
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 
 
-class Restores:
-    """The handlers of ``snapshot.restore`` and ``sandbox.restore``; ``sandbox.restore_at`` goes through it."""
+class Unpacking:
+    """Unpacks snapshots where sandboxes begin with them."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, archives: SnapshotArchives) -> None:
+    def __init__(self, core: Core, layers: LayerReferences, archives: SnapshotArchives) -> None:
         self._core = core
-        self._sandboxes = sandboxes
         self._layers = layers
         self._archives = archives
 
-    # -- into a new sandbox -------------------------------------------------------------------------------------------
+    async def unpack(self, snapshot: SnapshotState, provider_name: str, progress: Progress) -> None:
+        """Have the files of a snapshot, and of all that it builds on, be there for sandboxes to begin with."""
+        provider = layering(self._core.provider(provider_name))
+        for each in reversed(list(chain(self._core.state, snapshot))):
+            async with self._layers.turn(each.snapshot_id):
+                if not await provider.is_filled(each.snapshot_id):
+                    await self._fill(provider, each, progress)
+
+    async def _fill(self, provider: Layering, snapshot: SnapshotState, progress: Progress) -> None:
+        async with self._archives.opened(snapshot, progress) as archive:
+            failpoints.reach("restore.opened")
+            await provider.fill(snapshot.snapshot_id, archive_of(self._core.state, snapshot, archive), progress)
+
+
+class _FromSnapshot(Maker):
+    """Makes a sandbox of its image, with the files of a snapshot."""
+
+    def __init__(
+        self, secrets: dict[str, str], unpacking: Unpacking, snapshot: SnapshotState, progress: Progress
+    ) -> None:
+        super().__init__(secrets)
+        self._unpacking = unpacking
+        self._snapshot = snapshot
+        self._progress = progress
+
+    async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
+        """See `Maker.make`."""
+        await self._unpacking.unpack(self._snapshot, sandbox.requested.provider, self._progress)
+        return await super().make(provider, sandbox)
+
+
+class Restores:
+    """``snapshot.restore``, and its handler, by which ``sandbox.restore_at`` goes, too: into a new sandbox."""
+
+    method = "snapshot.restore"
+
+    def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, unpacking: Unpacking) -> None:
+        self._core = core
+        self._reservations = sandboxes.reservations
+        self._creation = sandboxes.creation
+        self._layers = layers
+        self._unpacking = unpacking
+        self.again = sandboxes.creation.again
 
     async def restore(self, request: Request[SnapshotRestore]) -> Sandbox:
         """Make a sandbox with the files of a snapshot and start it."""
@@ -51,17 +103,15 @@ class Restores:
         if source is not None:
             rules.require_secrets(source, command.secrets)
         spec = self._spec(source, snapshot, command)
-        with self._sandboxes.about_to_be(request.owner, command.name) as sandbox_id:
+        with self._reservations.one(request.owner, command.name) as sandbox_id:
             event = await self._planned(request, snapshot, sandbox_id, spec)
+            maker = _FromSnapshot(command.secrets, self._unpacking, snapshot, request.progress)
             with self._layers.held(*names_of(core, snapshot)):
-                intent = await core.intend(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta)
-        failpoints.reach("restore.planned")
-        prepare = partial(self.unpack, snapshot, event.provider, request.progress)
-        self._sandboxes.begin(intent, command.secrets, prepare)
-        return await self._sandboxes.answer_create(sandbox_id)
+                await self._creation.begin(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta, request, maker)
+        return await self._creation.made(sandbox_id)
 
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
-        """What the new sandbox is asked to be: as the one that the files were of."""
+        """Answer what the new sandbox is asked to be: as the one that the files were of."""
         if source is not None:
             return rules.like(source.spec, command.labels, command.env)
         provider = self._core.provider_of(snapshot)
@@ -75,9 +125,9 @@ class Restores:
         provider = core.provider_of(snapshot)
         files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
         image_id = asked.image_id or snapshot.snapshot_id
-        plan = self._sandboxes.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
+        plan = self._reservations.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
         plan = layering(provider).layered(plan, files)
-        name = self._sandboxes.give(sandbox_id, provider.name, plan)
+        name = self._reservations.keep(sandbox_id, provider.name, plan)
         return events.SandboxCreateRequested(
             owner=request.owner,
             image_id=image_id,
@@ -90,14 +140,36 @@ class Restores:
             name=name,
         )
 
-    # -- over a sandbox's own files -----------------------------------------------------------------------------------
 
-    async def restore_own(self, request: Request[SandboxRestore]) -> Sandbox:
+class Replacement(msgspec.Struct):
+    """A sandbox whose files are replaced, while that is under way: the `plans` for the old files and the new, what held
+    the sandbox, once that is `ended`, and what runs from then on.
+    """
+
+    plans: list[dict[str, Any]]
+    ended: bool = False
+    runtime: Runtime | None = None
+    instance: Instance | None = None
+
+
+class OwnRestore(SandboxChange):
+    """``sandbox.restore`` of a snapshot, over the sandbox's own files. What is given is the snapshot, and secrets."""
+
+    method = "sandbox.restore"
+    under_way = "restoring"
+    failure: ClassVar[Failure] = events.SandboxRestoreFailed
+
+    def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, unpacking: Unpacking) -> None:
+        super().__init__(core, sandboxes.runtimes)
+        self._layers = layers
+        self._unpacking = unpacking
+
+    async def restore(self, request: Request[SandboxRestore]) -> Sandbox:
         """Replace the files of a sandbox by those of a snapshot."""
-        command, core = request.params, self._core
+        command, core = request.params, self.core
         sandbox = rules.sandbox(core.state, command.sandbox_id)
         snapshot = rules.ready_snapshot(core.state, command.snapshot_id or "")
-        await self._sandboxes.adopted(sandbox.sandbox_id)
+        await self.runtimes.adopted(sandbox.sandbox_id)
         provider = core.provider(sandbox.requested.provider)
         replacement = replacing(provider)
         rules.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
@@ -113,86 +185,51 @@ class Restores:
         )
         with self._layers.held(*names_of(core, snapshot)):
             new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
-            intent = await core.intend(new, request.meta)
-        self._sandboxes.changing[sandbox.sandbox_id] = Pending()
-        what = f"restore of {sandbox.sandbox_id}"
-        core.carry(partial(self._carry, sandbox, snapshot, dict(command.secrets), intent, request.progress), what)
-        return await self._sandboxes.answer_restore(sandbox)
+            await self.begin(new, request.meta, request, (snapshot, dict(command.secrets)))
+        restored: Sandbox = await self.answer(request, sandbox.sandbox_id)
+        return restored
 
-    async def _carry(
-        self,
-        sandbox: SandboxState,
-        snapshot: SnapshotState,
-        secrets: dict[str, str],
-        intent: Recorded,
-        progress: Progress,
-    ) -> None:
-        core, sandbox_id = self._core, sandbox.sandbox_id
-        old = sandbox.plans
-        outcome: list[NewEvent] = []
-        instance: Instance | None = None
-        try:
-            with self._sandboxes.carrying(sandbox_id):
-                if sandbox.status == "restoring":  # its end was not ordered at that instant
-                    instance, outcome = await self._replaced(sandbox, snapshot, secrets, progress)
-        finally:
-            secrets.clear()
-        if not await self._sandboxes.record_restore(sandbox, outcome, intent):
-            return
-        if instance is not None:
-            self._sandboxes.keep(instance)
+    async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
+        """See `Operation.act`. Unpack the snapshot, then end the sandbox and start it with those files."""
+        (snapshot, secrets), sandbox = order.given, order.subject
+        order.resources.callback(secrets.clear)
+        order.context = under_way = Replacement(sandbox.plans)
+        sandbox_id, asked = order.stream, sandbox.requested
+        provider = replacing(self.core.provider(asked.provider))
+        await self._unpacking.unpack(snapshot, asked.provider, order.progress)
+        failpoints.reach("restore.unpacked")
+        under_way.runtime, under_way.ended = await self.runtimes.drop(sandbox_id), True
+        old, new = under_way.plans
+        under_way.instance = made = await provider.replace_files(
+            sandbox_id, asked.image_id, sandbox.spec, secrets, (old, new), sandbox.handle
+        )
+        restored = events.SandboxRestored(
+            snapshot_id=snapshot.snapshot_id, isolation=made.isolation, handle=made.handle
+        )
+        return [*await self._words(order), NewEvent(sandbox_id, restored, sandbox_id)]
+
+    async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`."""
+        under_way: Replacement = order.context
+        failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.ended)
+        words = await self._words(order) if under_way.ended else []
+        return [*words, NewEvent(order.stream, failed, order.stream)]
+
+    async def _words(self, order: Order[SandboxState]) -> list[NewEvent]:
+        runtime = order.context.runtime
+        words = await words_of_killed(self.core, order.subject, runtime)
+        if runtime is not None:
+            await runtime.instance.aclose()
+        return words
+
+    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        under_way, provider = order.context, order.subject.requested.provider
+        if under_way.instance is not None:
+            self.runtimes.keep(under_way.instance)
             failpoints.reach("replace.recorded")
-            await replacing(core.provider(sandbox.requested.provider)).drop_replaced(sandbox_id)
-        await self._layers.drop_plans(sandbox.requested.provider, old)
-
-    async def _replaced(
-        self, sandbox: SandboxState, snapshot: SnapshotState, secrets: dict[str, str], progress: Progress
-    ) -> tuple[Instance | None, list[NewEvent]]:
-        """Unpack the snapshot, then end the sandbox and start it with those files; answer what to record."""
-        sandbox_id, asked = sandbox.sandbox_id, sandbox.requested
-        provider = replacing(self._core.provider(asked.provider))
-        instance: Instance | None = None
-        ended = False
-        try:
-            await self.unpack(snapshot, asked.provider, progress)
-            failpoints.reach("restore.unpacked")
-            old, new = sandbox.plans
-            runtime, ended = await self._sandboxes.stop_keeping(sandbox_id), True
-            instance = await provider.replace_files(
-                sandbox_id, asked.image_id, sandbox.spec, secrets, (old, new), sandbox.handle
-            )
-            outcome: events.Event = events.SandboxRestored(
-                snapshot_id=snapshot.snapshot_id, isolation=instance.isolation, handle=instance.handle
-            )
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
-            error = as_sandkeep_error(unforeseen)
-            outcome = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=ended)
-        last_words = await self._sandboxes.words_of_killed(sandbox, runtime) if ended else []
-        return instance, [*last_words, NewEvent(sandbox_id, outcome, sandbox_id)]
-
-    async def restored_before(self, request: Request[Any], first: Recorded) -> Any:  # noqa: ARG002
-        """The answer to a command that was given before."""
-        sandbox = self._core.state.sandboxes[first.stream]
-        change = sandbox.change
-        if change is None or change.position != first.position:
-            return await self._sandboxes.answer_earlier(first)
-        await self._core.settled(first.stream, lambda: sandbox.status != "restoring")
-        return ANEW if change.interrupted else await self._sandboxes.answer_restore(sandbox)
-
-    # -- unpacking ----------------------------------------------------------------------------------------------------
-
-    async def unpack(self, snapshot: SnapshotState, provider_name: str, progress: Progress) -> None:
-        """Have the files of a snapshot, and of all that it builds on, be there for sandboxes to begin with."""
-        provider = layering(self._core.provider(provider_name))
-        for each in reversed(list(chain(self._core.state, snapshot))):
-            async with self._layers.turn(each.snapshot_id):
-                if not await provider.is_filled(each.snapshot_id):
-                    await self._fill(provider, each, progress)
-
-    async def _fill(self, provider: Layering, snapshot: SnapshotState, progress: Progress) -> None:
-        async with self._archives.opened(snapshot, progress) as archive:
-            failpoints.reach("restore.opened")
-            await provider.fill(snapshot.snapshot_id, archive_of(self._core.state, snapshot, archive), progress)
+            await replacing(self.core.provider(provider)).drop_replaced(order.stream)
+        await self._layers.drop_plans(provider, under_way.plans)
 
 
 def names_of(core: Core, snapshot: SnapshotState) -> list[str]:
@@ -209,8 +246,8 @@ def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
     return lowest.requested.image_id
 
 
-def replacing(provider: object) -> Replacing:
+def replacing(provider: Provider) -> Replacing:
     """What replaces a sandbox's files. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Replacing):
-        return provider
+    if provider.replacement is not None:
+        return provider.replacement
     raise SetupError("not_supported", "its provider cannot replace the files of a sandbox yet: restore into a new one")

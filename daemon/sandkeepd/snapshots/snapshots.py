@@ -22,14 +22,16 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain, children
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.provider import Layering, PackedFiles, PackRequest, Progress, Provider, Snapshotting
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.provider import Provider
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.holds import Holds
 from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
-from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtimes
 from sandkeepd.snapshots.archives import Making, SnapshotArchives
 from sandkeepd.snapshots.deferred_upload import DeferredUploads, not_sent
 from sandkeepd.snapshots.forks import source_of
@@ -46,11 +48,11 @@ class SnapshotCreation(Creation[SnapshotState]):
     interrupted = "the daemon stopped while it was being made: make it again"
 
     def __init__(
-        self, core: Core, sandboxes: Sandboxes, archives: SnapshotArchives, layers: LayerReferences,
+        self, core: Core, runtimes: Runtimes, archives: SnapshotArchives, layers: LayerReferences,
         removal: "SnapshotRemoval",
     ) -> None:  # fmt: skip
         super().__init__(core)
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
         self._archives = archives
         self._layers = layers
         self._removal = removal
@@ -68,7 +70,7 @@ class SnapshotCreation(Creation[SnapshotState]):
         """See `Operation.act`."""
         asked = order.subject.requested
         assert asked.sandbox_id is not None
-        with self._sandboxes.reading(asked.sandbox_id):
+        with self._runtimes.reading(asked.sandbox_id):
             stored = await self._store(order.stream, asked, order.progress)
         return [NewEvent(order.stream, stored, asked.sandbox_id)]
 
@@ -211,33 +213,34 @@ class SnapshotRemoval(Removal[SnapshotState]):
 class Snapshots:
     """The handlers of ``snapshot.create``, ``get``, ``list`` and ``delete``."""
 
-    def __init__(self, core: Core, sandboxes: Sandboxes, archives: SnapshotArchives, layers: LayerReferences) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes, archives: SnapshotArchives, layers: LayerReferences) -> None:
         self._core = core
-        self._sandboxes = sandboxes
+        self._runtimes = runtimes
         self._archives = archives
         self.removal = SnapshotRemoval(core, archives)
-        self._creation = SnapshotCreation(core, sandboxes, archives, layers, self.removal)
+        self._creation = SnapshotCreation(core, runtimes, archives, layers, self.removal)
         self.operations: Sequence[Operation[Any]] = (self._creation, self.removal)
 
     async def create(self, request: Request[SnapshotCreate]) -> Snapshot:
         """Keep the files of a sandbox as an archive."""
         command, core = request.params, self._core
         sandbox = rules.sandbox(core.state, command.sandbox_id)
-        await self._sandboxes.adopted(sandbox.sandbox_id)
+        await self._runtimes.adopted(sandbox.sandbox_id)
         rules.require_files(sandbox)
-        provider = snapshotting(core.provider(sandbox.requested.provider))
+        provider = core.provider(sandbox.requested.provider)
+        able = snapshotting(provider)
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, sandbox.sandbox_id, command.format, bucket=bucket)
         parent = self._parent(sandbox, command, provider)
         event = rules.create_snapshot(
-            sandbox, command, places, parent_id=parent, root=provider.files_root(sandbox.requested.plan)
+            sandbox, command, places, parent_id=parent, root=able.files_root(sandbox.requested.plan)
         )
         with self.removal.held(*([parent] if parent is not None else [])):  # whatever becomes of its snapshot
             made: Snapshot = await self._creation.run(NewEvent(snapshot_id, event, event.sandbox_id, 0), request)
         return made
 
-    def _parent(self, sandbox: SandboxState, command: SnapshotCreate, provider: Snapshotting) -> str | None:
+    def _parent(self, sandbox: SandboxState, command: SnapshotCreate, provider: Provider) -> str | None:
         """What an incremental snapshot is to build on; None for an image, and for one that is not incremental.
 
         Raises `not_supported` when it can build on nothing.
@@ -257,12 +260,12 @@ class Snapshots:
                 return parent.snapshot_id
         return self._start(sandbox, command, provider)
 
-    def _start(self, sandbox: SandboxState, command: SnapshotCreate, provider: Snapshotting) -> str | None:
+    def _start(self, sandbox: SandboxState, command: SnapshotCreate, provider: Provider) -> str | None:
         """The snapshot that the sandbox began with; None for its image. Raises `not_supported` for anything else."""
-        why = provider.why_not_incremental(sandbox.handle)
+        why = snapshotting(provider).why_not_incremental(sandbox.handle)
         if command.include or command.exclude:
             why = why or "what is left out of it can only be left out of a full one"
-        began_with = provider.layers_of(sandbox.requested.plan) if isinstance(provider, Layering) else ()
+        began_with = provider.layers.layers_of(sandbox.requested.plan) if provider.layers is not None else ()
         first = self._core.state.snapshots.get(began_with[0]) if began_with else None
         if began_with and (first is None or first.status != "ready"):
             why = why or "the sandbox began with files that no snapshot has"
@@ -326,8 +329,8 @@ def _matches(snapshot: SnapshotState, query: SnapshotQuery) -> bool:
 
 def snapshotting(provider: Provider) -> Snapshotting:
     """What makes archives. Raises `not_supported` where nothing does."""
-    if isinstance(provider, Snapshotting):
-        return provider
+    if provider.snapshots is not None:
+        return provider.snapshots
     raise SetupError("not_supported", f"the {provider.name} provider cannot make snapshots yet: use the local provider")
 
 

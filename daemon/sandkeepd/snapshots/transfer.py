@@ -34,13 +34,13 @@ from sandkeepd.host.hostile_files import read_only
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.sandboxes.images import ImageCreation, ImageHolds, Images
-from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.runtimes import Runtimes
 from sandkeepd.snapshots.archive_limits import limits_of_import
 from sandkeepd.snapshots.archives import SnapshotArchives, check
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.pipe_intake import Intake, enlarge
-from sandkeepd.snapshots.restore import Restores, image_beneath, names_of
+from sandkeepd.snapshots.restore import Unpacking, image_beneath, names_of
 from sandkeepd.snapshots.snapshots import SnapshotCreation, Snapshots, snapshotting
 
 IMPORTED: Final = "imported"
@@ -103,9 +103,9 @@ class Promotion(ImageCreation):
 
     method = "snapshot.promote"
 
-    def __init__(self, core: Core, holds: ImageHolds, restores: Restores, layers: LayerReferences) -> None:
+    def __init__(self, core: Core, holds: ImageHolds, unpacking: Unpacking, layers: LayerReferences) -> None:
         super().__init__(core, holds)
-        self._restores = restores
+        self._unpacking = unpacking
         self._layers = layers
 
     def owns(self, subject: ImageState) -> bool:
@@ -120,7 +120,7 @@ class Promotion(ImageCreation):
         try:
             beneath = image_beneath(core, snapshot)
             with self._layers.held(*names):
-                await self._restores.unpack(snapshot, asked.provider, order.progress)
+                await self._unpacking.unpack(snapshot, asked.provider, order.progress)
                 files = await provider.filled(names, beneath)
                 made = await provider.promote(order.stream, files, beneath, order.progress)
         finally:
@@ -138,17 +138,17 @@ class Transfers:
     def __init__(
         self,
         core: Core,
-        sandboxes: Sandboxes,
+        runtimes: Runtimes,
         images: Images,
         snapshots: Snapshots,
-        restores: Restores,
+        unpacking: Unpacking,
         layers: LayerReferences,
         archives: SnapshotArchives,
     ) -> None:
         self._core = core
         self._archives = archives
-        self._intake = SnapshotIntake(core, sandboxes, archives, layers, snapshots.removal)
-        self._promotion = Promotion(core, images.holds, restores, layers)
+        self._intake = SnapshotIntake(core, runtimes, archives, layers, snapshots.removal)
+        self._promotion = Promotion(core, images.holds, unpacking, layers)
         self.operations: Sequence[Operation[Any]] = (self._intake, self._promotion)
 
     # -- out ----------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Attach:
         query = visitor.query(AttachQuery)
         wanted = checked(ProcessAttach, sandbox_id=sandbox_id, name=name)
         request = visitor.request(self._core, "process.attach", wanted)
-        process = await self._processes.find(request.params.sandbox_id, name)
+        process = await self._processes.lookup.find(request.params.sandbox_id, name)
         attached = Attached(self._core, self._processes, process, visitor, query)
         return attached.terminal if process.requested.tty else attached.journal
 

@@ -33,7 +33,7 @@ class Logs:
         _, _, sandbox_id, name = visitor.target.parts
         query = visitor.query(LogsQuery)
         request = visitor.request(self._core, "process.read", checked(ProcessRead, sandbox_id=sandbox_id, name=name))
-        process = await self._processes.find(request.params.sandbox_id, request.params.name)
+        process = await self._processes.lookup.find(request.params.sandbox_id, request.params.name)
         reader = JournalReader(self._processes, process, query.stdout, query.stderr)
 
         async def talk(session: Session) -> None:

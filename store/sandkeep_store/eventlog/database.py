@@ -1,4 +1,4 @@
-"""The event log's SQLite file: its schema, its connections, and the lock that keeps a second daemon out.
+"""The event log's SQLite file: its connections, and the lock that keeps a second daemon out.
 
 The file is opened through SQLite's ``unix-excl``: the process holds the file's lock from its first statement until its
 last connection closes, so that a second daemon is refused at once; and the index of the write-ahead log is in memory,
@@ -22,36 +22,7 @@ from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.system import durable
 from sandkeep.system.durable import sync
-from sandkeep_store.eventlog import witness
-
-SCHEMA_VERSION: Final = 2
-
-_SCHEMA: Final = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE streams (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, crc INTEGER NOT NULL);
-CREATE TABLE events (
-    position INTEGER PRIMARY KEY AUTOINCREMENT,
-    stream INTEGER NOT NULL,
-    revision INTEGER NOT NULL,
-    sandbox INTEGER,
-    type TEXT NOT NULL,
-    version INTEGER NOT NULL,
-    time INTEGER NOT NULL,
-    data BLOB NOT NULL,
-    meta BLOB NOT NULL,
-    command_id TEXT,
-    more INTEGER NOT NULL,
-    crc INTEGER NOT NULL,
-    UNIQUE (stream, revision)
-);
-CREATE INDEX events_of_sandbox ON events (sandbox) WHERE sandbox IS NOT NULL;
-CREATE INDEX events_of_command ON events (command_id) WHERE command_id IS NOT NULL;
-"""
-_ARCHIVED: Final = """
-CREATE TABLE archived (sandbox INTEGER PRIMARY KEY, execs INTEGER NOT NULL, crc INTEGER NOT NULL);
-"""
-"""Of sandboxes that are still here: how many of their unnamed processes went into the archive."""
-_TO_SCHEMA_2: Final = "UPDATE meta SET value = 2 WHERE key = 'schema';"
+from sandkeep_store.eventlog import schema, witness
 
 _LOCK_BYTES: Final = (0x40000000, 512)
 """Where SQLite locks a database file."""
@@ -243,13 +214,13 @@ class Database:
             self._create()
         meta = self._read_meta()
         if meta.get("schema") == 1:
-            self.writer.executescript("BEGIN IMMEDIATE;" + _ARCHIVED + _TO_SCHEMA_2 + "COMMIT;")
+            self.writer.executescript("BEGIN IMMEDIATE;" + schema.UPGRADE + "COMMIT;")
             meta = self._read_meta()
-        if meta.get("schema") != SCHEMA_VERSION:
+        if meta.get("schema") != schema.VERSION:
             raise DaemonError(
                 "storage_unavailable",
                 f"{self.path} is not an event log of this version of Sandkeep (its schema is {meta.get('schema')!r}, "
-                f"not {SCHEMA_VERSION}): run the version that wrote it, or use another state directory",
+                f"not {schema.VERSION}): run the version that wrote it, or use another state directory",
             )
         self.writer.execute("PRAGMA journal_mode = WAL")  # a fresh file that was just put in place has another
         log_id, first = meta.get("log_id"), meta.get("first_position")
@@ -292,8 +263,8 @@ class Database:
         # Only a file without pages takes auto_vacuum, and going over to the write-ahead log writes the first page.
         self.writer.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self.writer.execute("PRAGMA journal_mode = WAL")
-        facts = {"schema": SCHEMA_VERSION, "log_id": new_id("log"), "first_position": 1}
-        self.writer.executescript("BEGIN IMMEDIATE;" + _SCHEMA + _ARCHIVED)
+        facts = {"schema": schema.VERSION, "log_id": new_id("log"), "first_position": 1}
+        self.writer.executescript("BEGIN IMMEDIATE;" + schema.CREATE)
         self.writer.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
         self.writer.execute("COMMIT")
 

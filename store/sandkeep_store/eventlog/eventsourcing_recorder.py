@@ -1,4 +1,4 @@
-"""The `eventsourcing` library's recorder contract over our own schema, and the only module that knows the library.
+"""The `eventsourcing` library's recorder contract over our own `schema`, and the only module that knows the library.
 
 `StreamRecorder` is its `AggregateRecorder`, `LogRecorder` its `ApplicationRecorder`; both pass the library's own test
 cases. The event log stands on `LogRecorder.insert`, which is the contract's `insert_events` with the columns that the
@@ -12,12 +12,11 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import Any, Final, TypeVar
+from itertools import islice
+from typing import Any, Final
 from uuid import UUID
 from zlib import crc32
 
-import msgspec
 from eventsourcing import persistence
 from eventsourcing.persistence import (
     AggregateRecorder,
@@ -32,55 +31,14 @@ from eventsourcing.persistence import (
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
-from sandkeep.events import LOG_STREAM, OLD_LOG_STREAM, Event, LogCompacted, LogCompactRequested, LogRedactRequested
+from sandkeep.events import Event
+from sandkeep_store.eventlog import schema
 from sandkeep_store.eventlog import witness as witness_of
 from sandkeep_store.eventlog.database import Database
-from sandkeep_store.eventlog.row import (
-    COLUMNS,
-    Row,
-    checksum,
-    damaged,
-    is_sound,
-    name_checksum,
-    number_checksum,
-    pack_numbers,
-    verified,
-)
+from sandkeep_store.eventlog.row import Row, checksum, damaged, name_checksum, pack_numbers, verified
 
-__all__ = [
-    "Draft",
-    "IntegrityError",
-    "LogRecorder",
-    "PersistenceError",
-    "StreamRecorder",
-    "is_compacting",
-    "was_compacted_to",
-    "was_redacted",
-]
+__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
 
-_ROW: Final = ", ".join(f"e.{column}" for column in COLUMNS)
-_MARKS: Final = f"({', '.join('?' * len(COLUMNS))})"
-# One statement for many rows: each of them costs less, and SQLite works on all without giving up its thread in between.
-_INSERTS: Final = {rows: f"INSERT INTO events VALUES {', '.join([_MARKS] * rows)}" for rows in (64, 16, 4, 1)}  # noqa: S608
-_INSERT_STREAM: Final = "INSERT INTO streams VALUES (?, ?, ?)"
-_SELECT_STREAMS: Final = (
-    "SELECT s.name, s.id, (SELECT max(revision) FROM events WHERE stream = s.id) "
-    "FROM json_each(?) j JOIN streams s ON s.name = j.value"
-)
-_SELECT_LAST: Final = f"SELECT {_ROW} FROM events e ORDER BY position DESC LIMIT 1"  # noqa: S608
-_SELECT_NAMED: Final = f"SELECT s.name, {_ROW} FROM events e LEFT JOIN streams s ON s.id = e.stream"  # noqa: S608
-_DELETE: Final = "DELETE FROM events WHERE position IN (SELECT value FROM json_each(?))"
-_DELETE_STREAMS: Final = (
-    "DELETE FROM streams WHERE id IN (SELECT value FROM json_each(?)) "
-    "AND NOT EXISTS (SELECT 1 FROM events WHERE stream = streams.id) "
-    "AND NOT EXISTS (SELECT 1 FROM events WHERE sandbox = streams.id)"
-)
-_DELETE_ARCHIVED: Final = (
-    "DELETE FROM archived WHERE sandbox IN (SELECT value FROM json_each(?)) "
-    "AND NOT EXISTS (SELECT 1 FROM streams WHERE id = archived.sandbox)"
-)
-_LOG_STREAMS: Final = (LOG_STREAM, OLD_LOG_STREAM)
-_OF_THE_LOG: Final = "stream IN (SELECT id FROM streams WHERE name IN (?, ?))"
 _KEPT_STREAMS: Final = 8192
 _CHECKPOINT_PAGES: Final = 1000
 """About how many pages the write-ahead log may hold before they are brought into the file."""
@@ -129,75 +87,6 @@ def _translated() -> Iterator[None]:
         raise _LIBRARY_ERRORS.get(type(error), PersistenceError)(str(error)) from error
 
 
-def _json(values: Sequence[str] | Sequence[int]) -> str:
-    """One parameter that stands for any number of values, by `json_each`."""
-    return msgspec.json.encode(values).decode()
-
-
-def _insert(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-    at = 0
-    for size, statement in _INSERTS.items():
-        while len(rows) - at >= size:
-            connection.execute(statement, list(chain.from_iterable(rows[at : at + size])))
-            at += size
-
-
-def _carry(connection: sqlite3.Connection, execs: Mapping[int, int]) -> None:
-    for sandbox, count in execs.items():
-        row = connection.execute("SELECT execs FROM archived WHERE sandbox = ?", (sandbox,)).fetchone()
-        total = count + (row[0] if row else 0)
-        values = (sandbox, total, number_checksum(sandbox, total))
-        connection.execute("INSERT OR REPLACE INTO archived VALUES (?, ?, ?)", values)
-
-
-def _last_number(connection: sqlite3.Connection, table: str) -> int:
-    """The highest key that a table ever gave, also to rows that are gone."""
-    return int(connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()[0] or 0)
-
-
-def _read_head(connection: sqlite3.Connection, first_position: int) -> int:
-    """The position of the last event. The sequence remembers it apart from the rows, so a lost tail shows."""
-    sequence = _last_number(connection, "events")
-    last = connection.execute("SELECT max(position) FROM events").fetchone()[0] or first_position - 1
-    if last != sequence:
-        raise damaged(min(last, sequence) + 1, f"its last event is {last}, but it had reached {sequence}")
-    return int(last)
-
-
-def _row_checksum(connection: sqlite3.Connection, position: int) -> int | None:
-    row = connection.execute("SELECT crc FROM events WHERE position = ?", (position,)).fetchone()
-    return row[0] if row else None
-
-
-def is_compacting(connection: sqlite3.Connection) -> bool:
-    """Whether a compaction was begun and not finished."""
-    where = f"{_OF_THE_LOG} AND type IN (?, ?) ORDER BY position DESC LIMIT 1"
-    values = (*_LOG_STREAMS, LogCompactRequested.type, LogCompacted.type)
-    row = connection.execute(f"SELECT type FROM events WHERE {where}", values).fetchone()  # noqa: S608
-    return row is not None and row[0] == LogCompactRequested.type
-
-
-def was_compacted_to(connection: sqlite3.Connection, first: int) -> bool:
-    """Whether a finished compaction says that the log has no gaps from a position on."""
-    return any(event.first_position == first for event in _told(connection, LogCompacted))
-
-
-def was_redacted(connection: sqlite3.Connection, position: int) -> bool:
-    """Whether a redaction of the event at a position was begun."""
-    return any(event.position == position for event in _told(connection, LogRedactRequested))
-
-
-_Told = TypeVar("_Told", LogCompacted, LogRedactRequested)
-
-
-def _told(connection: sqlite3.Connection, kind: type[_Told]) -> Iterator[_Told]:
-    """What the log says of itself in events of one type. A damaged row says nothing."""
-    query = f"SELECT {_ROW} FROM events e WHERE {_OF_THE_LOG} AND e.type = ? ORDER BY e.position"  # noqa: S608
-    for row in connection.execute(query, (*_LOG_STREAMS, kind.type)):
-        if is_sound(row) and row[5] == kind.version:
-            yield msgspec.json.decode(row[7], type=kind)
-
-
 class StreamRecorder(AggregateRecorder):
     """Events by stream: the contract that needs no order across streams."""
 
@@ -210,8 +99,8 @@ class StreamRecorder(AggregateRecorder):
         self.suspect = False  # whether the file must be written anew before anything else is committed
         self._written = 0
         with database.reader() as connection:
-            self.head = _read_head(connection, database.first_position)
-            self._last_key = _last_number(connection, "streams")
+            self.head = schema.read_head(connection, database.first_position)
+            self._last_key = schema.last_number(connection, "streams")
             self.doubts = self._ask_witness(connection)
 
     def _ask_witness(self, connection: sqlite3.Connection) -> list[str]:
@@ -222,14 +111,15 @@ class StreamRecorder(AggregateRecorder):
         except witness_of.UnreadableError as error:
             return [f"{witness.path} cannot be believed ({error}): {witness_of.CURE}"]
         if seen is not None:
-            crc = _row_checksum(connection, seen.position)
-            if crc not in (None, seen.crc) and was_redacted(connection, seen.position):
+            crc = schema.checksum_at(connection, seen.position)
+            if crc not in (None, seen.crc) and schema.was_redacted(connection, seen.position):
                 crc = seen.crc
-            compacted = is_compacting(connection) or was_compacted_to(connection, witness.first_position)
+            first = witness.first_position
+            compacted = schema.is_compacting(connection) or schema.was_compacted_to(connection, first)
             doubts = witness.doubts(seen, self.head, crc, compacted=compacted)
             if doubts:
                 return doubts
-        witness.note(self.head, _row_checksum(connection, self.head) or 0)
+        witness.note(self.head, schema.checksum_at(connection, self.head) or 0)
         return []
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:  # noqa: ARG002
@@ -247,25 +137,15 @@ class StreamRecorder(AggregateRecorder):
         limit: int | None = None,
     ) -> Sequence[StoredEvent]:
         """The events of one stream by revision. Ids come back as text."""
-        bounds = [("s.name = ?", str(originator_id)), ("e.revision > ?", gt), ("e.revision <= ?", lte)]
-        order = "ORDER BY e.revision " + ("DESC" if desc else "ASC")
-        return [StoredEvent(name, row[2], row[4], row[7]) for name, row in self._select(bounds, order, limit)]
+        stream = str(originator_id)
+        with self._database.reader() as connection:
+            rows = schema.events_of(connection, stream, gt, lte, desc=desc, limit=limit)
+        return [StoredEvent(stream, row[2], row[4], row[7]) for row in rows]
 
     def _insert_stored(self, stored: Sequence[StoredEvent]) -> list[int]:
         drafts = [Draft(str(e.originator_id), e.originator_version, None, e.topic, 1, e.state, b"{}") for e in stored]
         self.know(draft.stream for draft in drafts)
         return [row[0] for row in self.insert([drafts], time_us=0)] if drafts else []
-
-    def _select(self, bounds: Sequence[tuple[str, Any]], order: str, limit: int | None) -> list[tuple[str, Row]]:
-        given = [(condition, value) for condition, value in bounds if value is not None]
-        where = "WHERE " + " AND ".join(condition for condition, _ in given) if given else ""
-        values = [value for _, value in given]
-        query = f"{_SELECT_NAMED} {where} {order} LIMIT ?"
-        with self._database.reader() as connection:
-            return [
-                (row[0], verified(row[1:]))
-                for row in connection.execute(query, [*values, -1 if limit is None else limit])
-            ]
 
     # -- what the event log uses ----------------------------------------------------------------------------------
 
@@ -280,7 +160,7 @@ class StreamRecorder(AggregateRecorder):
         if not unknown:
             return
         with _translated():
-            found = self._database.writer.execute(_SELECT_STREAMS, (_json(unknown),)).fetchall()
+            found = schema.find_streams(self._database.writer, unknown)
         self._streams.update((name, _Stream(0, 0)) for name in unknown)
         self._streams.update((name, _Stream(key, revision or 0)) for name, key, revision in found)
 
@@ -309,9 +189,7 @@ class StreamRecorder(AggregateRecorder):
         new: list[tuple[int, str, int]] = []
         rows = self._rows(appends, time_us, new)
         with _translated(), self._transaction() as connection:
-            if new:
-                connection.executemany(_INSERT_STREAM, new)
-            _insert(connection, rows)
+            schema.insert(connection, new, rows)
         return rows
 
     def raise_first(self, position: int) -> None:
@@ -320,8 +198,8 @@ class StreamRecorder(AggregateRecorder):
         Raises `storage_unavailable` when that cannot be written.
         """
         with self._lock, _translated(), self._transaction() as connection:
-            connection.execute("UPDATE meta SET value = max(value, ?) WHERE key = 'first_position'", (position,))
-            crc = _row_checksum(connection, self.head) or 0
+            schema.raise_first_position(connection, position)
+            crc = schema.checksum_at(connection, self.head) or 0
         first = self._database.first_position = max(position, self._database.first_position)
         self._database.witness.first_position = first
         self._database.witness.note_durably(self.head, crc)
@@ -333,10 +211,7 @@ class StreamRecorder(AggregateRecorder):
         """
         with self._lock:
             with _translated(), self._transaction() as connection:
-                connection.execute(_DELETE, (_json(positions),))
-                _carry(connection, execs)
-                connection.execute(_DELETE_STREAMS, (_json(list(streams)),))
-                connection.execute(_DELETE_ARCHIVED, (_json(list(streams)),))
+                schema.delete(connection, positions, list(streams), execs)
             for name in streams.values():
                 self._streams.pop(name, None)
 
@@ -346,14 +221,12 @@ class StreamRecorder(AggregateRecorder):
         """
         with self._lock, _translated(), self._transaction() as connection:
             # On the disk it may still be at this very event, as that was.
-            self._database.witness.note_durably(self.head, _row_checksum(connection, self.head) or 0)
-            query = f"SELECT {_ROW} FROM events e WHERE position = ?"  # noqa: S608
-            row = connection.execute(query, (position,)).fetchone()
+            self._database.witness.note_durably(self.head, schema.checksum_at(connection, self.head) or 0)
+            row = schema.row_at(connection, position)
             if row is None:
                 return False
             fields = (*row[:7], *change(verified(row)), *row[9:11])
-            values = (*fields[7:9], checksum(*fields), position)
-            connection.execute("UPDATE events SET data = ?, meta = ?, crc = ? WHERE position = ?", values)
+            schema.rewrite(connection, position, *fields[7:9], checksum(*fields))
         return True
 
     def wipe(self) -> None:
@@ -362,23 +235,18 @@ class StreamRecorder(AggregateRecorder):
         SQLite's `secure_delete` does not suffice: of rows that it moves between pages it leaves copies in the gaps.
         """
         with self._lock, _translated():
-            connection = self._database.writer
             # What is copied meanwhile is the whole log: it goes nowhere else than where the log is.
-            place = self._database.directory.replace("'", "''")
-            connection.execute(f"PRAGMA temp_store_directory = '{place}'")
-            connection.execute("VACUUM")
+            schema.vacuum(self._database.writer, self._database.directory)
 
     def settle(self) -> bool:
         """Bring the write-ahead log into the file, and empty it; False while a reader still needs it."""
         with self._lock, _translated():
-            return not self._database.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            return schema.empty_wal(self._database.writer)
 
     def release_pages(self, most: int) -> int:
         """Give up to `most` free pages back to the file system; answer how many are left free."""
         with self._lock, _translated():
-            connection = self._database.writer
-            connection.executescript(f"PRAGMA incremental_vacuum({most:d})")  # `execute` would release one
-            return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+            return schema.release_pages(self._database.writer, most)
 
     def require_in_place(self) -> None:
         """Refuse to write to files that nobody will find again. Raises `storage_unavailable`."""
@@ -389,7 +257,7 @@ class StreamRecorder(AggregateRecorder):
     def touch(self) -> None:
         """Commit something that changes nothing. Raises `PersistenceError` when that does not work."""
         with self._lock, _translated(), self._transaction() as connection:
-            connection.execute("UPDATE meta SET value = value WHERE key = 'schema'")
+            schema.touch(connection)
 
     def reopen(self) -> None:
         """Read the log back from the disk after it failed, without what was written but never acknowledged.
@@ -403,8 +271,8 @@ class StreamRecorder(AggregateRecorder):
                 self._database.reopen(self.head)
             self.suspect, self._written = False, 0
             with self._database.reader() as connection:
-                last = connection.execute(_SELECT_LAST).fetchone()
-                self._database.witness.note(self.head, _row_checksum(connection, self.head) or 0)
+                last = schema.last_row(connection)
+                self._database.witness.note(self.head, schema.checksum_at(connection, self.head) or 0)
         if self.head >= self._database.first_position:
             if last is None or last[0] != self.head:
                 raise damaged(self.head, "what was committed is gone")
@@ -497,15 +365,10 @@ class LogRecorder(StreamRecorder, ApplicationRecorder):
         inclusive_of_start: bool = True,
     ) -> Sequence[Notification]:
         """Events by position."""
-        bounds: list[tuple[str, Any]] = [
-            ("e.position >= ?" if inclusive_of_start else "e.position > ?", start),
-            ("e.position <= ?", stop),
-        ]
-        order = "ORDER BY e.position"
-        if topics:
-            # One JSON parameter stands for any number of topics.
-            bounds.append(("e.type IN (SELECT value FROM json_each(?))", _json(topics)))
-        return [Notification(name, row[2], row[4], row[7], row[0]) for name, row in self._select(bounds, order, limit)]
+        after = start - 1 if start is not None and inclusive_of_start else start
+        with self._database.reader() as connection:
+            found = schema.events_after(connection, after, stop, topics, limit)
+        return [Notification(name, row[2], row[4], row[7], row[0]) for name, row in found]
 
     def max_notification_id(self) -> int | None:
         """The position of the last event, or None before the first."""

@@ -20,9 +20,9 @@ from sandkeep_store import metadata_files
 from sandkeep_store.eventlog import witness
 from sandkeep_store.eventlog.codec import CODEC
 from sandkeep_store.eventlog.database import Database
-from sandkeep_store.eventlog.eventsourcing_recorder import is_compacting, was_compacted_to, was_redacted
 from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.eventlog.row import COLUMNS, Row, checksum, is_sound, name_checksum, number_checksum
+from sandkeep_store.eventlog.schema import is_compacting, was_compacted_to, was_redacted
 from sandkeep_store.upkeep import offline, segments
 
 CHUNK: Final = 256

@@ -22,7 +22,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-from sandkeep import events, model
+from sandkeep import events, lifecycle, model
 from sandkeep.system.durable import Replacement, sync_directory
 from sandkeep.version import VERSION
 from sandkeep_store import views
@@ -93,7 +93,8 @@ def fingerprint() -> str:
     """What tells the code that folds from any other: a digest of its sources."""
     digest = hashlib.sha256(f"{VERSION} msgspec {msgspec.__version__}".encode())
     folder = os.path.dirname(views.__file__)
-    sources = [events.__file__, model.__file__, blanks.__file__, codec.__file__, fold.__file__, __file__]
+    sources = [events.__file__, lifecycle.__file__, model.__file__, blanks.__file__, codec.__file__, fold.__file__]
+    sources.append(__file__)
     for place in (folder, f"{folder}/folds"):
         sources += [f"{place}/{name}" for name in sorted(os.listdir(place)) if name.endswith(".py")]
     for source in sources:

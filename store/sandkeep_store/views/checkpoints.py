@@ -1,19 +1,24 @@
 """The view of checkpoints."""
 
+from typing import ClassVar
+
 from msgspec import Struct
 
 from sandkeep import events, model
+from sandkeep.lifecycle import CHECKPOINT, Lifecycle
 from sandkeep.protocol.clock import rfc3339
 
 
 class CheckpointState(Struct, kw_only=True, array_like=True):
     """What is known of a checkpoint."""
 
+    lifecycle: ClassVar[Lifecycle[model.CheckpointStatus]] = CHECKPOINT
+
     checkpoint_id: str
     requested: events.CheckpointCreateRequested
     requested_us: int
     revision: int
-    status: model.CheckpointStatus = "creating"
+    status: model.CheckpointStatus = CHECKPOINT.first
     stored: events.CheckpointStored | None = None
     stored_position: int = 0
     stored_us: int = 0
@@ -34,12 +39,12 @@ class CheckpointState(Struct, kw_only=True, array_like=True):
     @property
     def ended(self) -> bool:
         """Whether a plain list leaves it out."""
-        return self.status in ("failed", "deleted")
+        return self.status in CHECKPOINT.final
 
     @property
     def alive(self) -> bool:
         """Whether there is something of it, or is about to be."""
-        return self.status in ("creating", "ready", "deleting")
+        return not self.ended
 
     def needs_image(self, image_id: str) -> bool:
         """Whether it cannot be brought back without that image."""

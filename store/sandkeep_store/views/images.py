@@ -1,22 +1,25 @@
 """The view of images."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
 from sandkeep import events, model
+from sandkeep.lifecycle import IMAGE, Lifecycle
 from sandkeep.protocol.clock import rfc3339
 
 
 class ImageState(Struct, kw_only=True, array_like=True):
     """What is known of an image. `reused` is the older image that stands for one that was not kept."""
 
+    lifecycle: ClassVar[Lifecycle[model.ImageStatus]] = IMAGE
+
     image_id: str
     requested: events.ImageCreateRequested
     requested_us: int
     revision: int
-    status: model.ImageStatus = "creating"
+    status: model.ImageStatus = IMAGE.first
     created: events.ImageCreated | None = None
     reused: str | None = None
     error: tuple[str, str] | None = None
@@ -31,7 +34,7 @@ class ImageState(Struct, kw_only=True, array_like=True):
     @property
     def ended(self) -> bool:
         """Whether a plain list leaves it out."""
-        return self.status in ("failed", "removed")
+        return self.status in IMAGE.final
 
     @property
     def details(self) -> Mapping[str, Any]:

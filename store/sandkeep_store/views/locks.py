@@ -3,22 +3,22 @@
 Renewals are no events: of a lock that is held this says that nobody has heard otherwise.
 """
 
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
 from sandkeep import model
+from sandkeep.lifecycle import LOCK, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 
 RECENT_LOCKS: Final = 1000
 """How many acquisitions that are over stay in the view."""
 
 
-UNDER_WAY: Final = frozenset({"acquiring", "held", "releasing", "stealing"})
-
-
 class LockState(Struct, kw_only=True, array_like=True):
     """What is known of one acquisition. `interrupted`: nothing came of it for no fault of its own."""
+
+    lifecycle: ClassVar[Lifecycle[model.LockStatus]] = LOCK
 
     lock_id: str
     owner: str
@@ -41,7 +41,7 @@ class LockState(Struct, kw_only=True, array_like=True):
     @property
     def under_way(self) -> bool:
         """Whether something is still to come of it."""
-        return self.status in UNDER_WAY
+        return self.status not in LOCK.final
 
     def competes_with(self, other: "LockState") -> bool:
         """Whether both are acquisitions of one lock. Owners do not share their names."""

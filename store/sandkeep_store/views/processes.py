@@ -4,11 +4,12 @@ Of the unnamed ones that ended, the last `RECENT_UNNAMED` of a sandbox stay in t
 `RECENT_NAMED`; older ones are read from their own streams in the log.
 """
 
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct
 
 from sandkeep import events, model
+from sandkeep.lifecycle import PROCESS, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 
 RECENT_UNNAMED: Final = 32
@@ -24,12 +25,14 @@ ENDS: Final = frozenset({events.ProcessExited.type, events.ProcessLaunchFailed.t
 class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
     """What is known of a process."""
 
+    lifecycle: ClassVar[Lifecycle[model.ProcessStatus]] = PROCESS
+
     process_id: str
     sandbox_id: str
     name: str
     requested: events.ProcessLaunchRequested
     requested_us: int
-    status: model.ProcessStatus = "starting"
+    status: model.ProcessStatus = PROCESS.first
     pid: int | None = None
     started_us: int | None = None
     ended_us: int | None = None

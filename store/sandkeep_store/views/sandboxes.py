@@ -1,11 +1,12 @@
 """The view of sandboxes."""
 
 from collections import deque
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import Struct, field
 
 from sandkeep import events, ids, model
+from sandkeep.lifecycle import SANDBOX, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.view import Fact
@@ -62,6 +63,8 @@ class SandboxState(Struct, kw_only=True):
     event at `touched` was the last thing done in it or with it.
     """
 
+    lifecycle: ClassVar[Lifecycle[model.SandboxStatus]] = SANDBOX
+
     sandbox_id: str
     requested: events.SandboxCreateRequested
     requested_us: int
@@ -69,7 +72,7 @@ class SandboxState(Struct, kw_only=True):
     position: int
     last_activity_us: int
     touched: int = 0
-    status: model.SandboxStatus = "creating"
+    status: model.SandboxStatus = SANDBOX.first
     made: bool = False
     isolation: model.Isolation | None = None
     handle: dict[str, Any] = field(default_factory=dict)

@@ -1,8 +1,11 @@
 """The view of snapshots."""
 
+from typing import ClassVar
+
 from msgspec import Struct
 
 from sandkeep import events, model
+from sandkeep.lifecycle import FORK, SNAPSHOT, ForkStatus, Lifecycle
 from sandkeep.protocol.clock import rfc3339
 
 
@@ -12,11 +15,13 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
     at `stored_us`, it was complete.
     """
 
+    lifecycle: ClassVar[Lifecycle[model.SnapshotStatus]] = SNAPSHOT
+
     snapshot_id: str
     requested: events.SnapshotCreateRequested
     requested_us: int
     revision: int
-    status: model.SnapshotStatus = "creating"
+    status: model.SnapshotStatus = SNAPSHOT.first
     stored: events.SnapshotStored | None = None
     error: tuple[str, str] | None = None
     interrupted: bool = False
@@ -39,7 +44,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
     @property
     def ended(self) -> bool:
         """Whether a plain list leaves it out."""
-        return self.status in ("failed", "deleted")
+        return self.status in SNAPSHOT.final
 
     @property
     def has_archive(self) -> bool:
@@ -125,12 +130,14 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
 class ForkState(Struct, kw_only=True, array_like=True):
     """What is known of a fork: of which sandbox, or checkpoint of it, into which others, and what came of it."""
 
+    lifecycle: ClassVar[Lifecycle[ForkStatus]] = FORK
+
     fork_id: str
     sandbox_id: str
     owner: str
     sandbox_ids: list[str]
     revision: int
-    done: bool = False
+    status: ForkStatus = FORK.first
     pause_ms: float = 0.0
     error: tuple[str, str] | None = None
     interrupted: bool = False
@@ -138,8 +145,6 @@ class ForkState(Struct, kw_only=True, array_like=True):
     checkpoint_id: str | None = None
 
     @property
-    def status(self) -> str:
-        """Status: ``creating`` until what the sandboxes begin with is there."""
-        if self.ended_us is None:
-            return "creating"
-        return "ready" if self.error is None else "failed"
+    def done(self) -> bool:
+        """Tell if what the sandboxes begin with is there."""
+        return self.status == "ready"

@@ -301,7 +301,7 @@ async def until_hangs(daemon: Inside, hangs: trio.Event, method: str, **params: 
 
 
 async def instance_of(daemon: Inside) -> Any:
-    return (await daemon.sandboxes.runtime(daemon.box())).instance
+    return (await daemon.sandboxes.runtimes.running(daemon.box())).instance
 
 
 def hanging(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> trio.Event:
@@ -376,7 +376,7 @@ async def test_an_import_that_a_crash_prevented_is_made_by_the_repeat(
     command = {"source": source, "provider": "fake", "command_id": "c"}
     async with inside(state_dir) as daemon:
         with monkeypatch.context() as patch:
-            await until_hangs(daemon, hanging(daemon.fake, "import_image", patch), "image.create", **command)
+            await until_hangs(daemon, hanging(daemon.fake.images, "make", patch), "image.create", **command)
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
         made = await daemon.call("image.create", **command)

@@ -63,7 +63,7 @@ async def test_a_sandbox_that_is_being_adopted_can_be_terminated(
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert (await daemon.types("box"))[-2:] == ["process.exited", "sandbox.terminated"]
         assert (await daemon.call("process.get", sandbox_id="box", name="web")).exit_code == 137
-        assert daemon.sandboxes.runtimes == {}
+        assert daemon.sandboxes.runtimes.by_id == {}
         assert await daemon.fake.found() == ([], list(daemon.core.state.images))
 
 
@@ -71,7 +71,7 @@ async def test_an_end_that_comes_before_the_adoption_does_not_wait_for_it(state_
     async with inside(state_dir) as daemon:
         await running(daemon, source)
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
-        await daemon.sandboxes.end(daemon.id_of(), "requested")
+        await daemon.sandboxes.termination.end(daemon.id_of(), "requested")
         nursery.start_soon(daemon.reconciler.run)
         with trio.fail_after(10):
             await daemon.core.settled(daemon.id_of(), lambda: daemon.box().status == "stopped")
@@ -225,7 +225,7 @@ async def test_an_end_that_is_ordered_when_a_sandbox_was_just_made(
             monkeypatch.setattr(owner, name, original)
             with trio.CancelScope(shield=True):
                 made = await original(*args, **more) if moment == "made" else None
-                await daemon.sandboxes.end(daemon.id_of(), "requested")
+                await daemon.sandboxes.termination.end(daemon.id_of(), "requested")
                 return made or await original(*args, **more)
 
         monkeypatch.setattr(owner, name, interrupted)
@@ -239,5 +239,5 @@ async def test_an_end_that_is_ordered_when_a_sandbox_was_just_made(
             "sandbox.terminate_requested",
             "sandbox.terminated",
         ]
-        assert daemon.sandboxes.runtimes == {}
+        assert daemon.sandboxes.runtimes.by_id == {}
         assert (await daemon.fake.found())[0] == []

@@ -19,7 +19,7 @@ from tests.support.inside import inside
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep_store.eventlog.log import NewEvent
-from sandkeepd.checkpoints import checkpoints
+from sandkeepd.checkpoints import restoration
 from sandkeepd.host.digests import BLAKE3, Digest
 from sandkeepd.providers.gvisor import digest as gvisor_digest
 from sandkeepd.providers.gvisor import disk_space, runsc, start
@@ -249,7 +249,7 @@ async def test_one_that_does_not_answer_makes_way_for_what_was_there(
     def cannot(*_: object) -> None:
         raise OSError(errno.EIO, "a test")
 
-    monkeypatch.setattr(checkpoints, "_found", silent)
+    monkeypatch.setattr(restoration, "_found", silent)
     async with inside(state_dir, opened=opened) as daemon:
         image = await daemon.image(source)
         box = (await daemon.call("sandbox.create", image_id=image, name="box")).sandbox_id

@@ -177,6 +177,7 @@ def operations(kind: type[Operation[Any]] = Operation) -> list[type[Operation[An
 
 
 def test_each_is_declared_for_a_method_that_has_an_intent() -> None:
-    declared = [operation.method for operation in operations()]
-    assert len(declared) == len(set(declared))
+    answers = {(operation.method, operation.again) for operation in operations()}
+    declared = {method for method, _ in answers}
+    assert len(answers) == len(declared), "a command given again has one answer, whatever carried it out"
     assert all(METHODS[name].intent is not None for name in declared)

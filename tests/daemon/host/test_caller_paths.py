@@ -17,7 +17,8 @@ import trio.testing
 from tests.support.expect import until_async
 
 from sandkeep.errors import CallerError, DaemonError, SandkeepError
-from sandkeepd.contract.provider import Caller, ImportedImage
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.images import ImportedImage
 from sandkeepd.host import caller_paths, processes
 from sandkeepd.host.caller_paths import digest_tree, import_tree
 

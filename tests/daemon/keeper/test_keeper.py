@@ -19,11 +19,15 @@ from tests.support.expect import until
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Caller, ImageRequest, Launch, Terminal
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.images import ImageRequest
+from sandkeepd.contract.processes import Launch, Terminal
+from sandkeepd.host import processes
 from sandkeepd.host.hostile_files import HostileRoot
 from sandkeepd.host.processes import spawn
 from sandkeepd.keeper import journal, program, requests
 from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.common.keeper_provider import HeldInstance
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 
@@ -41,16 +45,16 @@ async def quiet(sentence: str) -> None:
 async def test_the_keeper_with_this_shell(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs between shells in the scripts of terminals: signals, traps, reading lines, what is in a variable."""
     (tmp_path / "sh").symlink_to(shutil.which(shell) or shell)
-    spawn = fake.spawn
+    spawn = processes.spawn
 
     def with_it(argv: list[str], *, env: dict[str, str], **rest: Any) -> int:
         return spawn(argv, env={**env, "PATH": f"{tmp_path}:{env['PATH']}"}, **rest)
 
-    monkeypatch.setattr(fake, "spawn", with_it)
+    monkeypatch.setattr(processes, "spawn", with_it)
     (tmp_path / "source").mkdir()
     async with AsyncExitStack() as stack:
         provider = await stack.enter_async_context(fake.open_fake(str(tmp_path / "state")))
-        await provider.import_image(
+        await provider.images.make(
             "img_1", plain(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
         )
         nasty = " é\n\\'\"$(id)`id` \t" + "Á" * 3000 + "\n"
@@ -61,7 +65,7 @@ async def test_the_keeper_with_this_shell(shell: str, tmp_path: Path, monkeypatc
             await provider.terminate("sbx_1", {}, instance.handle)
 
 
-async def _exercise(instance: fake.FakeInstance, nasty: str) -> None:
+async def _exercise(instance: HeldInstance, nasty: str) -> None:
     script = 'printf %s "$SHARED$OWN"; exit 9'
     await instance.launch(Launch(process_id="p1", command=["sh", "-c", script], secrets={"OWN": nasty}))
     assert (await instance.wait("p1")).exit_code == 9
@@ -81,7 +85,7 @@ async def _exercise(instance: fake.FakeInstance, nasty: str) -> None:
     await _exercise_terminals(instance, nasty)
 
 
-async def _exercise_terminals(instance: fake.FakeInstance, nasty: str) -> None:
+async def _exercise_terminals(instance: HeldInstance, nasty: str) -> None:
     wanted = Terminal(rows=24, cols=80, session="t")
     script = 'printf %s "$SHARED$OWN"; exit 9'
     secrets = {"OWN": nasty, "how": "x", "pid": "y", "word": "z"}
@@ -100,7 +104,7 @@ async def _exercise_terminals(instance: fake.FakeInstance, nasty: str) -> None:
     assert (await instance.wait("t2")).exit_code == 137
 
 
-async def _one(instance: fake.FakeInstance, number: int) -> None:
+async def _one(instance: HeldInstance, number: int) -> None:
     await instance.launch(Launch(process_id=f"n{number}", command=["sh", "-c", f"exit {number}"]))
     assert (await instance.wait(f"n{number}")).exit_code == number
 
@@ -115,16 +119,16 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(talk, "REQUEST_DEADLINE_S", 0.05)
     (tmp_path / "source").mkdir()
     async with fake.open_fake(str(tmp_path / "state")) as provider:
-        await provider.import_image(
+        await provider.images.make(
             "img_1", plain(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
         )
         instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {}, {})
         try:
-            os.kill(instance.identity.pid, signal.SIGSTOP)
+            os.kill(instance.handle["first"]["pid"], signal.SIGSTOP)
             assert not await instance.is_alive()
             with pytest.raises(ProviderError, match="provider_unavailable"):
                 await instance.launch(Launch(process_id="p1", command=["true"], secrets={"S": "x" * 65_000}))
-            os.kill(instance.identity.pid, signal.SIGCONT)
+            os.kill(instance.handle["first"]["pid"], signal.SIGCONT)
             monkeypatch.setattr(talk, "REQUEST_DEADLINE_S", 30)
             await instance.launch(Launch(process_id="p2", command=["true"]))
             assert (await instance.wait("p2")).exit_code == 0
@@ -533,7 +537,7 @@ def test_it_ends_when_nobody_can_ask_it_any_more(tmp_path: Path) -> None:
 async def test_of_what_started_a_process_nothing_is_left(tmp_path: Path, more: dict[str, object]) -> None:
     (tmp_path / "source").mkdir()
     async with fake.open_fake(str(tmp_path / "state")) as provider:
-        await provider.import_image(
+        await provider.images.make(
             "img_1", plain(tmp_path / "source"), Caller(uid=os.geteuid(), gid=os.getegid()), quiet
         )
         instance = await provider.create("sbx_1", "img_1", SandboxSpec(), {}, {})

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,13 +47,11 @@ class Counted:
 
     def __init__(self, directory: Path) -> None:
         self.file = directory / "memory.events"
+        self.cgroups = {"memory": str(directory)}
         self.count(0)
 
     def count(self, killed: int) -> None:
         self.file.write_text(f"oom {killed}\noom_kill {killed}\n")
-
-    def groups(self) -> dict[str, str]:
-        return {"memory": str(self.file.parent)}
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def test_another_reason_is_not_that_one(counted: Counted, how: dict[str, object]
 
 
 def test_where_nobody_counts_nothing_is_told(counted: Counted) -> None:
-    silent = kills_of(object())
+    silent = kills_of(SimpleNamespace(cgroups={}))
     silent.begin("a")
     assert not silent.took(process("a"), KILLED)
     kills = kills_of(counted)

@@ -14,7 +14,7 @@ from sandkeep import events, model
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.events import Meta
 from sandkeep_store.eventlog.log import NewEvent
-from sandkeepd.contract.provider import ImageRequest
+from sandkeepd.contract.images import ImageRequest
 from sandkeepd.core import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
 
@@ -265,7 +265,7 @@ async def test_what_no_event_owns_is_removed(state_dir: str, source: str) -> Non
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         stray = ImageRequest(kind="directory", source=source)
-        await daemon.fake.import_image("img_stray", stray, daemon_caller(), _no_progress)
+        await daemon.fake.images.make("img_stray", stray, daemon_caller(), _no_progress)
         instance = await daemon.fake.create("stray", image_id, model.SandboxSpec(), {}, {})
         await instance.aclose()
         assert (await daemon.fake.found())[0] == ["stray"]
@@ -275,7 +275,7 @@ async def test_what_no_event_owns_is_removed(state_dir: str, source: str) -> Non
 
 
 def daemon_caller() -> Any:
-    from sandkeepd.contract.provider import Caller
+    from sandkeepd.contract.caller import Caller
 
     return Caller(uid=0, gid=0)
 
@@ -329,7 +329,7 @@ async def test_a_sandbox_that_hangs_delays_nobody_else(
     """Its provider's silence is no loss: it is asked again, and its end is carried out when it answers."""
     for setting in ("app.reconcile.ANSWER_DEADLINE_S", "core.retry.RETRY_S"):
         monkeypatch.setattr(f"sandkeepd.{setting}", 0.1)
-    monkeypatch.setattr("sandkeepd.sandboxes.sandboxes.ADOPTION_PATIENCE_S", 0.1)
+    monkeypatch.setattr("sandkeepd.sandboxes.runtimes.ADOPTION_PATIENCE_S", 0.1)
     async with inside(state_dir) as daemon:
         image_id = await daemon.image(source)
         for name in ("hangs", "well"):

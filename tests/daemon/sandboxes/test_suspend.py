@@ -16,7 +16,7 @@ import pytest
 import trio
 from tests.support import fake_provider as fake_module
 from tests.support.expect import refused_async, until
-from tests.support.fake_provider import FakeInstance
+from tests.support.fake_provider import FakePauses
 from tests.support.inside import Inside, inside
 from tests.support.suspending_daemons import HOUSES, DockerHouse, House
 from tests.support.users import NOBODY, command_as
@@ -28,7 +28,7 @@ from sandkeep.model import SandboxSpec
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.metadata import document
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.contract.provider import Ending
+from sandkeepd.contract.instance import Ending
 from sandkeepd.sandboxes.reaper import reason_to_end
 
 DOWN = ProviderError("provider_unavailable", "the engine is down: start it", engine="fake")
@@ -305,21 +305,21 @@ async def test_what_failed_before_says_nothing_of_now(state_dir: str, source: st
 
 
 async def test_an_end_interrupts_it(state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = list[str]()
+    ended = list[FakePauses]()
 
-    async def hang(self: FakeInstance) -> None:
+    async def hang(self: FakePauses) -> None:
         try:
             await trio.sleep_forever()
         finally:
-            ended.append(self.sandbox_id)
+            ended.append(self)
 
-    monkeypatch.setattr(FakeInstance, "suspend", hang)
+    monkeypatch.setattr(FakePauses, "suspend", hang)
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         await box_in(daemon, source)
         nursery.start_soon(refused_async, "not_ready", daemon.call("sandbox.suspend", sandbox_id="box"))
         await until_status(daemon, "suspending")
         assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
-        assert ended == [daemon.id_of()]
+        assert len(ended) == 1
         assert (await daemon.types("box"))[-2:] == ["sandbox.terminate_requested", "sandbox.terminated"]
 
 
@@ -622,7 +622,7 @@ async def test_one_that_was_lost_while_no_daemon_ran_too(state_dir: str, source:
     async with inside(state_dir) as daemon:
         await box_in(daemon, source)
         await run(daemon, "echo kept >file")
-    fake_module._kill(box_of(state_dir), {})
+    fake_module.kill(box_of(state_dir), {})
     async with inside(state_dir) as daemon:
         await adopted(daemon)
         assert state(daemon).status == "lost"
@@ -685,11 +685,12 @@ async def test_a_revival_that_a_dying_daemon_left_is_undone_and_can_be_ordered_a
         )
         if halfway:
             asked = state(daemon).requested
-            await daemon.fake.revive(daemon.id_of(), asked.image_id, asked.spec, {}, asked.plan, state(daemon).handle)
+            handle = state(daemon).handle
+            await daemon.fake.revival.revive(daemon.id_of(), asked.image_id, asked.spec, {}, asked.plan, handle)
     async with inside(state_dir) as daemon:
         assert state(daemon).status == "resuming"
         await adopted(daemon)
-        assert (state(daemon).status, fake_module._processes(box_of(state_dir))) == ("failed", [])
+        assert (state(daemon).status, fake_module.pids(box_of(state_dir))) == ("failed", [])
         assert await resume(daemon, secrets={"ONE": "value"}, command_id="order") == "running"
         assert await run(daemon, "cat file; echo $ONE") == b"kept\nvalue\n"
 
@@ -705,7 +706,7 @@ async def test_an_end_interrupts_a_revival(state_dir: str, source: str) -> None:
         await until_status(daemon, "stopping")
         daemon.fake.faults.silent.set()
         await until_status(daemon, "stopped")
-        assert fake_module._processes(box_of(state_dir)) == []
+        assert fake_module.pids(box_of(state_dir)) == []
 
 
 # -- by its command line ----------------------------------------------------------------------------------------------

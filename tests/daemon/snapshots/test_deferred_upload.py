@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.daemon.snapshots.test_places import House, new_house  # noqa: F401  # a fixture
+from tests.daemon.snapshots.test_archive_paths import House, new_house  # noqa: F401  # a fixture
 from tests.support.expect import refused, until
 
 from sandkeep.ids import new_id

@@ -12,7 +12,7 @@ from tests.support.trees import described, pack_layer
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
 from sandkeep_store.archives.trees.pack import Packed, pack
-from sandkeepd.contract.provider import KeptArchive
+from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout
 

@@ -22,7 +22,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep.protocol import frames
 from sandkeep.protocol.frames import CaughtUp
 from sandkeep.stream import StreamClient
-from sandkeepd.contract.provider import Chunk
+from sandkeepd.contract.processes import Chunk
 from sandkeepd.stream.logs import JournalReader
 from sandkeepd.stream.tokens import FILE_NAME, Tokens
 

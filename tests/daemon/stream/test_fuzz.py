@@ -99,7 +99,8 @@ class Target:
         core = daemon.core
         endpoints: dict[str, Any] = {
             "logs": Logs(core, daemon.processes), "events": Events(core, History(core)),
-            "attach": Attach(core, daemon.processes), "files": FileStreams(core, Files(core, daemon.sandboxes)),
+            "attach": Attach(core, daemon.processes),
+            "files": FileStreams(core, Files(core, daemon.sandboxes.runtimes)),
         }  # fmt: skip
         self.server = StreamServer(endpoints, Tokens(str(directory)), limits=Limits(close_s=0.05))
         self._nursery = nursery

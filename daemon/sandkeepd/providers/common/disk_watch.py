@@ -8,7 +8,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import trio
 
 from sandkeep.errors import SandkeepError
-from sandkeepd.contract.provider import Ending
+from sandkeepd.contract.instance import Ending
 
 PERIOD_S: Final = 10.0
 """How often it is looked at what the sandboxes have written."""

@@ -16,14 +16,25 @@ from msgspec.structs import replace
 
 from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
-from sandkeepd.contract.provider import Chunk, Dropped, Ending, Exit
+from sandkeep_store.threads import Threads
+from sandkeepd.contract.checkpoints import Checkpointing
+from sandkeepd.contract.claims import Claiming
+from sandkeepd.contract.engine import Recovering
+from sandkeepd.contract.images import Building
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.layers import Layering
+from sandkeepd.contract.processes import Chunk, Dropped, Exit
+from sandkeepd.contract.replacement import Replacing
+from sandkeepd.contract.revival import Reviving
+from sandkeepd.contract.snapshots import Snapshotting
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
-from sandkeepd.keeper import journal, pty, retention
+from sandkeepd.keeper import journal, journal_trimming, pty
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.common.layout import Layout
 
 logger = logging.getLogger("sandkeepd")
 
@@ -75,22 +86,30 @@ ProviderT = TypeVar("ProviderT", bound="KeeperProvider[Any]")
 class KeeperProvider(ABC, Generic[InstanceT]):
     """The part of a `Provider` that is the same for all that have keepers.
 
-    A subclass says where the directory of a sandbox is, and how it was ended if nobody said so. It needs the tasks that
-    `running` starts.
+    A subclass says how a sandbox was ended if nobody said so; what else a provider can do is given to it as parts. What
+    it makes lies in `layout` and carries `log_id`. It needs the tasks that `running` starts.
     """
 
-    no_forks: str | None = None
-    """See `Layering.no_forks`."""
+    # Parts that a provider may have; see `Provider`.
+    builder: Building | None = None
+    checkpoints: Checkpointing | None = None
+    claims: Claiming | None = None
+    engine: Recovering | None = None
+    layers: Layering | None = None
+    replacement: Replacing | None = None
+    revival: Reviving | None = None
+    snapshots: Snapshotting | None = None
 
-    def __init__(self, watcher: Watcher, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, threads: int = 16
+    ) -> None:
+        self.layout = Layout(state_dir)
+        self.log_id = log_id
+        self.in_thread = Threads(trio.CapacityLimiter(threads))
         self._watcher = watcher
-        self._nursery = nursery
-        self._instances: dict[str, InstanceT] = {}
+        self.nursery = nursery
+        self.instances: dict[str, InstanceT] = {}
         self._hostile_roots: dict[str, HostileRoot] = {}
-
-    @abstractmethod
-    def _sandbox(self, sandbox_id: str) -> str:
-        """The directory of a sandbox on the host. Raises `invalid` for what cannot be an id."""
 
     @abstractmethod
     async def _why_ended(self, instance: InstanceT) -> Ending:
@@ -125,8 +144,8 @@ class KeeperProvider(ABC, Generic[InstanceT]):
             raise
         _limit_terminals(first.pid)  # of a new sandbox no code runs yet
         instance.pidfd, instance.scope = pidfd, trio.CancelScope()
-        self._instances[instance.sandbox_id] = instance
-        self._nursery.start_soon(self._await_end, instance)
+        self.instances[instance.sandbox_id] = instance
+        self.nursery.start_soon(self._await_end, instance)
         return instance
 
     async def _take_over(self, hold: Callable[[], InstanceT | None]) -> InstanceT | None:
@@ -160,10 +179,10 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         """Hold it no more. The sandbox goes on, if it was not ended."""
         with trio.CancelScope(shield=True):
             await instance.aclose()
-        if self._instances.get(instance.sandbox_id) is instance:
-            del self._instances[instance.sandbox_id]
+        if self.instances.get(instance.sandbox_id) is instance:
+            del self.instances[instance.sandbox_id]
 
-    async def _see_end(self, instance: InstanceT) -> None:
+    async def see_end(self, instance: InstanceT) -> None:
         """Have the end of a sandbox that was killed told to whoever waits for it, and let go of it."""
         with trio.move_on_after(END_TOLD_S):  # whoever closed it already hears no more
             await instance.ended()
@@ -171,23 +190,27 @@ class KeeperProvider(ABC, Generic[InstanceT]):
 
     async def aclose(self) -> None:
         """See `Provider.aclose`."""
-        for instance in list(self._instances.values()):
+        for instance in list(self.instances.values()):
             await instance.aclose()
-        self._instances.clear()
+        self.instances.clear()
 
     async def sweep(self) -> None:
         """Ask all keepers after ends that were not told, now and then. Runs until cancelled."""
         while True:
             await trio.sleep(SWEEP_PERIOD_S)
-            for instance in list(self._instances.values()):
+            for instance in list(self.instances.values()):
                 instance.sweep()
                 await trio.lowlevel.checkpoint()
 
     # What was written
 
+    async def forget(self, sandbox_ids: Sequence[str]) -> None:
+        """See `Provider.forget`."""
+        await self.in_thread(self.layout.discard, [self.layout.sandbox(sandbox_id) for sandbox_id in sandbox_ids])
+
     def files(self, sandbox_id: str) -> HostileTree:
         """The directory of a sandbox, as that in which its code may own files. Raises OSError."""
-        root, name = os.path.split(self._sandbox(sandbox_id))
+        root, name = os.path.split(self.layout.sandbox(sandbox_id))
         return self._hostile_roots.setdefault(root, HostileRoot(root)).tree(name)
 
     def _out(self, sandbox_id: str) -> HostileTree:
@@ -203,11 +226,11 @@ class KeeperProvider(ABC, Generic[InstanceT]):
 
     def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
         """See `Provider.trim_output`."""
-        return retention.trim(self._out(sandbox_id), running, most_bytes)
+        return journal_trimming.trim(self._out(sandbox_id), running, most_bytes)
 
     def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
         """See `Provider.drop_output`."""
-        retention.drop(self._out(sandbox_id), process_ids)
+        journal_trimming.drop(self._out(sandbox_id), process_ids)
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str, uid: int) -> int:
         """See `Provider.open_journal`."""

@@ -19,7 +19,7 @@ from sandkeep_store.archives.trees.overlay import unpack_layer
 from sandkeep_store.archives.trees.tree import Overlay
 from sandkeep_store.archives.trees.unpack import unpack
 from sandkeep_store.files.syncfs import flushing
-from sandkeepd.contract.provider import KeptArchive
+from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.host.processes import run_tool
 from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.layout import LAYER_MARK, Layout, write_mark

@@ -159,6 +159,11 @@ class Layout:
         finally:
             os.close(directory)
 
+    def clear(self, sandbox_id: str) -> None:
+        """Remove the files of a sandbox that has ended, all but its journals. Blocks. Safe to repeat."""
+        self.tidy(sandbox_id)
+        self.discard([f"{self.sandbox(sandbox_id)}/{name}" for name in TEMPORARY])
+
     def empty_trash(self) -> None:
         """Remove what a daemon that was stopped had not removed yet. Blocks."""
         self._remove(_list(self.trash))

@@ -5,7 +5,7 @@ from typing import Final
 from sandkeep.model import ArchiveFormat
 from sandkeep_store.archives.tar.compression import Codec
 from sandkeep_store.archives.trees.pack import Packed
-from sandkeepd.contract.provider import PackedFiles
+from sandkeepd.contract.snapshots import PackedFiles
 from sandkeepd.host.cgroups.pause import Pause
 
 CODECS: Final[dict[ArchiveFormat, Codec]] = {"tar": "none", "tar.gz": "gzip", "tar.zst": "zstd"}

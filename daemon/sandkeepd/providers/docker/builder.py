@@ -19,7 +19,8 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, SandkeepError
 from sandkeep.settings import docker
 from sandkeepd.contract import image_references
-from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Progress
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.host.caller_paths import import_tree
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build as docker_build

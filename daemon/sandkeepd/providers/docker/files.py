@@ -16,7 +16,7 @@ from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry
 from sandkeep.system.openat2 import open_in_root
-from sandkeepd.contract.provider import Directory
+from sandkeepd.contract.instance import Directory
 from sandkeepd.host.processes import Identity, identify, in_fresh_thread
 from sandkeepd.keeper import files
 from sandkeepd.keeper.failure import failure

@@ -16,7 +16,9 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings.daemon import DOCKER_BASE
 from sandkeepd.contract import image_references
-from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build, image_probe
 from sandkeepd.providers.docker.builder import Builder
@@ -44,7 +46,7 @@ Document = dict[str, Any]
 
 
 class DockerImages:
-    """The part of the Docker provider that makes and removes images."""
+    """Makes and removes images, also by Dockerfiles. See `Images` and `Building`."""
 
     def __init__(self, engine: Engine, layout: Layout, log_id: str) -> None:
         self._engine = engine
@@ -61,7 +63,7 @@ class DockerImages:
     # Making
 
     async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
-        """See `Provider.import_image`."""
+        """See `Images.make`."""
         self._making.add(image_id)
         turns = self._turns.setdefault(request.owner, trio.Semaphore(AT_ONCE))
         try:
@@ -172,7 +174,7 @@ class DockerImages:
     # Removing
 
     async def remove(self, image_id: str) -> None:
-        """See `Provider.remove_image`. The image goes with our name for it, unless it has another."""
+        """See `Images.remove`. The image goes with our name for it, unless it has another."""
         await self._builder.discard(image_id)
         await self._engine.call(partial(untag, tag=_tag(image_id)))
 

@@ -1,7 +1,7 @@
 """A container as the daemon holds it."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar, TypeVarTuple
@@ -11,10 +11,11 @@ import trio
 
 from sandkeep.errors import SetupError
 from sandkeep.model import FileContent
-from sandkeepd.contract.provider import Directory
+from sandkeepd.contract.instance import Directory
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import Identity
+from sandkeepd.keeper.pause import Pauses
 from sandkeepd.providers.common.keeper_provider import HeldInstance
 from sandkeepd.providers.docker import files, start
 from sandkeepd.providers.docker.engine import Engine
@@ -34,52 +35,23 @@ class DockerInstance(HeldInstance):
 
     plan: Plan
     engine: Engine
-    control_groups: Mapping[str, str]
     mark: str
     look_after: float = 0.0
 
     def contain(self, plan: Plan, engine: Engine, mark: str) -> None:
         """Take note of what it was made as, and of its state. `mark` says while it stands still only to be read."""
         self.plan, self.engine, self.mark = plan, engine, mark
-        self.control_groups = cgroups.groups_of_pid(self.handle["first"]["pid"])
-        freezer.recover(self.control_groups, mark)
+        self.cgroups = cgroups.groups_of_pid(self.handle["first"]["pid"])
+        freezer.recover(self.cgroups, mark)
         self.pause.set(self.is_suspended())
+        self.pauses = ContainerPauses(self)
         if not plan.tmux:
             self.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
 
-    def groups(self) -> Mapping[str, str]:
-        """See `Measuring.groups`."""
-        return self.control_groups
-
     def is_suspended(self) -> bool:
         """Whether somebody has it stand still, for more than to read its files."""
-        turn = freezer.turn_of(self.control_groups)
+        turn = freezer.turn_of(self.cgroups)
         return cgroups.is_frozen(self.handle["first"]["pid"]) and not (turn is not None and turn.is_ours)
-
-    async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
-        async with self._in_turn():
-            await self.engine.call(lambda client: start.pause(client, self.container_id))
-        self.pause.set(True)
-
-    async def resume(self) -> None:
-        """See `Pausing.resume`."""
-        async with self._in_turn():
-            await self.engine.call(lambda client: start.pause(client, self.container_id, paused=False))
-            freezer.thaw(self.control_groups)  # a daemon may have died while its files were read, and its guard, too
-        self.pause.set(False)
-
-    @asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
-        """For the length of a block nobody has it stand still to read its files."""
-        turn = freezer.turn_of(self.control_groups)
-        while turn is not None and not turn.lock.acquire(blocking=False):  # noqa: ASYNC110 - threads hold it
-            await trio.sleep(LOOK_AGAIN_S)
-        try:
-            yield
-        finally:
-            if turn is not None:
-                turn.lock.release()
 
     @property
     def disk_bytes(self) -> int:
@@ -91,6 +63,41 @@ class DockerInstance(HeldInstance):
         """What the engine calls it."""
         found: str = self.handle["container_id"]
         return found
+
+
+class ContainerPauses(Pauses):
+    """Suspends a container, by the engine."""
+
+    def __init__(self, instance: DockerInstance) -> None:
+        super().__init__(instance.pause)
+        self._instance = instance
+
+    async def suspend(self) -> None:
+        """See `Pausing.suspend`."""
+        container = self._instance.container_id
+        async with self._in_turn():
+            await self._instance.engine.call(lambda client: start.pause(client, container))
+        self.pause.set(True)
+
+    async def resume(self) -> None:
+        """See `Pausing.resume`."""
+        container, groups = self._instance.container_id, self._instance.cgroups
+        async with self._in_turn():
+            await self._instance.engine.call(lambda client: start.pause(client, container, paused=False))
+            freezer.thaw(groups)  # a daemon may have died while its files were read, and its guard, too
+        self.pause.set(False)
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """For the length of a block nobody has it stand still to read its files."""
+        turn = freezer.turn_of(self._instance.cgroups)
+        while turn is not None and not turn.lock.acquire(blocking=False):  # noqa: ASYNC110 - threads hold it
+            await trio.sleep(LOOK_AGAIN_S)
+        try:
+            yield
+        finally:
+            if turn is not None:
+                turn.lock.release()
 
 
 class ShelllessInstance(DockerInstance):

@@ -17,7 +17,8 @@ from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed, write
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import reserved
 from sandkeep_store.archives.trees.unpack import check_digest
-from sandkeepd.contract.provider import KeptArchive, PackedFiles, PackRequest
+from sandkeepd.contract.layers import KeptArchive
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause, frozen
 from sandkeepd.host.processes import Identity, identify
 from sandkeepd.host.threads import Meter
@@ -111,4 +112,4 @@ def _standing(container: DockerInstance | None) -> AbstractContextManager[Pause]
     first = msgspec.convert(container.handle["first"], Identity)
     if identify(first.pid) != first:
         return nullcontext(Pause())
-    return frozen(container.control_groups, first.pid, container.mark)
+    return frozen(container.cgroups, first.pid, container.mark)

@@ -10,33 +10,36 @@ import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
-from weakref import WeakValueDictionary
 
 import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import ProviderError, SandkeepError, StateError
+from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
-from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Caller, Ending, ImageRequest, ImportedImage, Ledger, Progress, Swept
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
-from sandkeepd.providers.common.layout import TEMPORARY, Layout
 from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker.engine import Engine, Event, RefusedError
+from sandkeepd.providers.docker.found_files import FoundFiles
 from sandkeepd.providers.docker.image_probe import NO_SHELL
 from sandkeepd.providers.docker.images import DockerImages
 from sandkeepd.providers.docker.instance import DockerInstance, ShelllessInstance
+from sandkeepd.providers.docker.kept_layers import DockerLayers
+from sandkeepd.providers.docker.pack import Packer
 from sandkeepd.providers.docker.plan import Plan
-from sandkeepd.providers.docker.replace import Replacements
+from sandkeepd.providers.docker.replacement import DockerReplacement
+from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
 from sandkeepd.providers.docker.start import Handle, Job
 
@@ -60,7 +63,7 @@ REMOVED_S: Final = 1.5
 """How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
 
 
-class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacements):
+class DockerProvider(KeeperProvider[DockerInstance]):
     """See `Provider`. It runs tasks of its own, so `open_docker` makes it."""
 
     name = "docker"
@@ -68,37 +71,22 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
     def __init__(
         self, state_dir: str, engine: Engine, *, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
     ) -> None:
-        super().__init__(watcher, nursery)
-        self.layout = Layout(state_dir)
-        self.engine = engine
+        super().__init__(state_dir, log_id, watcher, nursery)
+        self.engine = self._engine = engine
         self.images = DockerImages(engine, self.layout, log_id)
-        self.log_id = log_id
         self._disk_limit = disk_limit
-        self._in_thread = Threads(trio.CapacityLimiter(16))
-        self.disks = DiskWatch(self._instances, self._occupied, self._end_for_disk)
+        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
         self._driver: str | None = None
         self._following = False
-        self._replacing = WeakValueDictionary()
-        self._owed = {}
-
-    def _sandbox(self, sandbox_id: str) -> str:
-        return self.layout.sandbox(sandbox_id)
-
-    # Images
-
-    def default_base(self) -> str:
-        """See `Building.default_base`."""
-        return self.images.default_base()
-
-    async def import_image(
-        self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress
-    ) -> ImportedImage:
-        """See `Provider.import_image`."""
-        return await self.images.make(image_id, request, caller, progress)
-
-    async def remove_image(self, image_id: str) -> None:
-        """See `Provider.remove_image`."""
-        await self.images.remove(image_id)
+        files, packer = FoundFiles(engine), Packer(self.layout.state_dir)
+        self._kept = DockerLayers(
+            engine, self.images, packer, files, self.instances,
+            state_dir=self.layout.state_dir, log_id=log_id, in_thread=self.in_thread, nursery=nursery,
+        )  # fmt: skip
+        self._replacement = DockerReplacement(self, engine)
+        self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
+        self.revival = DockerRevival(self)
+        self.snapshots = DockerSnapshots(packer, files, self.instances)
 
     # Sandboxes
 
@@ -127,10 +115,10 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> DockerInstance:
         """See `Provider.create`."""
-        await self._follow_engine()
+        await self.follow_engine()
         self.layout.prepare()
         try:
-            return await self._start(self._job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
+            return await self.start(self.job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._undo(sandbox_id, plan)
@@ -142,68 +130,39 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
             await self.terminate(sandbox_id, plan, {})
         except SandkeepError as error:
             if "engine" in error.data:
-                self._nursery.start_soon(self._undo_later, sandbox_id, plan)
+                self.nursery.start_soon(self._undo_later, sandbox_id, plan)
 
     async def _undo_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
-        await self.engine.recovered()
-        await self.engine.quiet()
+        await self._engine.recovered()
+        await self._engine.quiet()
         await self._undo(sandbox_id, plan)
 
-    def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
+    def job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
+        """What it takes to start a container."""
         return Job(
-            sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), files=self.files(sandbox_id),
+            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), files=self.files(sandbox_id),
             plan=msgspec.convert(plan, Plan), spec=spec, log_id=self.log_id, secrets=sorted(secrets),
         )  # fmt: skip
 
-    async def _start(
+    async def start(
         self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
     ) -> DockerInstance:
         """Prepare the directories, `start` the container, and hold it once its keeper answers."""
-        await self._in_thread(docker_start.make_directories, job)
+        await self.in_thread(docker_start.make_directories, job)
         failpoints.reach("docker.directories")
         with docker_start.control_held_open(job):
             with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-                handle = await self.engine.call(lambda client: start(client, job))
+                handle = await self._engine.call(lambda client: start(client, job))
             return await self._begin(job, handle, secrets)
 
-    async def revive(
-        self,
-        sandbox_id: str,
-        image_id: str,
-        spec: SandboxSpec,
-        secrets: Mapping[str, str],
-        plan: dict[str, Any],
-        handle: dict[str, Any],
-    ) -> DockerInstance:
-        """See `Reviving.revive`."""
-        earlier = msgspec.convert(handle, Handle)
-        if docker_start.is_retired(msgspec.convert(plan, Plan), earlier):
-            raise StateError("not_ready", docker_start.RETIRED, sandbox_id=sandbox_id)
-        await self._follow_engine()
-        await self.halt(sandbox_id, plan, handle)
-        try:
-            return await self._start(
-                self._job(sandbox_id, spec, secrets, plan),
-                secrets,
-                lambda client, job: docker_start.start_again(client, earlier.container_id, job),
-            )
-        except BaseException:
-            with trio.CancelScope(shield=True), suppress(SandkeepError):
-                await self.halt(sandbox_id, plan, {})
-            raise
-
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Reviving.halt`."""
+        """End what runs of a sandbox, and leave its files. Safe to repeat."""
         with trio.CancelScope(shield=True):
-            await self._in_thread(_kill, handle)
-            await self.engine.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
-            instance = self._instances.get(sandbox_id)
+            await self.in_thread(_kill, handle)
+            await self._engine.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
+            instance = self.instances.get(sandbox_id)
             if instance is not None:
-                await self._see_end(instance)
-
-    async def recovered(self) -> None:
-        """See `Recovering.recovered`."""
-        await self.engine.recovered()
+                await self.see_end(instance)
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
         """Hold a container that was just started, once its keeper answers."""
@@ -231,14 +190,14 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
                 handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or plan.workspace,
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
-            made.contain(plan, self.engine, self.layout.read_mark(sandbox_id))
+            made.contain(plan, self._engine, self.layout.read_mark(sandbox_id))
             return made
 
         return self._take_hold(handle.first, make)
 
     async def _isolation(self, plan: Plan, *, counted: bool) -> Isolation:
         if self._driver is None:
-            self._driver = await self.engine.call(lambda client: str(client.info().get("Driver") or "unknown"))
+            self._driver = await self._engine.call(lambda client: str(client.info().get("Driver") or "unknown"))
         held = {"pids": "cgroup", "disk": "rlimit and watcher"}
         held |= {name: "cgroup" for name, limit in (("memory", plan.memory_bytes), ("cpus", plan.cpus)) if limit}
         notes = []
@@ -266,55 +225,46 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`. What runs ends at once, also when the engine is down; the rest waits for it."""
-        instance = self._instances.get(sandbox_id)
+        instance = self.instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
-        self._owed.pop(sandbox_id, None)
-        await self._in_thread(_kill, handle)
+        self._replacement.forget(sandbox_id)
+        await self.in_thread(_kill, handle)
         failpoints.reach("docker.killed")
-        await self.engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
+        await self._engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
         if instance is not None:
-            await self._see_end(instance)
-        await self._in_thread(self._clear, sandbox_id)
-
-    def _clear(self, sandbox_id: str) -> None:
-        """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
-        self.layout.tidy(sandbox_id)
-        self.layout.discard([f"{self._sandbox(sandbox_id)}/{name}" for name in TEMPORARY])
-
-    async def forget(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Provider.forget`."""
-        await self._in_thread(self.layout.discard, [self._sandbox(sandbox_id) for sandbox_id in sandbox_ids])
+            await self.see_end(instance)
+        await self.in_thread(self.layout.clear, sandbox_id)
 
     # What the engine tells
 
-    async def _follow_engine(self) -> None:
+    async def follow_engine(self) -> None:
         """Ask whether the engine answers, and hear from now on what becomes of our containers."""
-        await self.engine.answer()
+        await self._engine.answer()
         self._begin_to_follow()
 
     def _begin_to_follow(self) -> None:
         if not self._following:
             self._following = True
             filters = {"type": ["container"], "label": [f"{LOG_LABEL}={self.log_id}"]}
-            self._nursery.start_soon(self.engine.follow, filters, self._hear, self._look_soon)
+            self.nursery.start_soon(self._engine.follow, filters, self._hear, self._look_soon)
 
     def _hear(self, event: Event) -> None:
         """Something happened to one of our containers, perhaps from outside. What is heard late may be so no more."""
-        instance = self._instances.get(event.get("Actor", {}).get("Attributes", {}).get(SANDBOX_LABEL, ""))
+        instance = self.instances.get(event.get("Actor", {}).get("Attributes", {}).get(SANDBOX_LABEL, ""))
         if instance is not None and event.get("Action") in ("pause", "unpause"):
             instance.pause.set(instance.is_suspended())
 
     def _look_soon(self) -> None:
         """Whatever happened while nothing was heard is looked at: the end of a container is seen without the engine."""
-        for instance in self._instances.values():
+        for instance in self.instances.values():
             instance.pause.set(instance.is_suspended())
 
     async def _state(self, handle: Handle) -> dict[str, Any] | None:
         """What the engine says of a container's state; None when there is no such container."""
         try:
-            found = await self.engine.call(lambda client: client.inspect_container(handle.container_id))
+            found = await self._engine.call(lambda client: client.inspect_container(handle.container_id))
         except RefusedError as refused:
             if refused.status == 404:
                 return None
@@ -332,7 +282,7 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
         return state
 
     async def _why_ended(self, instance: DockerInstance) -> Ending:
-        with_engine = self.engine.was_away
+        with_engine = self._engine.was_away
         try:
             with trio.fail_after(NEWS_S):
                 state = await self._last_state(msgspec.convert(instance.handle, Handle))
@@ -352,7 +302,7 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
         """See `Provider.capabilities`."""
         try:
             with trio.fail_after(ASKED_S):
-                found = await self.engine.call(probe.look)
+                found = await self._engine.call(probe.look)
         except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
             why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
             return ProviderCapabilities(provider=self.name, works=False, why=why)
@@ -360,22 +310,22 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
-        containers = await self.engine.call(docker_start.marked)
+        containers = await self._engine.call(docker_start.marked)
         sandboxes = sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id})
         return sandboxes, await self.images.found()
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`. Where there never was an engine, there is nothing to be cleaned."""
-        if not self.engine.is_there and not ledger.plans():
+        if not self._engine.is_there and not ledger.plans():
             return Swept()
         removed, foreign = dict[str, None](), dict[str, None]()
-        for mark in await self.engine.call(docker_start.marked):
+        for mark in await self._engine.call(docker_start.marked):
             if mark.log_id != self.log_id:
                 foreign[f"{mark.kind} {mark.name}"] = None
             elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile
                 removed[f"sandbox {mark.sandbox_id}"] = None
                 await self.terminate(mark.sandbox_id, {}, {})
-        images, layers = await self.images.clean_up(ledger), await self.clean_up_layers(ledger)
+        images, layers = await self.images.clean_up(ledger), await self._kept.clean_up(ledger)
         return Swept(
             removed=[*removed, *images.removed, *layers.removed], foreign=[*foreign, *images.foreign, *layers.foreign]
         )
@@ -386,13 +336,10 @@ class DockerProvider(KeeperProvider[DockerInstance], DockerSnapshots, Replacemen
         handle = msgspec.convert(instance.handle, Handle)
         places: list[str | HostileTree] = [*handle.written, self._out(instance.sandbox_id)]
         inside = [instance.plan.workspace, "/", f"{docker_plan.INSIDE}/out"]
-        return disk_usage.occupied(places, handle.first.pid, instance.groups(), inside, root=os.geteuid() == 0)
+        return disk_usage.occupied(places, handle.first.pid, instance.cgroups, inside, root=os.geteuid() == 0)
 
     async def _end_for_disk(self, instance: DockerInstance) -> None:
-        await self._in_thread(_kill, instance.handle)
-
-    def _running(self, sandbox_id: str) -> DockerInstance | None:
-        return self._instances.get(sandbox_id)
+        await self.in_thread(_kill, instance.handle)
 
 
 def _lost_with_engine() -> Ending:

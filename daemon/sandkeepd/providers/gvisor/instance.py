@@ -1,7 +1,7 @@
 """A gVisor sandbox, as the daemon holds it: what runs of it may end and be brought back, and it is still the same."""
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -9,13 +9,13 @@ import trio
 
 from sandkeep.errors import StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Ending
+from sandkeepd.contract.instance import Ending
 from sandkeepd.keeper import pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
+from sandkeepd.keeper.pause import Pause
 from sandkeepd.keeper.place import CONTROL
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.providers.common.keeper_provider import HeldInstance
-from sandkeepd.providers.gvisor import plan as gvisor_plan
 from sandkeepd.providers.gvisor.plan import Plan
 from sandkeepd.providers.gvisor.viewers import GvisorViewers, Runsc
 
@@ -33,9 +33,6 @@ class GvisorInstance(HeldInstance):
     container: str = ""
     pidfd: int = -1
     look_after: float = 0.0
-    is_suspended: bool = False
-    on_suspend: Callable[[], Awaitable[None]]
-    on_resume: Callable[[], Awaitable[None]]
 
     def _make_viewers(self) -> Viewers:
         self._shown = GvisorViewers(self, self._talk, self._place, self.handle)
@@ -43,14 +40,14 @@ class GvisorInstance(HeldInstance):
 
     def prepare(self, image_id: str, plan: Plan, spec: SandboxSpec) -> None:
         """Say what it was made by."""
-        self.image_id, self.plan, self.spec = image_id, plan, spec
-        self.no_pauses = gvisor_plan.why_not_saved(plan.network, rootless=plan.rootless)
+        self.image_id, self.plan, self.spec, self.cgroups = image_id, plan, spec, plan.cgroups
+        self.suspended = Pause()
+        """While `pause` is on also when it is saved for a moment."""
         self.turn = trio.Lock()
         """Held by who saves it or brings it back."""
         self.scope = trio.CancelScope()
         self._helping = 0
         self._helped = trio.Event()
-        self._changed = trio.Event()
         self._held_control: int | None = None
 
     @property
@@ -58,34 +55,12 @@ class GvisorInstance(HeldInstance):
         """How much it may have on the disk."""
         return self.plan.disk_bytes
 
-    def groups(self) -> Mapping[str, str]:
-        """See `Measuring.groups`."""
-        return self.plan.cgroups
-
     # Standing still
 
-    async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
-        await self.on_suspend()
-
-    async def resume(self) -> None:
-        """See `Pausing.resume`."""
-        await self.on_resume()
-
-    def is_paused(self) -> bool:
-        """See `Pausing.is_paused`. One that is saved for a moment only counts as running."""
-        return self.is_suspended
-
-    async def pause_changed(self, paused: bool) -> None:
-        """See `Pausing.pause_changed`."""
-        while self.is_suspended == paused:
-            await self._changed.wait()
-
-    def set_suspended(self, suspended: bool) -> None:
-        """Take note that it stands still, or goes on."""
-        self.is_suspended = suspended
-        self._changed.set()
-        self._changed = trio.Event()
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it is saved for more than a moment."""
+        return self.suspended.is_on
 
     def stand(self) -> None:
         """Nothing of it is about to run: requests wait, in a FIFO that is held open, and time does not count."""

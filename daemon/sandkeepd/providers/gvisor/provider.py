@@ -2,8 +2,8 @@
 
 `runsc` starts them, saves them and brings them back; what goes on inside is the keeper's, as everywhere. Each program
 of `runsc` has a floor of 20 ms, so nothing is asked of it that can be seen otherwise: a sandbox runs as long as its
-first process on the host does. `bundle` says what a sandbox sees, `start` starts and saves it,
-`checkpoints` makes checkpoints. See `contract.provider` for the interface.
+first process on the host does. `bundle` says what a sandbox sees, `start` starts it, `saves` saves it and brings it
+back, `checkpoints` makes checkpoints. See `contract.provider` for the interface.
 """
 
 import functools
@@ -22,25 +22,31 @@ from sandkeep.ids import is_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import gvisor as settings
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Caller, Ending, Ledger, Swept
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_and_wait, kill_known, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
+from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, environment
 from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
-from sandkeepd.providers.common.layout import Layout, log_of
+from sandkeepd.providers.common.layout import log_of
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
 from sandkeepd.providers.gvisor import plan as gvisor_plan
 from sandkeepd.providers.gvisor import probe, runsc, start
 from sandkeepd.providers.gvisor.bundle import Lower
 from sandkeepd.providers.gvisor.checkpoints import GvisorCheckpoints
 from sandkeepd.providers.gvisor.instance import GvisorInstance
+from sandkeepd.providers.gvisor.layers import GvisorLayers
 from sandkeepd.providers.gvisor.plan import Plan
+from sandkeepd.providers.gvisor.replacement import GvisorReplacement
+from sandkeepd.providers.gvisor.saves import SavedPauses, Saves
 from sandkeepd.providers.gvisor.snapshots import GvisorSnapshots
 from sandkeepd.providers.gvisor.start import Job, Started
 from sandkeepd.providers.gvisor.viewers import Runsc
@@ -64,7 +70,7 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
 
 
-class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorInstance]):
+class GvisorProvider(KeeperProvider[GvisorInstance]):
     """See `Provider`. It runs tasks of its own, so `open_gvisor` makes it."""
 
     name = "gvisor"
@@ -72,16 +78,18 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
     def __init__(
         self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
     ) -> None:
-        super().__init__(watcher, nursery)
-        self.layout = Layout(state_dir)
-        self.log_id = log_id
+        super().__init__(state_dir, log_id, watcher, nursery, threads=32)
         self.root = os.geteuid() == 0
-        self.layers = Layers(self.layout, log_id, uid_base if self.root else None)
-        self._uid_base = uid_base if self.root else None
+        self._store = Layers(self.layout, log_id, uid_base if self.root else None)
         self._disk_limit = disk_limit
-        self._in_thread = Threads(trio.CapacityLimiter(32))
-        self._starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
-        self.disks = DiskWatch(self._instances, self._occupied, self._end_for_disk)
+        self.starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
+        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
+        self._saves = Saves(self)
+        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
+        self.checkpoints = GvisorCheckpoints(self, self._saves)
+        self.layers = GvisorLayers(self.layout, self.images, self._store, self.in_thread)
+        self.replacement = GvisorReplacement(self)
+        self.snapshots = GvisorSnapshots(self.instances, self.layout.state_dir, root=self.root)
 
     # Where things are
 
@@ -89,20 +97,17 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
     def _hierarchies(self) -> Hierarchies:
         return Hierarchies(log_id=self.log_id)
 
-    def _sandbox(self, sandbox_id: str) -> str:
-        return self.layout.sandbox(sandbox_id)
-
     def _base(self, given: str | None) -> str:
         return given or f"{self.layout.state_dir}/{_DEFAULT_BASE}"
 
     def bundle(self, sandbox_id: str) -> str:
         """The directory of a sandbox's bundle."""
-        self._sandbox(sandbox_id)  # raises for what is no id
+        self.layout.sandbox(sandbox_id)  # raises for what is no id
         return f"{self._base(settings.BUNDLE_DIR_BASE())}/{_BUNDLE}{sandbox_id}"
 
     def runsc_root(self, sandbox_id: str) -> str:
         """The directory in which `runsc` keeps its state of a sandbox."""
-        self._sandbox(sandbox_id)
+        self.layout.sandbox(sandbox_id)
         return f"{self._base(settings.ROOT_DIR_BASE())}/{_ROOT}{sandbox_id}"
 
     # What works
@@ -138,9 +143,9 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
     ) -> GvisorInstance:
         """See `Provider.create`."""
         self.layout.prepare()
-        job = await self._job(sandbox_id, image_id, spec, list(secrets), msgspec.convert(plan, Plan))
+        job = await self.job(sandbox_id, image_id, spec, list(secrets), msgspec.convert(plan, Plan))
         try:
-            await self._in_thread(start.make_directories, job)
+            await self.in_thread(start.make_directories, job)
             failpoints.reach("gvisor.directories")
             instance = await self._start(job, image_id)
             await instance.share_secrets(secrets)
@@ -151,19 +156,20 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
             raise
         return instance
 
-    async def _job(self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Sequence[str], plan: Plan) -> Job:
+    async def job(self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Sequence[str], plan: Plan) -> Job:
+        """What it takes to start a sandbox."""
         return Job(
-            sandbox_id=sandbox_id, directory=self._sandbox(sandbox_id), bundle=self.bundle(sandbox_id),
+            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), bundle=self.bundle(sandbox_id),
             root=self.runsc_root(sandbox_id), lowers=await self._lowers(image_id, plan), plan=plan, spec=spec,
             hierarchies=self._hierarchies, log_id=self.log_id, secrets=sorted(secrets), files=self.files(sandbox_id),
         )  # fmt: skip
 
     async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:
         """What a sandbox of that plan begins with. Raises `not_found`, `not_supported`."""
-        lowers = [Lower(root=self.layers.root(layer.name), uid=layer.uid) for layer in plan.layers]
+        lowers = [Lower(root=self._store.root(layer.name), uid=layer.uid) for layer in plan.layers]
         if plan.over_image:
-            lowers.append(Lower(root=self._image_root(image_id), uid=self._uid_base))
-        await self._require_there(lower.root for lower in lowers)
+            lowers.append(Lower(root=self.images.root(image_id), uid=self._store.uid))
+        await require_there(lower.root for lower in lowers)
         if len(lowers) > 1 and plan.rootless:
             words = "files in layers need mounts, which a rootless runsc cannot make: make a full snapshot"
             raise SetupError("not_supported", words)
@@ -172,14 +178,15 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
     async def _start(self, job: Job, image_id: str) -> GvisorInstance:
         with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
             work = functools.partial(start.start, job)
-            started = await self._starts(in_fresh_thread, work)
-            self._nursery.start_soon(_reap, started.child)
-        return self._made(job, image_id, started)
+            started = await self.starts(in_fresh_thread, work)
+            self.nursery.start_soon(_reap, started.child)
+        return self.made(job, image_id, started)
 
-    def _made(self, job: Job, image_id: str, started: Started) -> GvisorInstance:
+    def made(self, job: Job, image_id: str, started: Started) -> GvisorInstance:
+        """Hold what was started, as a sandbox."""
         handle = Handle(image_id=image_id, workspace=started.workspace, whole=started.whole, secrets=job.secrets)
         instance = self._make(job.sandbox_id, job.spec, job.plan, self._isolation(job.plan, started), handle)
-        self._hold(instance, started.container, started.first)
+        self.hold(instance, started.container, started.first)
         return instance
 
     def _isolation(self, plan: Plan, started: Started) -> Isolation:
@@ -202,9 +209,8 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
         )  # fmt: skip
         instance.prepare(handle.image_id, plan, spec)
         instance.runsc = self._runsc(sandbox_id, plan)
-        instance.on_suspend = functools.partial(self.suspend, instance)
-        instance.on_resume = functools.partial(self.resume, instance)
-        self._instances[sandbox_id] = instance
+        instance.pauses = SavedPauses(instance, self._saves)
+        self.instances[sandbox_id] = instance
         return instance
 
     def _runsc(self, sandbox_id: str, plan: Plan) -> Runsc:
@@ -215,13 +221,13 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
         user, blocks = f"{plan.uid}:{plan.gid}", gvisor_bundle.file_blocks(plan)
         return Runsc(bundle=self.bundle(sandbox_id), words=words, user=user, file_blocks=blocks)
 
-    def _hold(self, instance: GvisorInstance, container: str, first: Identity) -> None:
+    def hold(self, instance: GvisorInstance, container: str, first: Identity) -> None:
         """Hold what runs of it from now on."""
         pidfd = open_process(first)
         if pidfd is None:
             raise ProviderError("provider_unavailable", "the sandbox ended while it started")
         instance.container, instance.pidfd, instance.scope = container, pidfd, trio.CancelScope()
-        self._nursery.start_soon(self._await_end, instance)
+        self.nursery.start_soon(self._await_end, instance)
 
     async def _why_ended(self, instance: GvisorInstance) -> Ending:
         starved = cgroups.ran_out_of_memory(instance.plan.cgroups)
@@ -233,19 +239,19 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
     ) -> GvisorInstance | None:
         """See `Provider.adopt`. What was saved by an earlier daemon only for a moment goes on."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
-        job = await self._job(sandbox_id, earlier.image_id, spec, earlier.secrets, decided)
-        found = await self._in_thread(_look, job)
+        job = await self.job(sandbox_id, earlier.image_id, spec, earlier.secrets, decided)
+        found = await self.in_thread(_look, job)
         if found is None:
             return None
         instance = self._make(sandbox_id, spec, decided, isolation, earlier)
         try:
             if found.first is None:
                 instance.stand()
-                instance.set_suspended(True)
+                instance.suspended.set(True)
                 if found.goes_on:
-                    await self.resume(instance)
+                    await self._saves.resume(instance)
             else:
-                self._hold(instance, found.container, found.first)
+                self.hold(instance, found.container, found.first)
             await instance.remember_earlier()
         except BaseException:
             await self._let_go(instance)
@@ -256,17 +262,17 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
-        instance = self._instances.get(sandbox_id)
+        instance = self.instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
         with trio.CancelScope(shield=True):
-            await self._in_thread(self._end, sandbox_id, plan)
+            await self.in_thread(self._end, sandbox_id, plan)
             failpoints.reach("gvisor.killed")
             if instance is not None:
                 if instance.pidfd < 0:
                     await instance.went(instance.ending or Ending(kind="failed", message="it was terminated"))
-                await self._see_end(instance)
-            await self._in_thread(self._clear, sandbox_id)
+                await self.see_end(instance)
+            await self.in_thread(self._clear, sandbox_id)
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Kill what there is. Blocks."""
@@ -286,19 +292,15 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
         """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
         self.layout.tidy(sandbox_id)
         theirs = self._whose(sandbox_id) not in (None, self.log_id)
-        self.layout.discard([f"{self._sandbox(sandbox_id)}/in"])
+        self.layout.discard([f"{self.layout.sandbox(sandbox_id)}/in"])
         if theirs:
             return
         for directory in (self.bundle(sandbox_id), self.runsc_root(sandbox_id)):  # perhaps not in the state directory
             start.drop(directory)
 
-    async def forget(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Provider.forget`."""
-        await self._in_thread(self.layout.discard, [self._sandbox(sandbox_id) for sandbox_id in sandbox_ids])
-
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`. The images are also those of the local provider, which keeps them alike."""
-        return await self._in_thread(self._bundles), (await self._in_thread(self.layout.found))[1]
+        return await self.in_thread(self._bundles), (await self.in_thread(self.layout.found))[1]
 
     def _bundles(self) -> list[str]:
         names = set[str]()
@@ -321,8 +323,8 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`."""
         removed, foreign, failures = list[str](), list[str](), list[SandkeepError]()
-        for sandbox_id in filter(is_name, await self._in_thread(self._bundles)):
-            whose = await self._in_thread(self._whose, sandbox_id)
+        for sandbox_id in filter(is_name, await self.in_thread(self._bundles)):
+            whose = await self.in_thread(self._whose, sandbox_id)
             if whose != self.log_id:
                 foreign.append(f"directory {self.bundle(sandbox_id)}" + (f" of log {whose}" if whose else ""))
             elif not ledger.owns_sandbox(sandbox_id):
@@ -331,16 +333,10 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
                     removed.append(f"sandbox {sandbox_id}")
                 except SandkeepError as error:  # it keeps no other from being removed
                     failures.append(error)
-        for image_id in filter(is_name, (await self.found())[1]):
-            log_id = self.layout.log_of_image(image_id)
-            if log_id not in (None, self.log_id):
-                foreign.append(f"directory {self.layout.image(image_id)} of log {log_id}")
-            elif not ledger.owns_image(image_id):
-                await self.remove_image(image_id)
-                removed.append(f"image {image_id}")
+        images = await self.images.clean_up(ledger)
         if failures:
             raise failures[0]
-        return Swept(removed=removed, foreign=foreign)
+        return Swept(removed=removed + images.removed, foreign=foreign + images.foreign)
 
     def _whose(self, sandbox_id: str) -> str | None:
         """The id of the log that a bundle belongs to. One that does not say is ours, unless it lies where others have
@@ -356,7 +352,7 @@ class GvisorProvider(GvisorSnapshots, GvisorCheckpoints, KeeperProvider[GvisorIn
 
     async def _end_for_disk(self, instance: GvisorInstance) -> None:
         if instance.pidfd >= 0:
-            await self._in_thread(kill_and_wait, instance.pidfd)
+            await self.in_thread(kill_and_wait, instance.pidfd)
 
 
 async def _reap(child: int) -> None:

@@ -1,11 +1,8 @@
-"""Files that gVisor sandboxes begin with besides an image's: those of snapshots. See `Layering`.
-
-They are kept as those of local sandboxes are, and nothing ever writes to them.
-"""
+"""Archives of a gVisor sandbox's files, which only the sandbox itself can read. See `Snapshotting`."""
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import trio
@@ -16,16 +13,14 @@ from sandkeep.model import SandboxSpec
 from sandkeep_store.archives.tar.inspect import Examined
 from sandkeep_store.archives.trees.pack import NO_LIMITS, write
 from sandkeep_store.archives.trees.read import Remarks
-from sandkeepd.contract.provider import Frozen, PackedFiles, PackRequest, Progress, Source
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
 from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.keeper.copies import copying
 from sandkeepd.providers.common.inside import WORKSPACE
-from sandkeepd.providers.common.layered_files import LayeredFiles, document
-from sandkeepd.providers.common.layers import Layer
 from sandkeepd.providers.common.packing import CODECS, told
-from sandkeepd.providers.gvisor import probe
 from sandkeepd.providers.gvisor.instance import GvisorInstance
 
 _PIECE_BYTES: Final = 1 << 20
@@ -49,17 +44,21 @@ def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
     return told(packed, Pause())
 
 
-class GvisorSnapshots(LayeredFiles):
-    """The part of the gVisor provider that does this."""
+class GvisorSnapshots:
+    """Packs those of `instances` that run. With `root` their code has a uid of its own inside."""
 
-    _instances: dict[str, GvisorInstance]
-    root: bool
+    def __init__(self, instances: Mapping[str, GvisorInstance], state_dir: str, *, root: bool) -> None:
+        self._instances = instances
+        self._state_dir = state_dir
+        self._root = root
 
-    # Archives
+    def files_root(self, plan: Mapping[str, Any]) -> str:
+        """See `Snapshotting.files_root`."""
+        return WORKSPACE
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
         """See `Snapshotting.owner_in_archives`."""
-        uid, _, gid = (spec.user or ("1000" if self.root else "0")).partition(":")
+        uid, _, gid = (spec.user or ("1000" if self._root else "0")).partition(":")
         return int(uid), int(gid or uid)
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
@@ -77,24 +76,9 @@ class GvisorSnapshots(LayeredFiles):
         if source.handle.get("whole") or request.include or request.exclude:
             words = "of a gVisor sandbox all of a workspace is kept, or all of it as a checkpoint"
             raise SetupError("not_supported", words)
-        with unnamed(self.layout.state_dir) as received:
+        with unnamed(self._state_dir) as received:
             async with copying(instance, WORKSPACE, incoming=False, form="contents") as copy:
                 await trio.to_thread.run_sync(_receive, copy.take_data(), received, abandon_on_cancel=True)
                 await copy.done()
             failpoints.reach("snapshot.copied")
             return await watched(functools.partial(_pack, received, request), progress, "packing the files")
-
-    # Layers
-
-    no_forks: str | None = probe.FORKS
-
-    async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
-        raise SetupError("not_supported", probe.FORKS)
-
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`."""
-        if len(names) + (image_id is not None) > 1 and not self.root:
-            raise SetupError("not_supported", "without root gVisor sandboxes need full snapshots")
-        layers = [Layer(name=name, uid=self.layers.uid) for name in names]
-        return document(layers, over_image=image_id is not None)

@@ -14,7 +14,7 @@ from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import kill_all, kill_known, marked
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.providers.common.inside import marks
-from sandkeepd.providers.common.layout import TEMPORARY, Layout
+from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.start import Handle
 from sandkeepd.providers.local.strays import Strays
@@ -65,9 +65,7 @@ class Cleanup:
 
     def clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. That can take long."""
-        directory = self._layout.sandbox(sandbox_id)
-        self._layout.tidy(sandbox_id)
-        self._layout.discard([f"{directory}/{name}" for name in TEMPORARY])
+        self._layout.clear(sandbox_id)
 
     def plan_of_stray(self, sandbox_id: str) -> Plan:
         """What the plan of a sandbox that no event owns must have said."""

@@ -17,7 +17,7 @@ from sandkeep_store.archives.trees.changes import ChangedTree
 from sandkeep_store.archives.trees.pack import Packed, write
 from sandkeep_store.archives.trees.read import reading_only
 from sandkeep_store.archives.trees.tree import Overlay, Tree
-from sandkeepd.contract.provider import PackedFiles, PackRequest
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause, processes
 from sandkeepd.host.mapped_files import mapped_files
 from sandkeepd.host.processes import run_tool

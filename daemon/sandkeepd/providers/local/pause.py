@@ -3,7 +3,7 @@
 What others do to that group, such as an administrator, is not told by the kernel: it is looked at, now and then.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -11,7 +11,7 @@ import trio
 from sandkeep.model import Capability
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups.freezer import Freezer
-from sandkeepd.providers.common.keeper_provider import HeldInstance
+from sandkeepd.keeper.pause import Pause, Pauses
 
 LOOK_S: Final = 5.0
 """How often it is looked at whether somebody else has frozen sandboxes, or thawed them."""
@@ -25,16 +25,15 @@ def suspension(*, freezer: bool) -> Capability:
     return Capability(works=freezer, why=None if freezer else WHY_NOT_SUSPENDED)
 
 
-class Freezable(HeldInstance):
-    """A sandbox that is suspended by its control group, where it has one for that."""
+class FreezerPauses(Pauses):
+    """Suspends a sandbox by its control group, where it has one for that. `mark` is there while it stands still only to
+    be read.
+    """
 
-    _freezer: Freezer | None = None
-
-    def have_freezer(self, groups: Mapping[str, str], mark: str) -> None:
-        """Take note of its groups, and of their state. `mark` is there while it stands still only to be read."""
+    def __init__(self, pause: Pause, groups: Mapping[str, str], mark: str) -> None:
         freezer.recover(groups, mark)
-        self._freezer = freezer.freezer_of(groups, mark)
-        self.no_pauses = None if self._freezer else WHY_NOT_SUSPENDED
+        self._freezer: Freezer | None = freezer.freezer_of(groups, mark)
+        super().__init__(pause, None if self._freezer else WHY_NOT_SUSPENDED)
         self.look()
 
     def look(self) -> None:
@@ -56,15 +55,10 @@ class Freezable(HeldInstance):
         self.pause.set(False)
 
 
-async def keep_looking(instances: Mapping[str, Freezable]) -> None:
-    """Look at them all, now and then, until cancelled."""
+async def keep_looking(frozen: Callable[[], Sequence[FreezerPauses]]) -> None:
+    """Look at them all, now and then, until cancelled, letting others go on between two."""
     while True:
         await trio.sleep(LOOK_S)
-        await look_at(list(instances.values()))
-
-
-async def look_at(instances: Iterable[Freezable]) -> None:
-    """Look at some once, letting others go on."""
-    for instance in instances:
-        instance.look()
-        await trio.lowlevel.checkpoint()
+        for pauses in frozen():
+            pauses.look()
+            await trio.lowlevel.checkpoint()

@@ -7,7 +7,7 @@ from msgspec import Struct, field
 
 from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.provider import Caller
+from sandkeepd.contract.caller import Caller
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.providers.common.inside import inner_user
 from sandkeepd.providers.common.layers import Layer

@@ -9,19 +9,21 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings.daemon import UID_REGISTRY
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.provider import Caller, Ending, Ledger, Swept
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.processes import (
@@ -33,16 +35,19 @@ from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
+from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
-from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
+from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
-from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.local import plan as local_plan
+from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.end import Cleanup
-from sandkeepd.providers.local.pause import Freezable, keep_looking, suspension
+from sandkeepd.providers.local.layers import LocalLayers
+from sandkeepd.providers.local.pause import FreezerPauses, keep_looking, suspension
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
+from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
 from sandkeepd.providers.local.snapshots import LocalSnapshots, files_features
 from sandkeepd.providers.local.start import Handle, Job, Lower, Started, start
 from sandkeepd.providers.local.strays import Strays
@@ -53,10 +58,11 @@ Ts = TypeVarTuple("Ts")
 logger: Final = logging.getLogger("sandkeepd")
 
 
-class LocalInstance(Freezable):
+class LocalInstance(HeldInstance):
     """A local sandbox."""
 
     plan: Plan
+    freezer: FreezerPauses
     look_after: float = 0.0
 
     @property
@@ -64,12 +70,8 @@ class LocalInstance(Freezable):
         """How much it may have on the disk."""
         return self.plan.disk_bytes
 
-    def groups(self) -> Mapping[str, str]:
-        """See `Measuring.groups`."""
-        return self.plan.cgroups
 
-
-class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
+class LocalProvider(KeeperProvider[LocalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
 
     name = "local"
@@ -77,26 +79,31 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
     def __init__(
         self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
     ) -> None:
-        super().__init__(watcher, nursery)
-        self.layout = Layout(state_dir)
-        self.log_id = log_id
+        super().__init__(state_dir, log_id, watcher, nursery)
         self.root = os.geteuid() == 0
-        self.layers = Layers(self.layout, log_id, uid_base if self.root else None)
+        self._store = Layers(self.layout, log_id, uid_base if self.root else None)
         self._uid_base = uid_base
         self._disk_limit = disk_limit
-        self.claims: Claims | None = None
+        self.host_uids: Claims | None = None
         """The host uids of its sandboxes, which only root has to give."""
+        self._uids: UidClaims | None = None
         if self.root:
-            self.claims = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
+            self.host_uids = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
+            self._uids = UidClaims(self.host_uids)
         self._being_cleared: dict[str, trio.Event] = {}
-        self._in_thread = Threads(trio.CapacityLimiter(16))
-        self.disks = DiskWatch(self._instances, self._occupied, self._end_instance)
+        self.disks = DiskWatch(self.instances, self._occupied, self._end_instance)
         self._clear_in_thread = Threads(trio.CapacityLimiter(64))
         """Of its own, as what has a million files keeps no other from being made."""
         self._starts = Threads(trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0)))))
         """More at once end no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
+        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
+        self._layers = LocalLayers(self.layout, self.images, self._store, self.in_thread, self.abilities)
+        revival = LocalRevival(self)
+        self.claims, self.layers, self.revival = self._uids, self._layers, revival
+        self.replacement = LocalReplacement(self, revival)
+        self.snapshots = LocalSnapshots(self._store, self.layout.state_dir, self._layers.files_of, self.abilities)
 
     # What works
 
@@ -109,15 +116,16 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
         return Planner(self._hierarchies, disk_limit=self._disk_limit, root=self.root)
 
     @functools.cached_property
-    def _clearing(self) -> Cleanup:
-        return Cleanup(self.layout, self.log_id, self._planner, self.claims)
+    def cleanup(self) -> Cleanup:
+        """Ends sandboxes, and clears away what there is of them."""
+        return Cleanup(self.layout, self.log_id, self._planner, self.host_uids)
 
     async def abilities(self) -> Abilities:
         """What was found out about this machine, once."""
         async with self._probing:
             if self._abilities is None:
                 self.layout.prepare()
-                self._abilities = await self._in_thread(probe, self.layout.trash, self._uid_base, self.root)
+                self._abilities = await self.in_thread(probe, self.layout.trash, self._uid_base, self.root)
         return self._abilities
 
     async def capabilities(self) -> ProviderCapabilities:
@@ -166,33 +174,15 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
         self.layout.sandbox(sandbox_id)
         self.layout.image(image_id)
         decided = self._planner.decide(sandbox_id, spec, caller)
-        if self.claims is not None and self._planner.needs_uid(decided):
-            uid = self.claims.claim(sandbox_id, {plan.get("uid") for plan in taken})
-            decided = msgspec.structs.replace(decided, uid=uid, gid=uid)
+        if self._uids is not None and self._planner.needs_uid(decided):
+            decided = self._uids.claim(sandbox_id, decided, {plan.get("uid") for plan in taken})
         document: dict[str, Any] = msgspec.to_builtins(decided)
         return document
 
-    def claim_again(self, sandbox_id: str, plan: dict[str, Any]) -> dict[str, Any]:
-        """See `Claiming.claim_again`."""
-        uid = msgspec.convert(plan, Plan).own_uid
-        if self.claims is None or uid is None or self.claims.hold(sandbox_id, uid):
-            return plan
-        uid = self.claims.claim(sandbox_id)
-        return {**plan, "uid": uid, "gid": uid}
-
-    def withdraw(self, sandbox_id: str, plan: dict[str, Any]) -> None:
-        """See `Claiming.withdraw`."""
-        uid = msgspec.convert(plan, Plan).own_uid
-        if self.claims is not None and uid is not None:
-            with suppress(SandkeepError):  # then the next start does it
-                self.claims.withdraw(uid)
-
-    def _require_uid(self, sandbox_id: str, plan: Plan) -> None:
+    def require_uid(self, sandbox_id: str, plan: Plan) -> None:
         """Raise `provider_unavailable` when the host uid of a plan is not the sandbox's any more."""
-        if self.claims is None or plan.own_uid is None or self.claims.hold(sandbox_id, plan.own_uid):
-            return
-        words = f"the host uid {plan.own_uid} of sandbox {sandbox_id} belongs to somebody else by now"
-        raise ProviderError("provider_unavailable", f"{words}: make another of its files, by a fork or a snapshot")
+        if self._uids is not None:
+            self._uids.require(sandbox_id, plan)
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
@@ -202,18 +192,18 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
         found = await self.abilities()
-        lowers = await self._lowers(image_id, decided)
-        files = self._files_for(decided, found)
-        job = self._job(sandbox_id, spec, decided, lowers, files, found)
-        self._require_uid(sandbox_id, decided)
+        lowers = await self.lowers(image_id, decided)
+        files = self.files_for(decided, found)
+        job = self.job(sandbox_id, spec, decided, lowers, files, found)
+        self.require_uid(sandbox_id, decided)
         try:
-            return await self._start(job, spec, secrets, found)
+            return await self.start(job, spec, secrets, found)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.terminate(sandbox_id, plan, {})
             raise
 
-    def _files_for(self, plan: Plan, found: Abilities) -> str:
+    def files_for(self, plan: Plan, found: Abilities) -> str:
         """How what a sandbox of that plan begins with becomes its own. Raises `not_supported`."""
         files = found.files
         if plan.mechanism == "none" and not self.root and files == "overlay":
@@ -223,20 +213,21 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
             raise SetupError("not_supported", f"files in layers need overlays: {why}")
         return files
 
-    async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:
+    async def lowers(self, image_id: str, plan: Plan) -> list[Lower]:
         """What a sandbox of that plan begins with. Raises `not_found` when some of it is not there."""
         lowers = [
-            Lower(self.layers.root(layer.name), self._uid_base if layer.uid is None else layer.uid)
+            Lower(self._store.root(layer.name), self._uid_base if layer.uid is None else layer.uid)
             for layer in plan.layers
         ]
         if plan.over_image:
-            lowers.append(Lower(self._image_root(image_id), self._uid_base))
-        await self._require_there(lower.root for lower in lowers)
+            lowers.append(Lower(self.images.root(image_id), self._uid_base))
+        await require_there(lower.root for lower in lowers)
         return lowers
 
-    def _job(
+    def job(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, lowers: list[Lower], files: str, found: Abilities
     ) -> Job:
+        """What it takes to start a sandbox."""
         return Job(
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), lowers=lowers,
             plan=plan, files=files, host_network=spec.network == "host",
@@ -244,7 +235,8 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
             close_userns=found.no_nested_userns.works, seccomp=found.seccomp.works,
         )  # fmt: skip
 
-    async def _start(self, job: Job, spec: SandboxSpec, secrets: Mapping[str, str], found: Abilities) -> LocalInstance:
+    async def start(self, job: Job, spec: SandboxSpec, secrets: Mapping[str, str], found: Abilities) -> LocalInstance:
+        """Start a sandbox, and hold it."""
         with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
             started = await self._starts(in_fresh_thread, functools.partial(start, job))
         instance = self._instance(job.sandbox_id, spec, job.plan, started, job.files, found, list(secrets))
@@ -293,8 +285,9 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
-            instance.plan = plan
-            instance.have_freezer(plan.cgroups, self.layout.read_mark(sandbox_id))
+            instance.plan, instance.cgroups = plan, plan.cgroups
+            mark = self.layout.read_mark(sandbox_id)
+            instance.pauses = instance.freezer = FreezerPauses(instance.pause, plan.cgroups, mark)
             return instance
 
         return self._take_hold(handle.first, make)
@@ -313,132 +306,47 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
-        self._keep_uid(sandbox_id, decided)
+        if self._uids is not None:
+            self._uids.keep(sandbox_id, decided)
         instance = await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
-            await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
+            await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)
         return None
-
-    def _keep_uid(self, sandbox_id: str, plan: Plan) -> None:
-        """Have the host uid of a sandbox that may run belong to it. It is not ended when that cannot be."""
-        try:
-            self._require_uid(sandbox_id, plan)
-        except SandkeepError as error:
-            logger.warning("cannot claim a uid", extra={"sandbox_id": sandbox_id, "why": error.message})
-
-    # Starting anew
-
-    async def revive(
-        self,
-        sandbox_id: str,
-        image_id: str,
-        spec: SandboxSpec,
-        secrets: Mapping[str, str],
-        plan: dict[str, Any],
-        handle: dict[str, Any],
-    ) -> LocalInstance:
-        """See `Reviving.revive`."""
-        await self.halt(sandbox_id, plan, handle)
-        if not await trio.Path(f"{self._sandbox(sandbox_id)}/upper").is_dir():
-            raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
-        files = msgspec.convert(handle, Handle).files
-        return await self._start_anew(sandbox_id, image_id, spec, secrets, plan, files)
-
-    async def _start_anew(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any],
-        files: str,
-    ) -> LocalInstance:  # fmt: skip
-        decided, found = msgspec.convert(plan, Plan), await self.abilities()
-        self._require_uid(sandbox_id, decided)
-        job = self._job(sandbox_id, spec, decided, await self._lowers(image_id, decided), files, found)
-        job = msgspec.structs.replace(job, anew=True)
-        await self._in_thread(self.layout.discard, [f"{job.directory}/{name}" for name in ("in", "work", "mount")])
-        try:
-            instance = await self._start(job, spec, secrets, found)
-            await instance.remember_earlier()
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.halt(sandbox_id, plan, {})
-            raise
-        return instance
-
-    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Reviving.halt`."""
-        decided = msgspec.convert(plan, Plan)
-        with trio.CancelScope(shield=True):
-            await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
-            instance = self._instances.get(sandbox_id)
-            if instance is not None:
-                await self._see_end(instance)
-            await self._in_thread(self._clearing.end_escaped, sandbox_id, decided)
-
-    async def replace_files(
-        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
-        plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
-    ) -> LocalInstance:  # fmt: skip
-        """See `Replacing.replace_files`."""
-        before, after = plans
-        await self.halt(sandbox_id, before, handle)
-        try:
-            files = self._files_for(msgspec.convert(after, Plan), await self.abilities())
-            await self._in_thread(self.layout.put_aside, sandbox_id)
-            failpoints.reach("replace.aside")
-            return await self._start_anew(sandbox_id, image_id, spec, secrets, after, files)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.put_back(sandbox_id, before, handle)
-            raise
-
-    async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
-        """See `Replacing.put_back`."""
-        first = msgspec.convert(handle, Handle).first
-        if await self._in_thread(self.layout.has_aside, sandbox_id):
-            await self.halt(sandbox_id, plan, {})
-            await self._in_thread(self.layout.put_back, sandbox_id)
-        return identify(first.pid) != first
-
-    async def drop_replaced(self, sandbox_id: str) -> None:
-        """See `Replacing.drop_replaced`."""
-        await self._in_thread(self.layout.drop_aside, sandbox_id)
 
     # Ending
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`."""
         decided = await self._decided(sandbox_id, plan)
-        instance = self._instances.get(sandbox_id)
+        instance = self.instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
         with trio.CancelScope(shield=True):
-            await self._in_thread(self._clearing.end, sandbox_id, decided, handle)
+            await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
             if instance is not None:
-                await self._see_end(instance)
-            await self._clear_in_thread(self._clearing.end_for_good, sandbox_id, decided)
+                await self.see_end(instance)
+            await self._clear_in_thread(self.cleanup.end_for_good, sandbox_id, decided)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """The plan of a sandbox, found out from what there is of it when no event tells."""
         if plan:
             return msgspec.convert(plan, Plan)
-        return await self._in_thread(self._clearing.plan_of_stray, sandbox_id)
-
-    async def forget(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Provider.forget`."""
-        await self._in_thread(self.layout.discard, [self.layout.sandbox(sandbox_id) for sandbox_id in sandbox_ids])
+        return await self.in_thread(self.cleanup.plan_of_stray, sandbox_id)
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`."""
-        return await self._in_thread(self.layout.found)
+        return await self.in_thread(self.layout.found)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`."""
         strays = Strays(self.layout, self._hierarchies, self.log_id, everybodys=self.root)
         await self.abilities()  # what is tried out for that lies in the trash
-        await self._in_thread(strays.unmount_trash)
-        await self._in_thread(self.layout.empty_trash)
-        await self._in_thread(strays.look)
+        await self.in_thread(strays.unmount_trash)
+        await self.in_thread(self.layout.empty_trash)
+        await self.in_thread(strays.look)
         failpoints.reach("sweep.found")
         removed, failures = list[str](), list[SandkeepError]()
         for sandbox_id in sorted(strays.sandboxes):
@@ -450,22 +358,22 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
                 removed.append(f"sandbox {sandbox_id}")
         for image_id in sorted(strays.images):
             if not ledger.owns_image(image_id):
-                await self._in_thread(strays.unmount, self.layout.image(image_id))
-                await self.remove_image(image_id)
+                await self.in_thread(strays.unmount, self.layout.image(image_id))
+                await self.images.remove(image_id)
                 removed.append(f"image {image_id}")
         for name in filter(is_name, self.layout.layer_names()):
             log_id = self.layout.log_of_layer(name)
             if log_id not in (None, self.log_id):
                 strays.foreign.append(f"directory {self.layout.layer(name)} of log {log_id}")
             elif not ledger.owns_layer(name):
-                await self.discard_layers([name])
+                await self._layers.discard_layers([name])
                 removed.append(f"files {name}")
             else:
-                await self._in_thread(self.layers.discard_stages, name)
-        if self.claims is not None:
+                await self.in_thread(self._store.discard_stages, name)
+        if self.host_uids is not None:
             uids = {msgspec.convert(plan, Plan).own_uid: name for name, plan in ledger.plans().items()}
             on_record = {uid: name for uid, name in uids.items() if uid is not None}
-            strays.foreign += await self._in_thread(self.claims.settle, on_record)
+            strays.foreign += await self.in_thread(self.host_uids.settle, on_record)
         if failures:
             raise failures[0]
         return Swept(removed=removed, foreign=strays.foreign)
@@ -474,20 +382,12 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
         """Remove what is left of a sandbox; one that is to be made under the same id waits for that."""
         cleared = self._being_cleared[sandbox_id] = trio.Event()
         forgotten = not ledger.knows_sandbox(sandbox_id)
-        remove = functools.partial(self._clearing.remove_stray, strays, sandbox_id, forgotten=forgotten)
+        remove = functools.partial(self.cleanup.remove_stray, strays, sandbox_id, forgotten=forgotten)
         try:
-            await self._in_thread(remove)
+            await self.in_thread(remove)
         finally:
             del self._being_cleared[sandbox_id]
             cleared.set()
-
-    @property
-    def instances(self) -> Mapping[str, LocalInstance]:
-        """Those that it holds."""
-        return self._instances
-
-    def _sandbox(self, sandbox_id: str) -> str:
-        return self.layout.sandbox(sandbox_id)
 
     def _occupied(self, instance: LocalInstance) -> int:
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
@@ -496,7 +396,7 @@ class LocalProvider(LocalSnapshots, KeeperProvider[LocalInstance]):
         return disk_usage.occupied(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
     async def _end_instance(self, instance: LocalInstance) -> None:
-        await self._in_thread(self._clearing.end, instance.sandbox_id, instance.plan, instance.handle)
+        await self.in_thread(self.cleanup.end, instance.sandbox_id, instance.plan, instance.handle)
 
 
 @asynccontextmanager
@@ -513,9 +413,9 @@ async def open_local(
             state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
         )
         nursery.start_soon(provider.disks.run)
-        nursery.start_soon(keep_looking, provider.instances)
-        if provider.claims is not None:
-            nursery.start_soon(provider.claims.keep)
+        nursery.start_soon(keep_looking, lambda: [instance.freezer for instance in provider.instances.values()])
+        if provider.host_uids is not None:
+            nursery.start_soon(provider.host_uids.keep)
         return provider
 
     async with running(make) as provider:

@@ -1,57 +1,39 @@
-"""What a local sandbox's files can be used for besides the sandbox: copied for forks, and kept as archives.
-
-All of it goes by what lies in the state directory, so that it works as well for sandboxes that have ended by themselves
-and whose files are still there. See `Layering` and `Snapshotting` for the interfaces.
-"""
+"""Archives of a local sandbox's files. See `Snapshotting`."""
 
 import functools
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-import msgspec
-import trio
-
-from sandkeep import failpoints
-from sandkeep.errors import SetupError, StateError
 from sandkeep.model import Capability, SandboxSpec
-from sandkeepd.contract.provider import Frozen, PackedFiles, PackRequest, Progress, Source
-from sandkeepd.host.cgroups.pause import Pause
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
 from sandkeepd.host.threads import watched
-from sandkeepd.providers.common.layered_files import LayeredFiles, document
-from sandkeepd.providers.common.layers import MOST_LAYERS, Layer
-from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.common.inside import WORKSPACE
+from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.local.files import HeldFiles
 from sandkeepd.providers.local.pack import Packer, paths
 from sandkeepd.providers.local.pause import NO_FREEZER
-from sandkeepd.providers.local.plan import Plan
 from sandkeepd.providers.local.probe import Abilities
-from sandkeepd.providers.local.start import Handle
 
 
-class LocalSnapshots(LayeredFiles):
-    """The part of the local provider that does this."""
+class LocalSnapshots:
+    """`files_of` tells where the files of a sandbox lie, `abilities` what was found out about this machine."""
 
-    root: bool
+    def __init__(
+        self,
+        store: Layers,
+        state_dir: str,
+        files_of: Callable[[Source], Awaitable[HeldFiles]],
+        abilities: Callable[[], Awaitable[Abilities]],
+    ) -> None:
+        self._store = store
+        self._state_dir = state_dir
+        self._files_of = files_of
+        self._abilities = abilities
 
-    @abstractmethod
-    async def abilities(self) -> Abilities:
-        """What was found out about this machine."""
-
-    async def _files_of(self, source: Source) -> HeldFiles:
-        plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
-        upper = f"{self.layout.sandbox(source.sandbox_id)}/upper"
-        if not await trio.Path(upper).is_dir():
-            words = f"the files of sandbox {source.sandbox_id} are gone: nothing can be kept of them"
-            raise StateError("not_ready", words, sandbox_id=source.sandbox_id)
-        lowers = list[str]()
-        if handle.files == "overlay":
-            names = [layer.name for layer in plan.layers]
-            lowers = self._roots(names, source.image_id if plan.over_image else None)
-        mark = self.layout.read_mark(source.sandbox_id)
-        return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
-
-    # Archives
+    def files_root(self, plan: Mapping[str, Any]) -> str:
+        """See `Snapshotting.files_root`."""
+        return WORKSPACE
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
         """See `Snapshotting.owner_in_archives`."""
@@ -64,61 +46,17 @@ class LocalSnapshots(LayeredFiles):
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         """See `Snapshotting.pack`."""
-        held, found = await self._files_of(source), await self.abilities()
+        held, found = await self._files_of(source), await self._abilities()
         paths([*request.include, *request.exclude])
-        packer = Packer(self.layers, self.layout.state_dir, shares_blocks=found.reflink.works)
+        packer = Packer(self._store, self._state_dir, shares_blocks=found.reflink.works)
         return await watched(functools.partial(packer.pack, held, request), progress, "packing the files")
-
-    # Layers
-
-    async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
-        held = await self._files_of(source)
-        flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
-        try:
-            with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
-                pause = await self._in_thread(functools.partial(self._freeze, name, held, flat=flat))
-            failpoints.reach("layer.copied")
-            size = await self._in_thread(self.layers.size_bytes, self.layers.root(name))
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.discard_layers([name])
-            raise
-        layer = Layer(name=name, uid=held.plan.uid)
-        layers = [layer] if flat else [layer, *held.plan.layers]
-        over_image = held.plan.over_image and not flat
-        return Frozen(
-            files=document(layers, over_image=over_image), needs_image=over_image, pause_ms=pause.ms, size_bytes=size
-        )
-
-    def _freeze(self, name: str, held: HeldFiles, *, flat: bool) -> Pause:
-        making = self.layers.begin(name)
-        roots = [held.upper, *held.lowers] if flat else [held.upper]
-        with shown(*roots, above=self.layout.state_dir) as source, held.standing() as pause:
-            failpoints.reach("layer.frozen")
-            self.layers.copy(source, making)
-        self.layers.complete(name)
-        return pause
-
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`."""
-        if len(names) + (image_id is not None) > 1:
-            overlay = (await self.abilities()).overlay
-            if not overlay.works:
-                raise SetupError("not_supported", f"incremental snapshots need overlays: {overlay.why}")
-        layers = [Layer(name=name, uid=self.layers.uid) for name in names]
-        return document(layers, over_image=image_id is not None)
-
-    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Replacing.replaced`."""
-        return self.layered(plan, files)
 
 
 _WITHOUT_FREEZER: Final = f"{NO_FREEZER}: processes are stopped one by one meanwhile"
 
 
 def files_features(found: Abilities, *, freezer: bool) -> dict[str, Capability]:
-    """What works of all this, for `Provider.capabilities`."""
+    """What works with files besides, for `Provider.capabilities`."""
     overlay = found.overlay
     return {
         "snapshots": Capability(works=True, why=None if freezer else _WITHOUT_FREEZER),

@@ -1,6 +1,8 @@
 """Folds of the events of checkpoints."""
 
-from sandkeep import events, model
+from sandkeep import events
+from sandkeep.events import Event
+from sandkeep.lifecycle import CHECKPOINT
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.folds.sandboxes import note_in_history
@@ -21,7 +23,7 @@ def _requested(state: State, event: events.CheckpointCreateRequested, fact: Fact
 
 @folds(events.CheckpointStored)
 def _stored(state: State, event: events.CheckpointStored, fact: Fact) -> None:
-    checkpoint = _advance(state, fact, "ready")
+    checkpoint = _advance(state, event, fact)
     if checkpoint is None:
         return
     checkpoint.stored, checkpoint.stored_position, checkpoint.stored_us = event, fact.position, fact.time_us
@@ -40,7 +42,7 @@ def _stored(state: State, event: events.CheckpointStored, fact: Fact) -> None:
 
 @folds(events.CheckpointFailed)
 def _failed(state: State, event: events.CheckpointFailed, fact: Fact) -> None:
-    checkpoint = _advance(state, fact, "failed")
+    checkpoint = _advance(state, event, fact)
     if checkpoint is not None:
         checkpoint.error, checkpoint.interrupted = (event.code, event.message), event.interrupted
         checkpoint.ended_us = fact.time_us
@@ -48,7 +50,7 @@ def _failed(state: State, event: events.CheckpointFailed, fact: Fact) -> None:
 
 @folds(events.CheckpointDeleteRequested)
 def _delete_requested(state: State, event: events.CheckpointDeleteRequested, fact: Fact) -> None:
-    checkpoint = _advance(state, fact, "deleting")
+    checkpoint = _advance(state, event, fact)
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if checkpoint is not None and sandbox is not None:
         sandbox.checkpoints = [kept for kept in sandbox.checkpoints if kept.checkpoint_id != fact.stream]
@@ -56,7 +58,7 @@ def _delete_requested(state: State, event: events.CheckpointDeleteRequested, fac
 
 @folds(events.CheckpointDeleted)
 def _deleted(state: State, event: events.CheckpointDeleted, fact: Fact) -> None:
-    checkpoint = _advance(state, fact, "deleted")
+    checkpoint = _advance(state, event, fact)
     if checkpoint is not None:
         checkpoint.ended_us = fact.time_us
 
@@ -76,22 +78,20 @@ def _restore_requested(state: State, event: events.CheckpointRestoreRequested, f
 
 @folds(events.CheckpointRestored)
 def _restored(state: State, event: events.CheckpointRestored, fact: Fact) -> None:
-    fork = end_fork(state, fact)
-    if fork is not None:
-        fork.done = True
+    end_fork(state, event, fact)
 
 
 @folds(events.CheckpointRestoreFailed)
 def _restore_failed(state: State, event: events.CheckpointRestoreFailed, fact: Fact) -> None:
-    fork = end_fork(state, fact)
+    fork = end_fork(state, event, fact)
     if fork is not None:
         fork.error, fork.interrupted = (event.code, event.message), event.interrupted
 
 
-def _advance(state: State, fact: Fact, status: model.CheckpointStatus) -> CheckpointState | None:
+def _advance(state: State, event: Event, fact: Fact) -> CheckpointState | None:
     """Move a checkpoint on; None for one whose first events are in the archive already."""
     checkpoint = state.checkpoints.get(fact.stream)
     if checkpoint is not None:
-        checkpoint.status, checkpoint.revision = status, fact.revision
+        checkpoint.status, checkpoint.revision = CHECKPOINT.targets[event.type], fact.revision
     note_in_history(state, fact)
     return checkpoint

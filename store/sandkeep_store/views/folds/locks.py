@@ -1,6 +1,8 @@
 """Folds of the events of locks."""
 
-from sandkeep import events, model
+from sandkeep import events
+from sandkeep.events import Event
+from sandkeep.lifecycle import LOCK
 from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.locks import RECENT_LOCKS, LockState
 from sandkeep_store.views.state import State
@@ -16,7 +18,7 @@ def _acquire_requested(state: State, event: events.LockAcquireRequested, fact: F
         where=event.where,
         requested_us=fact.time_us,
         revision=fact.revision,
-        status="acquiring",
+        status=LOCK.targets[event.type],
         owner_id=event.owner_id,
         timeout_s=event.timeout_s,
     )
@@ -24,43 +26,43 @@ def _acquire_requested(state: State, event: events.LockAcquireRequested, fact: F
 
 @folds(events.LockAcquired)
 def _acquired(state: State, event: events.LockAcquired, fact: Fact) -> None:
-    lock = _advance(state, fact, "held")
+    lock = _advance(state, event, fact)
     if lock is not None:
         lock.fence, lock.acquired_us = event.fence, fact.time_us
 
 
 @folds(events.LockContended)
 def _contended(state: State, event: events.LockContended, fact: Fact) -> None:
-    lock = _end(state, fact, "contended", (event.code, event.message))
+    lock = _end(state, event, fact, (event.code, event.message))
     if lock is not None:
         lock.held_by, lock.expires_at, lock.waiting = event.held_by, event.expires_at, event.waiting
 
 
 @folds(events.LockAcquireFailed)
 def _acquire_failed(state: State, event: events.LockAcquireFailed, fact: Fact) -> None:
-    lock = _end(state, fact, "failed", (event.code, event.message))
+    lock = _end(state, event, fact, (event.code, event.message))
     if lock is not None:
         lock.interrupted = event.interrupted
 
 
 @folds(events.LockReleaseRequested)
 def _release_requested(state: State, event: events.LockReleaseRequested, fact: Fact) -> None:
-    _advance(state, fact, "releasing")
+    _advance(state, event, fact)
 
 
 @folds(events.LockReleased)
 def _released(state: State, event: events.LockReleased, fact: Fact) -> None:
-    _end(state, fact, "released")
+    _end(state, event, fact)
 
 
 @folds(events.LockExpired)
 def _expired(state: State, event: events.LockExpired, fact: Fact) -> None:
-    _end(state, fact, "expired", ("lock_lost", event.message))
+    _end(state, event, fact, ("lock_lost", event.message))
 
 
 @folds(events.LockLost)
 def _lost(state: State, event: events.LockLost, fact: Fact) -> None:
-    _end(state, fact, "lost", ("lock_lost", event.message))
+    _end(state, event, fact, ("lock_lost", event.message))
 
 
 @folds(events.LockStealRequested)
@@ -72,18 +74,18 @@ def _steal_requested(state: State, event: events.LockStealRequested, fact: Fact)
         where=event.where,
         requested_us=fact.time_us,
         revision=fact.revision,
-        status="stealing",
+        status=LOCK.targets[event.type],
     )
 
 
 @folds(events.LockStolen)
 def _stolen(state: State, event: events.LockStolen, fact: Fact) -> None:
-    _end(state, fact, "stolen")
+    _end(state, event, fact)
 
 
 @folds(events.LockStealFailed)
 def _steal_failed(state: State, event: events.LockStealFailed, fact: Fact) -> None:
-    lock = _end(state, fact, "failed", (event.code, event.message))
+    lock = _end(state, event, fact, (event.code, event.message))
     if lock is not None:
         lock.interrupted = event.interrupted
 
@@ -100,8 +102,8 @@ def goes_before(state: State, lock: LockState, before_us: int) -> bool:
     return (lock.ended_us or before_us) < before_us and not is_needed(state, lock)
 
 
-def _end(state: State, fact: Fact, status: model.LockStatus, error: tuple[str, str] | None = None) -> LockState | None:
-    lock = _advance(state, fact, status)
+def _end(state: State, event: Event, fact: Fact, error: tuple[str, str] | None = None) -> LockState | None:
+    lock = _advance(state, event, fact)
     if lock is not None:
         lock.ended_us, lock.error = fact.time_us, error
         state.ended_locks.append(lock.lock_id)
@@ -125,9 +127,9 @@ def is_needed(state: State, lock: LockState) -> bool:
     return all((other.fence or 0) <= (lock.fence or 0) for other in state.locks.values() if other.competes_with(lock))
 
 
-def _advance(state: State, fact: Fact, status: model.LockStatus) -> LockState | None:
+def _advance(state: State, event: Event, fact: Fact) -> LockState | None:
     """Move an acquisition on; None for one whose first events are in the archive already."""
     lock = state.locks.get(fact.stream)
     if lock is not None:
-        lock.status, lock.revision = status, fact.revision
+        lock.status, lock.revision = LOCK.targets[event.type], fact.revision
     return lock

@@ -1,6 +1,8 @@
 """Folds of the events of processes."""
 
-from sandkeep import events, model
+from sandkeep import events
+from sandkeep.events import Event
+from sandkeep.lifecycle import PROCESS
 from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.processes import RECENT_NAMED, RECENT_UNNAMED, ProcessState
 from sandkeep_store.views.state import State
@@ -34,7 +36,7 @@ def _started(state: State, event: events.ProcessStarted, fact: Fact) -> None:
     process = state.processes.get(fact.stream)
     if process is None:
         return
-    process.pid, process.started_us, process.status = event.pid, fact.time_us, "running"
+    process.pid, process.started_us, process.status = event.pid, fact.time_us, PROCESS.targets[event.type]
     _touch(state, process, fact)
 
 
@@ -66,7 +68,7 @@ def _exited(state: State, event: events.ProcessExited, fact: Fact) -> None:
     )
     if event.oom_killed:
         process.oom_killed, process.error = True, ("provider_unavailable", _want_of_memory(state, process))
-    _end(state, process, "exited", fact)
+    _end(state, process, event, fact)
 
 
 def _want_of_memory(state: State, process: ProcessState) -> str:
@@ -82,7 +84,7 @@ def _launch_failed(state: State, event: events.ProcessLaunchFailed, fact: Fact) 
     process = state.processes.get(fact.stream)
     if process is not None:
         process.error, process.interrupted = (event.code, event.message), event.interrupted
-        _end(state, process, "failed", fact)
+        _end(state, process, event, fact)
 
 
 @folds(events.ProcessLost)
@@ -90,7 +92,7 @@ def _lost(state: State, event: events.ProcessLost, fact: Fact) -> None:
     process = state.processes.get(fact.stream)
     if process is not None:
         process.error = ("internal", event.message)
-        _end(state, process, "lost", fact)
+        _end(state, process, event, fact)
 
 
 @folds(events.ProcessRestored)
@@ -105,7 +107,7 @@ def _restored(state: State, event: events.ProcessRestored, fact: Fact) -> None:
         name=asked.name or process_id,
         requested=asked,
         requested_us=fact.time_us,
-        status="running",
+        status=PROCESS.targets[event.type],
         pid=event.pid,
         started_us=fact.time_us,
     )
@@ -131,9 +133,9 @@ def _touch(state: State, process: ProcessState, fact: Fact) -> None:
         sandbox.touch(fact)
 
 
-def _end(state: State, process: ProcessState, status: model.ProcessStatus, fact: Fact) -> None:
+def _end(state: State, process: ProcessState, event: Event, fact: Fact) -> None:
     """Move the process from the active to the recent ones, and let the oldest of those go."""
-    process.status, process.ended_us = status, fact.time_us
+    process.status, process.ended_us = PROCESS.targets[event.type], fact.time_us
     sandbox = state.sandboxes.get(process.sandbox_id)
     if sandbox is None or sandbox.active.pop(process.process_id, None) is None:
         return

@@ -2,7 +2,9 @@
 
 from msgspec.structs import replace
 
-from sandkeep import events, model
+from sandkeep import events
+from sandkeep.events import Event
+from sandkeep.lifecycle import SANDBOX
 from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.sandboxes import Change, Filled, SandboxState
 from sandkeep_store.views.state import State
@@ -26,7 +28,7 @@ def _create_requested(state: State, event: events.SandboxCreateRequested, fact: 
 
 @folds(events.SandboxCreated)
 def _created(state: State, event: events.SandboxCreated, fact: Fact) -> None:
-    sandbox = _advance(state, fact, "running")
+    sandbox = _advance(state, event, fact)
     if sandbox is not None:
         sandbox.made, sandbox.isolation, sandbox.handle = True, event.isolation, event.handle
         _note_filled(sandbox, sandbox.restored_from, fact)
@@ -34,37 +36,37 @@ def _created(state: State, event: events.SandboxCreated, fact: Fact) -> None:
 
 @folds(events.SandboxCreateFailed)
 def _create_failed(state: State, event: events.SandboxCreateFailed, fact: Fact) -> None:
-    sandbox = _end(state, fact, "failed", (event.code, event.message))
+    sandbox = _end(state, event, fact, (event.code, event.message))
     if sandbox is not None:
         sandbox.interrupted = event.interrupted
 
 
 @folds(events.SandboxAdopted)
 def _adopted(state: State, event: events.SandboxAdopted, fact: Fact) -> None:
-    _advance(state, fact)
+    _advance(state, event, fact)
 
 
 @folds(events.SandboxFailed)
 def _failed(state: State, event: events.SandboxFailed, fact: Fact) -> None:
-    _end(state, fact, "failed", ("provider_unavailable", event.message))
+    _end(state, event, fact, ("provider_unavailable", event.message))
 
 
 @folds(events.SandboxLost)
 def _lost(state: State, event: events.SandboxLost, fact: Fact) -> None:
-    sandbox = _end(state, fact, "lost", ("provider_unavailable", event.message))
+    sandbox = _end(state, event, fact, ("provider_unavailable", event.message))
     if sandbox is not None:
         sandbox.last_status = event.last_status
 
 
 @folds(events.SandboxSuspendRequested)
 def _suspend_requested(state: State, event: events.SandboxSuspendRequested, fact: Fact) -> None:
-    _begin_change(state, fact, "suspending")
+    _begin_change(state, event, fact)
 
 
 @folds(events.SandboxSuspended)
 def _suspended(state: State, event: events.SandboxSuspended, fact: Fact) -> None:
     _finish_change(state, fact)
-    _advance(state, fact, "suspended")
+    _advance(state, event, fact)
 
 
 @folds(events.SandboxSuspendFailed)
@@ -74,13 +76,13 @@ def _suspend_failed(state: State, event: events.SandboxSuspendFailed, fact: Fact
 
 @folds(events.SandboxResumeRequested)
 def _resume_requested(state: State, event: events.SandboxResumeRequested, fact: Fact) -> None:
-    _begin_change(state, fact, "resuming")
+    _begin_change(state, event, fact)
 
 
 @folds(events.SandboxResumed)
 def _resumed(state: State, event: events.SandboxResumed, fact: Fact) -> None:
     _finish_change(state, fact)
-    sandbox = _advance(state, fact, "running")
+    sandbox = _advance(state, event, fact)
     if sandbox is not None:
         sandbox.ended_us = sandbox.error = None
         sandbox.isolation = event.isolation or sandbox.isolation
@@ -97,13 +99,13 @@ def _restore_requested(state: State, event: events.SandboxRestoreRequested, fact
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
         sandbox.restore = event
-    _begin_change(state, fact, "restoring")
+    _begin_change(state, event, fact)
 
 
 @folds(events.SandboxRestored)
 def _restored(state: State, event: events.SandboxRestored, fact: Fact) -> None:
     _finish_change(state, fact)
-    sandbox = _advance(state, fact, "running")
+    sandbox = _advance(state, event, fact)
     if sandbox is None:
         return
     asked, sandbox.restore = sandbox.restore, None
@@ -121,8 +123,8 @@ def _restore_failed(state: State, event: events.SandboxRestoreFailed, fact: Fact
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
         sandbox.restore = None
-    if event.ended:
-        _end(state, fact, "failed", (event.code, event.message))
+        if event.ended:
+            sandbox.error, sandbox.ended_us = (event.code, event.message), fact.time_us
 
 
 @folds(events.SandboxFileWritten)
@@ -134,14 +136,14 @@ def _file_written(state: State, event: events.SandboxFileWritten, fact: Fact) ->
 
 @folds(events.SandboxTerminateRequested)
 def _terminate_requested(state: State, event: events.SandboxTerminateRequested, fact: Fact) -> None:
-    sandbox = _advance(state, fact, "stopping")
+    sandbox = _advance(state, event, fact)
     if sandbox is not None:
         sandbox.terminated_reason = event.reason
 
 
 @folds(events.SandboxTerminated)
 def _terminated(state: State, event: events.SandboxTerminated, fact: Fact) -> None:
-    sandbox = _advance(state, fact, "stopped")
+    sandbox = _advance(state, event, fact)
     if sandbox is not None:
         sandbox.terminated_reason, sandbox.ended_us = event.reason, fact.time_us
 
@@ -160,11 +162,11 @@ def _note_filled(sandbox: SandboxState, snapshot_id: str | None, fact: Fact) -> 
         sandbox.filled.append(Filled(snapshot_id=snapshot_id, position=fact.position, time_us=fact.time_us))
 
 
-def _begin_change(state: State, fact: Fact, status: model.SandboxStatus) -> None:
+def _begin_change(state: State, event: Event, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
         sandbox.change = Change(position=fact.position, before=sandbox.status)
-    _advance(state, fact, status)
+    _advance(state, event, fact)
 
 
 def _finish_change(state: State, fact: Fact) -> None:
@@ -182,21 +184,22 @@ def _undo_change(
     change = sandbox.change if sandbox is not None else None
     if change is not None:
         change.error, change.interrupted = (event.code, event.message), event.interrupted
-    _advance(state, fact, change.before if change is not None else None)
+    _advance(state, event, fact)
 
 
-def _end(state: State, fact: Fact, status: model.SandboxStatus, error: tuple[str, str]) -> SandboxState | None:
-    sandbox = _advance(state, fact, status)
+def _end(state: State, event: Event, fact: Fact, error: tuple[str, str]) -> SandboxState | None:
+    sandbox = _advance(state, event, fact)
     if sandbox is not None:
         sandbox.error, sandbox.ended_us = error, fact.time_us
     return sandbox
 
 
-def _advance(state: State, fact: Fact, status: model.SandboxStatus | None = None) -> SandboxState | None:
+def _advance(state: State, event: Event, fact: Fact) -> SandboxState | None:
     """Move a sandbox on; None for one whose first events are in the archive already, as all of them soon will be."""
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
         sandbox.revision = fact.revision
         sandbox.touch(fact)
-        sandbox.status = status or sandbox.status
+        before = sandbox.change.before if sandbox.change is not None else None
+        sandbox.status = SANDBOX.after(event, sandbox.status, before)
     return sandbox

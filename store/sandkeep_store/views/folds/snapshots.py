@@ -2,7 +2,9 @@
 
 from msgspec.structs import replace
 
-from sandkeep import events, model
+from sandkeep import events
+from sandkeep.events import Event
+from sandkeep.lifecycle import FORK, SNAPSHOT
 from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.folds.sandboxes import note_in_history
 from sandkeep_store.views.sandboxes import KeptSnapshot
@@ -22,7 +24,7 @@ def _requested(state: State, event: events.SnapshotCreateRequested, fact: Fact) 
 
 @folds(events.SnapshotStored)
 def _stored(state: State, event: events.SnapshotStored, fact: Fact) -> None:
-    snapshot = _advance(state, fact, "ready")
+    snapshot = _advance(state, event, fact)
     if snapshot is None:
         return
     snapshot.stored, snapshot.stored_position, snapshot.stored_us = event, fact.position, fact.time_us
@@ -48,7 +50,7 @@ def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> KeptSnapshot
 
 @folds(events.SnapshotSent)
 def _sent(state: State, event: events.SnapshotSent, fact: Fact) -> None:
-    snapshot = _advance(state, fact, None)
+    snapshot = _advance(state, event, fact)
     if snapshot is None:
         return
     snapshot.sent = True
@@ -60,7 +62,7 @@ def _sent(state: State, event: events.SnapshotSent, fact: Fact) -> None:
 
 @folds(events.SnapshotFailed)
 def _failed(state: State, event: events.SnapshotFailed, fact: Fact) -> None:
-    snapshot = _advance(state, fact, "failed")
+    snapshot = _advance(state, event, fact)
     if snapshot is not None:
         snapshot.error, snapshot.interrupted = (event.code, event.message), event.interrupted
         snapshot.ended_us = fact.time_us
@@ -68,7 +70,7 @@ def _failed(state: State, event: events.SnapshotFailed, fact: Fact) -> None:
 
 @folds(events.SnapshotDeleteRequested)
 def _delete_requested(state: State, event: events.SnapshotDeleteRequested, fact: Fact) -> None:
-    snapshot = _advance(state, fact, "deleting")
+    snapshot = _advance(state, event, fact)
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if snapshot is not None and sandbox is not None:
         sandbox.snapshots = [kept for kept in sandbox.snapshots if kept.snapshot_id != snapshot.snapshot_id]
@@ -76,7 +78,7 @@ def _delete_requested(state: State, event: events.SnapshotDeleteRequested, fact:
 
 @folds(events.SnapshotDeleted)
 def _deleted(state: State, event: events.SnapshotDeleted, fact: Fact) -> None:
-    snapshot = _advance(state, fact, "deleted")
+    snapshot = _advance(state, event, fact)
     if snapshot is not None:
         snapshot.ended_us, snapshot.kept = fact.time_us, event.kept
 
@@ -117,33 +119,33 @@ def _fork_requested(state: State, event: events.SandboxForkRequested, fact: Fact
 
 @folds(events.SandboxForked)
 def _forked(state: State, event: events.SandboxForked, fact: Fact) -> None:
-    fork = end_fork(state, fact)
+    fork = end_fork(state, event, fact)
     if fork is not None:
-        fork.done, fork.pause_ms = True, event.pause_ms
+        fork.pause_ms = event.pause_ms
 
 
 @folds(events.SandboxForkFailed)
 def _fork_failed(state: State, event: events.SandboxForkFailed, fact: Fact) -> None:
-    fork = end_fork(state, fact)
+    fork = end_fork(state, event, fact)
     if fork is not None:
         fork.error, fork.interrupted = (event.code, event.message), event.interrupted
 
 
-def end_fork(state: State, fact: Fact) -> ForkState | None:
+def end_fork(state: State, event: Event, fact: Fact) -> ForkState | None:
     """Take note of when a fork, or a restore of a checkpoint, ended; None for one whose first events are in the archive
     already.
     """
     fork = state.forks.get(fact.stream)
     if fork is not None:
-        fork.revision, fork.ended_us = fact.revision, fact.time_us
+        fork.status, fork.revision, fork.ended_us = FORK.targets[event.type], fact.revision, fact.time_us
     note_in_history(state, fact)
     return fork
 
 
-def _advance(state: State, fact: Fact, status: model.SnapshotStatus | None) -> SnapshotState | None:
+def _advance(state: State, event: Event, fact: Fact) -> SnapshotState | None:
     """Move a snapshot on; None for one whose first events are in the archive already."""
     snapshot = state.snapshots.get(fact.stream)
     if snapshot is not None:
-        snapshot.status, snapshot.revision = status or snapshot.status, fact.revision
+        snapshot.status, snapshot.revision = SNAPSHOT.after(event, snapshot.status), fact.revision
     note_in_history(state, fact)
     return snapshot

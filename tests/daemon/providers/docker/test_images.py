@@ -17,7 +17,8 @@ from tests.support.registry import Registry, serving
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, new_id
-from sandkeepd.contract.provider import Caller, ImageRequest, ImportedImage, Progress
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.providers.docker.builder import UNFINISHED_LABEL
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.engine import Engine
@@ -55,7 +56,7 @@ class World:
     ) -> tuple[str, ImportedImage]:
         image_id = image_id or new_id(IMAGE)
         fields = {"kind": "dockerfile", "source": str(self.place), "owner": "uid:0", **fields}
-        made = await self.provider.import_image(image_id, ImageRequest(**fields), caller, progress or self.hear)
+        made = await self.provider.images.make(image_id, ImageRequest(**fields), caller, progress or self.hear)
         return image_id, made
 
     async def built(self, dockerfile: str, **fields: Any) -> tuple[str, ImportedImage]:
@@ -121,7 +122,7 @@ async def world(dockerd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ) as provider:
         yield World(dockerd, provider, place, log_id)
         for image_id in await provider.images.found():
-            await provider.remove_image(image_id)
+            await provider.images.remove(image_id)
 
 
 @pytest.fixture
@@ -379,7 +380,7 @@ async def test_what_the_engine_has_is_not_pulled(world: World) -> None:
     assert made.details["docker_image_tag"] == BUSYBOX
     assert f"sandkeep:{image_id}" in world.engine.get(f"/images/{BUSYBOX}/json")["RepoTags"]
     assert not any("pulling" in words for words in world.told)
-    await world.provider.remove_image(image_id)
+    await world.provider.images.remove(image_id)
     assert world.engine.get(f"/images/{BUSYBOX}/json")["RepoTags"] == known["RepoTags"]
 
 
@@ -398,7 +399,7 @@ async def test_what_it_has_not_is_pulled_and_clean_pulls_anew(world: World, regi
     _, kept = await world.image(kind="reference", source=reference, clean=True)
     assert kept.digest == anew.digest
     assert any(words.startswith(f"taking {reference} as it is here") for words in world.told)
-    await world.provider.remove_image(image_id)
+    await world.provider.images.remove(image_id)
 
 
 @pytest.mark.soak
@@ -626,8 +627,8 @@ class Nothing:
 
 async def test_removing_is_safe_to_repeat_and_takes_the_image_along(world: World) -> None:
     image_id, made = await world.built(f"FROM {BUSYBOX}\nENV GONE=1\n")
-    await world.provider.remove_image(image_id)
-    await world.provider.remove_image(image_id)
+    await world.provider.images.remove(image_id)
+    await world.provider.images.remove(image_id)
     status, _ = world.engine.ask("GET", f"/images/{made.digest}/json")
     assert status == 404
 
@@ -637,7 +638,7 @@ async def test_removing_one_of_two_equal_images(world: World) -> None:
     world.write(Dockerfile=f"FROM {BUSYBOX}\nENV TWICE=1\n")
     first, made = await world.image()
     second, _ = await world.image()
-    await world.provider.remove_image(second)
+    await world.provider.images.remove(second)
     assert world.engine.get(f"/images/sandkeep:{first}/json")["Id"] == made.digest
 
 
@@ -648,7 +649,7 @@ async def test_an_image_that_somebody_else_uses_loses_only_our_name(world: World
     assert status == 201, body
     world.engine.ask("POST", "/containers/theirs/start")
     try:
-        await world.provider.remove_image(image_id)
+        await world.provider.images.remove(image_id)
         assert world.engine.ask("GET", f"/images/sandkeep:{image_id}/json")[0] == 404
         assert world.engine.get("/containers/theirs/json")["State"]["Running"]
     finally:
@@ -693,9 +694,9 @@ async def test_without_an_engine(tmp_path: Path) -> None:
             ImageRequest(kind="dockerfile", source=str(tmp_path), owner="uid:0"),
         ):
             with pytest.raises(ProviderError, match="provider_unavailable"):
-                await provider.import_image("img_1", request, ME, _silent)
+                await provider.images.make("img_1", request, ME, _silent)
         with pytest.raises(ProviderError, match="provider_unavailable"):
-            await provider.remove_image("img_1")
+            await provider.images.remove("img_1")
         assert provider.layout.builds() == []
 
 

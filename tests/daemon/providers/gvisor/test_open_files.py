@@ -8,7 +8,7 @@ import pytest
 from tests.support.expect import until
 
 from sandkeepd.host.hostile_files import HostileRoot
-from sandkeepd.keeper import retention
+from sandkeepd.keeper import journal_trimming
 from sandkeepd.providers.gvisor import open_files
 
 pytestmark = pytest.mark.needs("runsc")
@@ -35,7 +35,7 @@ class Ticking:
 
     def drop_output(self) -> None:
         """Remove those journals, as is done when there is too much output."""
-        retention.drop(HostileRoot(self._daemon.state_dir).tree(f"sandboxes/{self.id}/out"), [self.process_id])
+        journal_trimming.drop(HostileRoot(self._daemon.state_dir).tree(f"sandboxes/{self.id}/out"), [self.process_id])
 
     def journals(self, sandbox_id: str) -> list[str]:
         held = os.listdir(f"{self._daemon.state_dir}/sandboxes/{sandbox_id}/out/p")

@@ -6,8 +6,7 @@ and if the engine is away just then, they go when it is back.
 """
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -24,42 +23,27 @@ from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.instance import DockerInstance
 from sandkeepd.providers.docker.plan import Plan
-from sandkeepd.providers.docker.start import Handle, Job
+from sandkeepd.providers.docker.start import Handle
 
 if TYPE_CHECKING:
-    from docker import APIClient
+    from sandkeepd.providers.docker.provider import DockerProvider
 
 logger = logging.getLogger("sandkeepd")
 
 
-class Replacements(ABC):
-    """The part of the Docker provider that does this."""
+class DockerReplacement:
+    """Replaces the containers of a provider's sandboxes."""
 
-    engine: Engine
-    log_id: str
-    _instances: dict[str, DockerInstance]
-    _nursery: trio.Nursery
-    _replacing: WeakValueDictionary[str, trio.Lock]
-    _owed: dict[str, str]
-    """The container that alone is to stay of a sandbox whose others could not be removed."""
+    def __init__(self, provider: "DockerProvider", engine: Engine) -> None:
+        self._provider = provider
+        self._engine = engine
+        self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
+        self._owed: dict[str, str] = {}
+        """The container that alone is to stay of a sandbox whose others could not be removed."""
 
-    @abstractmethod
-    def _job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
-        """What is to be started."""
-
-    @abstractmethod
-    async def _start(
-        self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
-    ) -> DockerInstance:
-        """Start it, and hold it."""
-
-    @abstractmethod
-    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Reviving.halt`."""
-
-    @abstractmethod
-    async def _see_end(self, instance: DockerInstance) -> None:
-        """Let go of one that was ended."""
+    def forget(self, sandbox_id: str) -> None:
+        """Decide anew what is to stay of a sandbox."""
+        self._owed.pop(sandbox_id, None)
 
     def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         """See `Replacing.replaced`. While both are there they cannot have the same names."""
@@ -72,14 +56,15 @@ class Replacements(ABC):
         plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
     ) -> DockerInstance:  # fmt: skip
         """See `Replacing.replace_files`."""
-        before, after = plans
+        provider, (before, after) = self._provider, plans
         async with self._turn(sandbox_id):
-            self._owed.pop(sandbox_id, None)  # what is to stay is decided anew
-            await self.halt(sandbox_id, before, handle)
+            self.forget(sandbox_id)
+            await provider.halt(sandbox_id, before, handle)
             try:
                 await self._leave_only(sandbox_id, _container_of(handle))  # the next start is nothing's but this one's
                 failpoints.reach("replace.aside")
-                instance = await self._start(self._job(sandbox_id, spec, secrets, after), secrets, docker_start.start)
+                job = provider.job(sandbox_id, spec, secrets, after)
+                instance = await provider.start(job, secrets, docker_start.start)
                 await instance.remember_earlier()
             except BaseException:
                 with trio.CancelScope(shield=True):
@@ -101,9 +86,9 @@ class Replacements(ABC):
             self._leave_only_later(sandbox_id, _container_of(handle), error)
             raise
         finally:
-            instance = self._instances.get(sandbox_id)
+            instance = self._provider.instances.get(sandbox_id)
             if instance is not None and _container_of(instance.handle) != _container_of(handle):
-                await self._see_end(instance)
+                await self._provider.see_end(instance)
 
     async def drop_replaced(self, sandbox_id: str) -> None:
         """See `Replacing.drop_replaced`. Whatever is held is what is on record.
@@ -111,9 +96,9 @@ class Replacements(ABC):
         Error handling: what cannot be removed now is when the engine is back, or the daemon starts again, or the
         sandbox ends.
         """
-        instance = self._instances.get(sandbox_id)
+        instance = self._provider.instances.get(sandbox_id)
         async with self._turn(sandbox_id):
-            if instance is None or self._instances.get(sandbox_id) is not instance:
+            if instance is None or self._provider.instances.get(sandbox_id) is not instance:
                 return  # it is being replaced itself
             container_id = _container_of(instance.handle)
             try:
@@ -123,23 +108,23 @@ class Replacements(ABC):
 
     async def _drop_but(self, sandbox_id: str, container_id: str) -> None:
         await self._leave_only(sandbox_id, container_id)
-        await self.engine.call(partial(docker_start.rename, container_id=container_id, sandbox_id=sandbox_id))
+        await self._engine.call(partial(docker_start.rename, container_id=container_id, sandbox_id=sandbox_id))
 
     async def _leave_only(self, sandbox_id: str, container_id: str) -> None:
-        await self.engine.call(
-            partial(docker_start.remove, sandbox_id=sandbox_id, log_id=self.log_id, but=container_id)
+        await self._engine.call(
+            partial(docker_start.remove, sandbox_id=sandbox_id, log_id=self._provider.log_id, but=container_id)
         )
 
     def _leave_only_later(self, sandbox_id: str, container_id: str, error: SandkeepError) -> None:
         logger.warning("replaced files stay", extra={"sandbox_id": sandbox_id, "why": error.message})
         if "engine" in error.data:
             self._owed[sandbox_id] = container_id
-            self._nursery.start_soon(self._settle_up, sandbox_id, container_id)
+            self._provider.nursery.start_soon(self._settle_up, sandbox_id, container_id)
 
     async def _settle_up(self, sandbox_id: str, container_id: str) -> None:
         """Do it once the engine is back, unless what is to stay was decided anew meanwhile."""
-        await self.engine.recovered()
-        await self.engine.quiet()
+        await self._engine.recovered()
+        await self._engine.quiet()
         async with self._turn(sandbox_id):
             if self._owed.get(sandbox_id) != container_id:
                 return
@@ -150,7 +135,7 @@ class Replacements(ABC):
                 self._leave_only_later(sandbox_id, container_id, error)
 
     def _turn(self, sandbox_id: str) -> trio.Lock:
-        return self._replacing.setdefault(sandbox_id, trio.Lock())
+        return self._turns.setdefault(sandbox_id, trio.Lock())
 
 
 def _container_of(handle: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ logger = logging.getLogger("sandkeepd")
 EVERY_S: Final = 30.0
 
 
-class OutputRetention:
+class OutputLimit:
     """The task that drops what is too much."""
 
     def __init__(self, core: Core) -> None:

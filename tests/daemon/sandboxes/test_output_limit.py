@@ -18,9 +18,9 @@ from sandkeep.protocol.clock import now_us
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.processes import RECENT_UNNAMED
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree
-from sandkeepd.keeper import journal, retention
-from sandkeepd.sandboxes import output_retention
-from sandkeepd.sandboxes.output_retention import OutputRetention
+from sandkeepd.keeper import journal, journal_trimming
+from sandkeepd.sandboxes import output_limit
+from sandkeepd.sandboxes.output_limit import OutputLimit
 
 MIB = 1024**2
 LINE = b"0123456789abcde\n"
@@ -47,39 +47,39 @@ def tree(out: Path | str) -> HostileTree:
 
 
 def occupied(out: Path) -> int:
-    return sum(max(retention.FILE_BYTES, path.lstat().st_blocks * 512) for path in (out / "p").iterdir())
+    return sum(max(journal_trimming.FILE_BYTES, path.lstat().st_blocks * 512) for path in (out / "p").iterdir())
 
 
 def test_within_its_bounds_nothing_goes(out: Path) -> None:
     path = write(out, "prc_1", MIB)
-    assert retention.trim(tree(out), {"prc_1"}, 2 * MIB) == (0, 0)
+    assert journal_trimming.trim(tree(out), {"prc_1"}, 2 * MIB) == (0, 0)
     assert path.read_bytes() == LINE * (MIB // len(LINE))
 
 
 def test_what_ended_first_goes_first_and_whole(out: Path) -> None:
     for number in range(8):
-        for part in retention.PARTS:
+        for part in journal_trimming.PARTS:
             write(out, f"prc_{number}", MIB // 4, part)
     write(out, "hlp_1", 4 * MIB)
-    assert retention.trim(tree(out), {"prc_1"}, 4 * MIB) == (4, 0)
+    assert journal_trimming.trim(tree(out), {"prc_1"}, 4 * MIB) == (4, 0)
     left = {path.name for path in (out / "p").iterdir()}
-    assert left == {f"prc_{n}.{part}" for n in (1, 5, 6, 7) for part in retention.PARTS} | {"hlp_1.stdout"}
+    assert left == {f"prc_{n}.{part}" for n in (1, 5, 6, 7) for part in journal_trimming.PARTS} | {"hlp_1.stdout"}
 
 
 def test_a_great_many_small_ones_count_too(out: Path) -> None:
     for number in range(1000):
         write(out, f"prc_{number:04}", 0)
-    assert retention.trim(tree(out), (), MIB).processes == 1000 - 192
-    assert occupied(out) == 192 * retention.FILE_BYTES
+    assert journal_trimming.trim(tree(out), (), MIB).processes == 1000 - 192
+    assert occupied(out) == 192 * journal_trimming.FILE_BYTES
 
 
 def test_of_one_that_runs_the_beginning_goes(out: Path) -> None:
     path = write(out, "prc_1", 4 * MIB)
     before = path.read_bytes()
-    dropped = retention.trim(tree(out), {"prc_1"}, 2 * MIB)
+    dropped = journal_trimming.trim(tree(out), {"prc_1"}, 2 * MIB)
     assert dropped.processes == 0
     assert dropped.cut_bytes >= 2 * MIB
-    assert (path.stat().st_size, occupied(out) <= 1.5 * MIB + retention.FILE_BYTES) == (4 * MIB, True)
+    assert (path.stat().st_size, occupied(out) <= 1.5 * MIB + journal_trimming.FILE_BYTES) == (4 * MIB, True)
     chunk = journal.read_journal(tree(out), "prc_1", "stdout", 0, 10 * MIB)
     assert chunk.offset > 2 * MIB
     assert chunk.data == before[chunk.offset :]
@@ -91,19 +91,19 @@ def test_of_one_that_runs_the_beginning_goes(out: Path) -> None:
 
 
 def test_its_end_stays_whatever_is_asked_for(out: Path) -> None:
-    for part in retention.STREAMS:
+    for part in journal_trimming.STREAMS:
         write(out, "prc_1", MIB, part)
-    retention.trim(tree(out), {"prc_1"}, 4096)
-    for stream in retention.STREAMS:
+    journal_trimming.trim(tree(out), {"prc_1"}, 4096)
+    for stream in journal_trimming.STREAMS:
         chunk = journal.read_journal(tree(out), "prc_1", stream, 0, MIB)
-        assert len(chunk.data) >= retention.LEAST_KEPT_BYTES
+        assert len(chunk.data) >= journal_trimming.LEAST_KEPT_BYTES
         assert b"\0" not in chunk.data
 
 
 def test_answers_that_nobody_will_read_go(out: Path) -> None:
     exits = out / "exits"
     exits.write_bytes(b"prc_0 0\n" * (4 * journal.MAX_BACKLOG_BYTES // 8) + b"prc_1 7\n")
-    retention.trim(tree(out), (), MIB)
+    journal_trimming.trim(tree(out), (), MIB)
     assert exits.stat().st_blocks * 512 <= 2 * journal.MAX_BACKLOG_BYTES + 8192
     reader = journal.ExitsReader(tree(out))
     found: list[journal.Answer] = []
@@ -137,12 +137,14 @@ def test_a_name_that_leads_elsewhere_changes_nothing_there(out: Path, tmp_path: 
     exits.unlink()
     exits.symlink_to(target)
     write(out, "prc_2", MIB)
-    retention.trim(tree(out), {"prc_1"}, 4096)
+    journal_trimming.trim(tree(out), {"prc_1"}, 4096)
     if how == "foreign" and os.geteuid() == 0:
         assert path.stat().st_blocks * 512 >= MIB
-    retention._cut(tree(out), os.geteuid(), retention._File("prc_1", "stdout", MIB, MIB), MIB)  # another when listed
-    retention.trim(tree(out), (), 4096)
-    retention.drop(tree(out), ["prc_1", "prc_2", "prc_3"])
+    journal_trimming._cut(
+        tree(out), os.geteuid(), journal_trimming._File("prc_1", "stdout", MIB, MIB), MIB
+    )  # another when listed
+    journal_trimming.trim(tree(out), (), 4096)
+    journal_trimming.drop(tree(out), ["prc_1", "prc_2", "prc_3"])
     assert target.read_bytes() == b"x" * MIB
     assert target.stat().st_blocks * 512 >= MIB
     assert (path / "file").exists() == (how == "directory")
@@ -154,9 +156,9 @@ def test_the_directory_itself_may_be_a_link(out: Path, tmp_path: Path) -> None:
     (out / "p").rmdir()
     (out / "p").symlink_to(tmp_path / "other")
     with pytest.raises(OSError):
-        retention.trim(tree(out), (), 4096)
+        journal_trimming.trim(tree(out), (), 4096)
     with pytest.raises(OSError):
-        retention.drop(tree(out), ["prc_1"])
+        journal_trimming.drop(tree(out), ["prc_1"])
     assert (tmp_path / "other" / "prc_1.stdout").stat().st_size == MIB
 
 
@@ -167,7 +169,7 @@ def test_what_is_dropped_while_it_is_read_is_not_taken_for_zeros(out: Path, monk
     def pread_late(fd: int, size: int, offset: int) -> bytes:
         for upto in cuts:
             descriptor = os.open(path, os.O_WRONLY)
-            retention._punch(descriptor, upto)
+            journal_trimming._punch(descriptor, upto)
             os.close(descriptor)
         return pread(fd, size, offset)
 
@@ -184,9 +186,9 @@ def test_a_file_system_without_holes_is_told(out: Path, monkeypatch: pytest.Monk
             ctypes.set_errno(95)
             return -1
 
-    monkeypatch.setattr(retention, "_libc", Libc())
+    monkeypatch.setattr(journal_trimming, "_libc", Libc())
     with pytest.raises(OSError, match="not supported"):
-        retention.trim(tree(out), {"prc_1"}, 4096)
+        journal_trimming.trim(tree(out), {"prc_1"}, 4096)
 
 
 def test_the_setting() -> None:
@@ -221,7 +223,7 @@ async def test_of_processes_that_ended(tmp_path: Path, source: str, monkeypatch:
         first = await daemon.call("sandbox.exec", **command)
         empty = await daemon.call("sandbox.exec", sandbox_id=box, command="true")
         last = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
-        await OutputRetention(daemon.core).trim()
+        await OutputLimit(daemon.core).trim()
         assert await gone(daemon, "process.read", sandbox_id=box, name=first.process_id) == "compacted"
         again = await daemon.call("sandbox.exec", **command)
         assert (again.exit_code, again.stdout, again.stdout_bytes, again.stdout_truncated) == (3, b"", 600000, True)
@@ -252,7 +254,7 @@ async def test_of_one_that_runs_and_who_follows_it(
             pass
         follower = await read(0, max_bytes=1000)
         assert follower.stdout == whole[:1000]
-        await OutputRetention(daemon.core).trim()
+        await OutputLimit(daemon.core).trim()
         at = follower.next_stdout_offset
         told, seen, begin = [], b"", None
         while at < len(whole):
@@ -273,12 +275,12 @@ async def test_of_one_that_runs_and_who_follows_it(
 
 async def test_it_happens_by_itself(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RETAIN_OUTPUT.name, "1M")
-    monkeypatch.setattr(output_retention, "EVERY_S", 0)
+    monkeypatch.setattr(output_limit, "EVERY_S", 0)
     state_dir = str(tmp_path / "state")
     async with inside(state_dir) as daemon:
         image = await daemon.image(source)
         box = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
-        daemon.core.nursery.start_soon(OutputRetention(daemon.core).run)
+        daemon.core.nursery.start_soon(OutputLimit(daemon.core).run)
         journals = f"{state_dir}/sandboxes/{box}/out/p"
         first = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
         await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
@@ -338,7 +340,7 @@ def let_it_overflow(house: Any) -> None:
         process_id = client.process.get(house.sandbox_id, "job").process_id
         client.process.write_stdin(house.sandbox_id, "job", b"go\n")
         client.process.wait(house.sandbox_id, "job")
-    retention.trim(tree(f"{house.daemon.state_dir}/sandboxes/{house.sandbox_id}/out"), {process_id}, 65536)
+    journal_trimming.trim(tree(f"{house.daemon.state_dir}/sandboxes/{house.sandbox_id}/out"), {process_id}, 65536)
 
 
 @pytest.mark.needs("bwrap")
@@ -352,7 +354,7 @@ def test_the_command_shows_no_zeros(running_daemon: RunningDaemon, tmp_path: Pat
         client.process.wait(box, "job")
         process = client.process.get(box, "job")
         written = tree(f"{daemon.state_dir}/sandboxes/{box}/out")
-        retention.trim(written, {process.process_id}, 2 * MIB)
+        journal_trimming.trim(written, {process.process_id}, 2 * MIB)
         whole = b"".join(b"%d\n" % number for number in range(1, 700001))
         first = client.process.read(box, "job", max_bytes=10).stdout_offset
         assert first > 2 * MIB
@@ -362,7 +364,7 @@ def test_the_command_shows_no_zeros(running_daemon: RunningDaemon, tmp_path: Pat
         tail = daemon.cli("logs", box, "job", "--tail", "1000000")
         assert whole[first:].endswith(tail.stdout)
         assert len(tail.stdout) > MIB / 2
-        retention.drop(written, [process.process_id])
+        journal_trimming.drop(written, [process.process_id])
         refused = daemon.cli("logs", box, "job")
         assert refused.stdout == b""
         assert b"is not kept any more" in refused.stderr

@@ -1,0 +1,354 @@
+"""Restores of checkpoints: into new sandboxes, or into the one that a checkpoint is of."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+import trio
+
+from sandkeep import events, failpoints, ids
+from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.model import CheckpointRestoreResult, Sandbox
+from sandkeep.protocol.methods import CheckpointRestore, SandboxRestore
+from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.views.checkpoints import CheckpointState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import ForkState
+from sandkeepd.checkpoints.files import CheckpointFiles, Had
+from sandkeepd.checkpoints.manifest import Kept, read_manifest
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.checkpoints import Checkpointing
+from sandkeepd.contract.instance import Ending, Instance
+from sandkeepd.contract.provider import Provider
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.core.operation import Order
+from sandkeepd.sandboxes.batch import SandboxBatch
+from sandkeepd.sandboxes.changes import Failure, SandboxChange
+from sandkeepd.sandboxes.creation import Maker
+from sandkeepd.sandboxes.last_words import last_words
+from sandkeepd.sandboxes.oom import KILLED
+from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sandboxes.runtimes import Runtime, start_in
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.snapshots.layers import LayerReferences
+
+
+class AtHand(NamedTuple):
+    """A checkpoint, its files, and what runs in it."""
+
+    checkpoint: CheckpointState
+    had: Had
+    kept: Sequence[Kept]
+
+
+class CheckpointRestoration(SandboxBatch):
+    """``checkpoint.restore``: sandboxes of a checkpoint, in which all goes on that ran."""
+
+    method = "checkpoint.restore"
+    interrupted = "the daemon stopped while the checkpoint was being restored: restore it again"
+
+    def __init__(self, core: Core, sandboxes: Sandboxes, processes: Processes, files: CheckpointFiles) -> None:
+        super().__init__(core, sandboxes)
+        self._processes = processes
+        self._files = files
+
+    def owns(self, subject: ForkState) -> bool:
+        """See `Operation.owns`."""
+        return subject.checkpoint_id is not None
+
+    async def act(self, order: Order[ForkState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        request, batch = order.request, order.subject
+        assert request is not None
+        checkpoint = self.core.state.checkpoints[batch.checkpoint_id or ""]
+        order.context = await order.resources.enter_async_context(self._at_hand(checkpoint, order.progress))
+        created = [self._created(request, checkpoint, one) for one in batch.sandbox_ids]
+        return [NewEvent(order.stream, events.CheckpointRestored(), checkpoint.sandbox_id), *created]
+
+    @asynccontextmanager
+    async def _at_hand(self, checkpoint: CheckpointState, progress: Progress) -> AsyncIterator[AtHand]:
+        """A checkpoint and what runs in it, for the length of a block."""
+        assert checkpoint.stored is not None
+        async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
+            yield AtHand(checkpoint, had, await trio.to_thread.run_sync(read_manifest, had.directory))
+
+    def _created(self, request: Request[CheckpointRestore], checkpoint: CheckpointState, sandbox_id: str) -> NewEvent:
+        """The intent to make one of them; from here on its plan is known to those that follow."""
+        asked = checkpoint.requested
+        provider = self.core.provider(asked.provider)
+        spec = rules.like(asked.spec, request.params.labels)
+        planned = self._sandboxes.reservations.plan(
+            provider, sandbox_id, asked.image_id, spec, request.caller, checkpoint.owner
+        )
+        plan = checkpointing(provider).plan_like(asked.plan, planned)
+        name = self._sandboxes.reservations.keep(sandbox_id, provider.name, plan)
+        event = events.SandboxCreateRequested(
+            owner=checkpoint.owner,
+            image_id=asked.image_id,
+            provider=provider.name,
+            spec=spec,
+            secrets=asked.secrets,
+            plan=plan,
+            forked_from=checkpoint.sandbox_id,
+            restored_from=checkpoint.checkpoint_id,
+            needs_image=asked.needs_image,
+            name=name,
+        )
+        return NewEvent(sandbox_id, event, sandbox_id, 0)
+
+    async def recorded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
+        """See `Operation.recorded`."""
+        if order.subject.error is None:
+            for intent in facts[1:]:
+                self._sandboxes.creation.start(intent, given=self._maker(order.context))
+            await _checked(order.context, order.progress)
+
+    def _maker(self, at_hand: AtHand) -> Maker:
+        return _FromCheckpoint(self._processes, self.core, at_hand)
+
+    def failure(self, subject: ForkState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
+        """See `Creation.failure`."""
+        failed = events.CheckpointRestoreFailed(code=error.code, message=error.message, interrupted=interrupted)
+        return [NewEvent(subject.fork_id, failed, subject.sandbox_id)]
+
+    def told(self, subject: ForkState) -> dict[str, Any]:
+        """See `Creation.told`."""
+        return {"checkpoint_id": subject.checkpoint_id}
+
+    async def answered(self, request: Request[Any], subject: ForkState) -> CheckpointRestoreResult:  # noqa: ARG002
+        """See `Operation.answered`. Raises what the first sandbox failed with that was not made."""
+        made = [await self._sandboxes.creation.made(sandbox_id) for sandbox_id in subject.sandbox_ids]
+        assert subject.checkpoint_id is not None
+        return CheckpointRestoreResult(checkpoint_id=subject.checkpoint_id, sandboxes=made)
+
+    async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
+        """See `SandboxBatch.make_again`."""
+        checkpoint = rules.ready_checkpoint(self.core.state, batch.checkpoint_id or "")
+        async with self._at_hand(checkpoint, request.progress) as at_hand:
+            for sandbox_id in sandbox_ids:
+                await self._sandboxes.creation.begin_again(sandbox_id, self._maker(at_hand))
+            await _checked(at_hand, request.progress)
+
+
+class Return(msgspec.Struct):
+    """A sandbox that is about to be what it was, while that is under way: its plans before and after, what held it, how
+    what ran in it ended, what runs from then on, and which processes of that are to be looked after.
+    """
+
+    plans: list[dict[str, Any]]
+    runtime: Runtime | None = None
+    ended: list[NewEvent] = msgspec.field(default_factory=list)
+    instance: Instance | None = None
+    process_ids: Sequence[str] = ()
+
+
+class CheckpointReturn(SandboxChange):
+    """``sandbox.restore`` of a checkpoint, into the sandbox that it is of. What is given is the checkpoint."""
+
+    method = "sandbox.restore"
+    under_way = "restoring"
+    failure: ClassVar[Failure] = events.SandboxRestoreFailed
+
+    def __init__(
+        self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: LayerReferences, files: CheckpointFiles
+    ) -> None:
+        super().__init__(core, sandboxes.runtimes)
+        self._processes = processes
+        self._layers = layers
+        self._files = files
+
+    async def return_to(self, request: Request[SandboxRestore]) -> Sandbox:
+        """Have a sandbox be what it was at a checkpoint of it."""
+        command, core = request.params, self.core
+        assert command.checkpoint_id is not None
+        sandbox = rules.sandbox(core.state, command.sandbox_id)
+        checkpoint = rules.ready_checkpoint(core.state, command.checkpoint_id)
+        await self.runtimes.adopted(sandbox.sandbox_id)
+        rules.return_to(sandbox, checkpoint)
+        provider = await require_here(core, checkpoint)
+        event = events.SandboxRestoreRequested(
+            checkpoint_id=checkpoint.checkpoint_id,
+            plan=provider.plan_like(checkpoint.requested.plan, sandbox.requested.plan),
+            needs_image=checkpoint.requested.needs_image,
+        )
+        new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
+        await self.begin(new, request.meta, request, checkpoint)
+        returned: Sandbox = await self.answer(request, sandbox.sandbox_id)
+        return returned
+
+    async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        checkpoint, sandbox, sandbox_id = order.given, order.subject, order.stream
+        order.context = under_way = Return(sandbox.plans)
+        asked, progress = sandbox.requested, order.progress
+        provider = checkpointing(self.core.provider(asked.provider))
+        async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
+            await had.check(progress)
+            kept = await trio.to_thread.run_sync(read_manifest, had.directory)
+            under_way.runtime = runtime = await self.runtimes.drop(sandbox_id)
+            failpoints.reach("checkpoint.returning")
+            exit_of = runtime.instance.exit_of if runtime is not None else lambda _: None
+            under_way.ended = last_words(self.core, sandbox, exit_of, KILLED, runtime=runtime)
+            old, new = under_way.plans
+            under_way.instance = made = await provider.return_to(
+                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, had.directory
+            )
+            back = await _found(made, checkpoint, [(one.process_id, one) for one in kept])
+        under_way.process_ids = [event.stream for event in back]
+        ended = [word for word in under_way.ended if word.stream not in under_way.process_ids]
+        restored = events.SandboxRestored(
+            checkpoint_id=checkpoint.checkpoint_id, isolation=made.isolation, handle=made.handle
+        )
+        return [*ended, *back, NewEvent(sandbox_id, restored, sandbox_id)]
+
+    async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`. What held it goes on, or tells its end in a moment, unless something was made."""
+        under_way: Return = order.context
+        gone = False
+        if under_way.instance is not None:
+            under_way.instance = await self._undo(order.subject, under_way.instance)
+            gone = under_way.instance is None
+        elif under_way.runtime is not None:
+            under_way.instance = under_way.runtime.instance
+        under_way.process_ids = list(order.subject.active)
+        failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=gone)
+        return [*(under_way.ended if gone else []), NewEvent(order.stream, failed, order.stream)]
+
+    async def _undo(self, sandbox: SandboxState, instance: Instance) -> Instance | None:
+        """Have what was brought back, and does not answer, be what it was before; None: nothing of it runs any more."""
+        asked = sandbox.requested
+        provider = self.core.provider(asked.provider)
+        assert provider.replacement is not None
+        assert sandbox.isolation is not None
+        try:
+            await instance.aclose()
+            if await provider.replacement.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
+                return None
+            spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
+            found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
+            return None if isinstance(found, Ending) else found
+        except Exception as unforeseen:  # noqa: BLE001  # what it was stays aside
+            as_sandkeep_error(unforeseen)
+            return None
+
+    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:
+        """See `Operation.recorded`."""
+        under_way: Return = order.context
+        if under_way.instance is not None:
+            runtime = self.runtimes.keep(under_way.instance)
+            look_after(self.core, self._processes, runtime, under_way.process_ids)
+            failpoints.reach("replace.recorded")
+        provider = self.core.provider(order.subject.requested.provider)
+        replaced = any(isinstance(fact.event, events.SandboxRestored) for fact in facts)
+        if replaced and provider.replacement is not None:
+            await provider.replacement.drop_replaced(order.stream)
+        await self._layers.drop_plans(provider.name, under_way.plans)
+
+
+async def require_here(core: Core, checkpoint: CheckpointState) -> Checkpointing:
+    """Answer what brings a checkpoint back. Raises `not_supported` for one that this machine cannot bring back."""
+    asked = checkpoint.requested
+    provider = checkpointing(core.provider(asked.provider))
+    why = await trio.to_thread.run_sync(provider.why_not_here, asked.facts)
+    if why is not None:
+        words = f"checkpoint {checkpoint.checkpoint_id} cannot be brought back here: {why}"
+        raise SetupError("not_supported", words, checkpoint_id=checkpoint.checkpoint_id)
+    return provider
+
+
+class _FromCheckpoint(Maker):
+    """Makes one sandbox of a checkpoint that is at hand. Processes get ids of their own in it."""
+
+    def __init__(self, processes: Processes, core: Core, at_hand: AtHand) -> None:
+        super().__init__({})
+        self._processes = processes
+        self._core = core
+        self._checkpoint, self._had, self._kept = at_hand
+        self._found: list[NewEvent] = []
+        self._had.hold()
+
+    async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
+        """See `Maker.make`. Secrets are in what is brought back."""
+        able, asked, sandbox_id = checkpointing(provider), sandbox.requested, sandbox.sandbox_id
+        instance = await able.create_saved(
+            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._had.directory
+        )
+        try:
+            await self._had.checked()
+            named = [(ids.new_id(ids.PROCESS), one) for one in self._kept]
+            for process_id, one in named:
+                await able.rename(sandbox_id, one.process_id, process_id)
+            self._found = await _found(instance, self._checkpoint, named, sandbox_id)
+            failpoints.reach("checkpoint.named")
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await provider.terminate(sandbox_id, asked.plan, instance.handle)
+            raise
+        return instance
+
+    def found(self) -> list[NewEvent]:
+        """See `Maker.found`."""
+        return self._found
+
+    def begun(self, runtime: Runtime) -> None:
+        """See `Maker.begun`."""
+        look_after(self._core, self._processes, runtime, [event.stream for event in self._found])
+
+    def done(self) -> None:
+        """See `Maker.done`."""
+        super().done()
+        self._had.let_go()
+
+
+async def _checked(at_hand: AtHand, progress: Progress) -> None:
+    """Verify what was not yet; those that are made of it tell what is wrong."""
+    with suppress(SandkeepError):
+        await at_hand.had.check(progress)
+
+
+def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: Sequence[str]) -> None:
+    """Start the carriers of processes that were brought back, once there is a nursery for them."""
+
+    async def begin() -> None:
+        await runtime.opened()
+        for process_id in process_ids:
+            process = core.state.processes.get(process_id)
+            if process is not None:
+                carrier = partial(processes.supervisor.adopt, runtime, process, trio.Event())
+                start_in(runtime, carrier, core, f"process {process_id}")
+
+    core.carry(begin, f"processes of {runtime.instance.sandbox_id}")
+
+
+async def _found(
+    instance: Instance,
+    checkpoint: CheckpointState,
+    named: Sequence[tuple[str, Kept]],
+    sandbox_id: str | None = None,
+) -> list[NewEvent]:
+    """What is to be recorded of processes that go on; one that ended in that instant is left out."""
+    found = []
+    for process_id, one in named:
+        pid = await instance.find(process_id)
+        if pid is None:
+            continue
+        requested = one.requested
+        if sandbox_id is not None:
+            requested = msgspec.structs.replace(requested, sandbox_id=sandbox_id)
+        event = events.ProcessRestored(
+            checkpoint_id=checkpoint.checkpoint_id, restored_from=one.process_id, requested=requested, pid=pid
+        )
+        found.append(NewEvent(process_id, event, sandbox_id or requested.sandbox_id))
+    return found
+
+
+def checkpointing(provider: Provider) -> Checkpointing:
+    """What makes checkpoints. Raises `not_supported` where nothing does."""
+    if provider.checkpoints is not None:
+        return provider.checkpoints
+    words = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"
+    raise SetupError("not_supported", words)

@@ -1,0 +1,15 @@
+"""A call as providers see it: its caller's credentials, and where its progress goes."""
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+
+Progress = Callable[[str], Awaitable[None]]
+
+
+class Caller(Struct, frozen=True, kw_only=True):
+    """With whose rights a host path is touched."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()

@@ -1,0 +1,41 @@
+"""Suspending a sandbox, and resuming it.
+
+The daemon suspends by `suspend` and resumes by `resume`, each with its intent on record before. Others can do the same,
+such as an administrator by the engine's own command: so the daemon follows each sandbox in a task of its own, and puts
+on record what it sees::
+
+    while True:
+        paused = instance.pauses.is_paused()
+        ...  # on record: suspended or resumed from outside, if it is not what was ordered
+        await instance.pauses.pause_changed(paused)
+
+Over a keeper `keeper.pause.Pauses` has all of it but `suspend` and `resume`.
+"""
+
+from typing import Protocol
+
+
+class Pausing(Protocol):
+    """`instance.pauses`: there when the provider can suspend sandboxes. Nothing in a suspended one runs, and all of it
+    stays as it is. Requests to it wait meanwhile, without a deadline. `no_pauses` says why this one cannot after all.
+    """
+
+    no_pauses: str | None
+
+    async def suspend(self) -> None:
+        """Have everything in it stand still. Safe to repeat. Raises `provider_unavailable` at once when the engine does
+        not answer; when it is interrupted, `is_paused` tells what came of it.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Have everything in it go on. Safe to repeat. Raises as `suspend` does."""
+        ...
+
+    def is_paused(self) -> bool:
+        """Whether it stands still, whoever brought that about. An instance that was just adopted knows."""
+        ...
+
+    async def pause_changed(self, paused: bool) -> None:
+        """Wait until `is_paused` is not `paused` any more."""
+        ...

@@ -1,0 +1,86 @@
+"""Images as directories of this machine: each is copied once, and sandboxes begin with it. See `Images`."""
+
+import os
+from collections.abc import Iterable
+
+import trio
+
+from sandkeep.errors import CallerError
+from sandkeep.ids import is_name
+from sandkeep_store.threads import Threads
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.ledger import Ledger, Swept
+from sandkeepd.host.caller_paths import import_tree
+from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, write_mark
+
+
+class DirectoryImages:
+    """The images of one state directory, which carry `log_id`. `owner` is the uid of their files, None: the daemon's
+    own user's.
+    """
+
+    def __init__(self, layout: Layout, log_id: str, in_thread: Threads, owner: int | None) -> None:
+        self._layout = layout
+        self._log_id = log_id
+        self._in_thread = in_thread
+        self._owner = owner
+
+    def root(self, image_id: str) -> str:
+        """The directory of an image's files. Raises `invalid` for what cannot be an id."""
+        return f"{self._layout.image(image_id)}/root"
+
+    async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
+        """See `Images.make`."""
+        self._layout.prepare()
+        root = self.root(image_id)
+        try:
+            self.begin(image_id)
+            hide = self._layout.state_dir
+            return await import_tree(request.source, caller, root, owner=self._owner, hide=hide, progress=progress)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.remove(image_id)
+            raise
+
+    def begin(self, image_id: str) -> None:
+        """Make the directory of an image, without its files. Blocks."""
+        directory = self._layout.image(image_id)
+        try:
+            os.mkdir(directory, 0o755)
+            write_mark(f"{directory}/{IMAGE_MARK}", self._log_id)
+        except OSError as error:
+            raise translate(error, "the image") from None
+
+    async def remove(self, image_id: str) -> None:
+        """See `Images.remove`."""
+        await self._in_thread(self._layout.discard, [self._layout.image(image_id)])
+
+    async def open(self, image_id: str) -> int:
+        """The files of an image as an open directory, for reading. Raises `not_found`."""
+        root = self.root(image_id)
+        try:
+            return await self._in_thread(os.open, root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id) from None
+
+    async def clean_up(self, ledger: Ledger) -> Swept:
+        """Remove the images that no event owns; those of other logs are told. Safe to repeat."""
+        removed, foreign = [], []
+        for image_id in filter(is_name, (await self._in_thread(self._layout.found))[1]):
+            log_id = self._layout.log_of_image(image_id)
+            if log_id not in (None, self._log_id):
+                foreign.append(f"directory {self._layout.image(image_id)} of log {log_id}")
+            elif not ledger.owns_image(image_id):
+                await self.remove(image_id)
+                removed.append(f"image {image_id}")
+        return Swept(removed=removed, foreign=foreign)
+
+
+async def require_there(roots: Iterable[str]) -> None:
+    """Raise `not_found` when one of the directories is not there that a sandbox begins with."""
+    for root in roots:
+        if not await trio.Path(root).is_dir():
+            what = os.path.basename(os.path.dirname(root))
+            raise CallerError("not_found", f"there is no image {what}", image_id=what)

@@ -1,0 +1,120 @@
+"""Layers as directories of this machine, for providers whose sandboxes begin with these. See `Layering`.
+
+An image's files are copied once, and layers are kept beside them; see `Layers`.
+"""
+
+import functools
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import trio
+
+from sandkeep.errors import CallerError
+from sandkeep_store.threads import Threads
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.images import ImportedImage
+from sandkeepd.contract.layers import Frozen, KeptArchive
+from sandkeepd.contract.snapshots import Source
+from sandkeepd.host.caller_paths import digest_tree
+from sandkeepd.host.threads import watched
+from sandkeepd.providers.common.directory_images import DirectoryImages
+from sandkeepd.providers.common.layers import Layer, Layers
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.views import shown
+
+
+class DirectoryLayers(ABC):
+    """`Layering` over directories. A provider's subclass knows what its sandboxes changed."""
+
+    no_forks: str | None = None
+
+    def __init__(self, layout: Layout, images: DirectoryImages, store: Layers, in_thread: Threads) -> None:
+        self._layout = layout
+        self._images = images
+        self._store = store
+        self._in_thread = in_thread
+
+    @abstractmethod
+    async def freeze(self, name: str, source: Source) -> Frozen:
+        """See `Layering.freeze`."""
+
+    @abstractmethod
+    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+        """See `Layering.filled`."""
+
+    async def open_image(self, image_id: str) -> int:
+        """See `Layering.open_image`."""
+        return await self._images.open(image_id)
+
+    async def promote(
+        self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
+    ) -> ImportedImage:
+        """See `Layering.promote`."""
+        roots = self.roots(self.layers_of(files), beneath if files["over_image"] else None)
+        root = self._images.root(image_id)
+        try:
+            await self._in_thread(self._images.begin, image_id)
+            await progress("copying the files")
+            await self._in_thread(self._copy_shown, roots, root)
+            await progress("computing the digest")
+            digest, size, count = await self._in_thread(_digest, root)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self._images.remove(image_id)
+            raise
+        return ImportedImage(digest=digest, size_bytes=size, file_count=count)
+
+    def _copy_shown(self, roots: Sequence[str], target: str) -> None:
+        with shown(*roots, above=self._layout.state_dir) as source:
+            self._store.copy(source, target)
+
+    def roots(self, names: Iterable[str], image_id: str | None) -> list[str]:
+        """The directories that a sandbox begins with, each hiding parts of the next."""
+        roots = [self._store.root(name) for name in names]
+        return roots if image_id is None else [*roots, self._images.root(image_id)]
+
+    async def is_filled(self, name: str) -> bool:
+        """See `Layering.is_filled`."""
+        return await self._in_thread(self._store.is_there, name)
+
+    async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
+        """See `Layering.fill`."""
+        try:
+            await watched(functools.partial(self._store.fill, name, archive), progress, "unpacking the files")
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.discard_layers([name])
+            raise
+
+    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Layering.layered`."""
+        return {**plan, **files}
+
+    def needs_image(self, files: Mapping[str, Any]) -> bool:
+        """See `Layering.needs_image`."""
+        return bool(files["over_image"])
+
+    def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
+        """See `Layering.layers_of`."""
+        return [layer["name"] for layer in plan.get("layers", ())]
+
+    async def discard_layers(self, names: Collection[str]) -> None:
+        """See `Layering.discard_layers`."""
+        await self._in_thread(self._store.discard, names)
+
+
+def document(layers: Sequence[Layer], *, over_image: bool) -> dict[str, Any]:
+    """The `files` that consist of these layers; see `Layering`."""
+    return {"layers": msgspec.to_builtins(layers), "over_image": over_image}
+
+
+def _digest(root: str) -> tuple[str, int, int]:
+    try:
+        return digest_tree(root)
+    except PermissionError as error:
+        closed = os.fsdecode(error.filename).removeprefix(root).lstrip("/")
+        words = f"{closed!r} is closed to its owner, and a user's daemon can make no image of it: chmod it first"
+        raise CallerError("permission_denied", words) from None

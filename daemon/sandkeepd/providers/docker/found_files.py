@@ -1,0 +1,58 @@
+"""Where the files of containers and images lie on this machine, as the engine tells."""
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sandkeep.errors import CallerError, SetupError
+from sandkeepd.contract.snapshots import Source
+from sandkeepd.providers.docker import trees
+from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.start import Handle
+from sandkeepd.providers.docker.trees import ContainerFiles
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+
+class FoundFiles:
+    """Asks one engine, and whether its files can be read once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._has_files = False
+
+    async def of(self, source: Source) -> ContainerFiles:
+        """The files of a container. Raises `not_supported` where they cannot be read, `not_found`."""
+        await self._require_files()
+        plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
+        return await self._engine.call(
+            partial(trees.find, container_id=handle.container_id, sandbox_id=source.sandbox_id, plan=plan)
+        )
+
+    async def _require_files(self) -> None:
+        """Raise `not_supported` unless the engine's files can be read, and written, as they are understood here."""
+        if not self._has_files:
+            found = await self._engine.call(lambda client: client.info())
+            why = trees.why_not(found, root=os.geteuid() == 0)
+            if why is not None:
+                raise SetupError("not_supported", why)
+            self._has_files = True
+
+    async def of_image(self, image: str) -> list[str]:
+        """The directories of an image, by what the engine calls it. Raises `not_found`, `not_supported`."""
+        found = await self._engine.call(partial(_inspect_image, image=image))
+        return trees.layers_of(found)
+
+
+def _inspect_image(client: "APIClient", image: str) -> dict[str, Any]:
+    from docker.errors import ImageNotFound
+
+    try:
+        found: dict[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
+    except ImageNotFound:
+        raise CallerError("not_found", f"the image {image} is gone from the Docker engine") from None
+    return found

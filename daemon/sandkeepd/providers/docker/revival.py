@@ -1,0 +1,55 @@
+"""Starting a container anew that ended by itself. See `Reviving`."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from sandkeep.errors import SandkeepError, StateError
+from sandkeep.model import SandboxSpec
+from sandkeepd.providers.docker import start as docker_start
+from sandkeepd.providers.docker.instance import DockerInstance
+from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.start import Handle
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.docker.provider import DockerProvider
+
+
+class DockerRevival:
+    """Revives the containers of a provider."""
+
+    def __init__(self, provider: "DockerProvider") -> None:
+        self._provider = provider
+
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> DockerInstance:
+        """See `Reviving.revive`."""
+        earlier = msgspec.convert(handle, Handle)
+        if docker_start.is_retired(msgspec.convert(plan, Plan), earlier):
+            raise StateError("not_ready", docker_start.RETIRED, sandbox_id=sandbox_id)
+        await self._provider.follow_engine()
+        await self._provider.halt(sandbox_id, plan, handle)
+        try:
+            return await self._provider.start(
+                self._provider.job(sandbox_id, spec, secrets, plan),
+                secrets,
+                lambda client, job: docker_start.start_again(client, earlier.container_id, job),
+            )
+        except BaseException:
+            with trio.CancelScope(shield=True), suppress(SandkeepError):
+                await self._provider.halt(sandbox_id, plan, {})
+            raise
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Reviving.halt`."""
+        await self._provider.halt(sandbox_id, plan, handle)

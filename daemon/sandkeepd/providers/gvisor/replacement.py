@@ -1,0 +1,48 @@
+"""What stays aside of a gVisor sandbox that goes back to a checkpoint. See `Replacing`.
+
+Files alone are not replaced: they lie in the memory of the sandbox's kernel.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sandkeep.errors import SetupError
+from sandkeep.model import SandboxSpec
+from sandkeepd.providers.gvisor import start
+from sandkeepd.providers.gvisor.instance import GvisorInstance
+from sandkeepd.providers.gvisor.plan import Plan
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.gvisor.provider import GvisorProvider
+
+
+class GvisorReplacement:
+    """Puts back, or drops, what `GvisorCheckpoints.return_to` has put aside."""
+
+    def __init__(self, provider: "GvisorProvider") -> None:
+        self._provider = provider
+
+    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Replacing.replaced`."""
+        words = "gVisor sandboxes are brought back whole, from checkpoints: restore the snapshot into a new sandbox"
+        raise SetupError("not_supported", words)
+
+    async def replace_files(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
+        plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
+    ) -> GvisorInstance:  # fmt: skip
+        """See `Replacing.replace_files`."""
+        raise SetupError("not_supported", str(self.replaced(plans[0], {})))
+
+    async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
+        """See `Replacing.put_back`. What is put back is brought back by `adopt`."""
+        self._provider.instances.pop(sandbox_id, None)  # whoever had it has closed it
+        decided, secrets = msgspec.convert(plan, Plan), handle.get("secrets", [])
+        job = await self._provider.job(sandbox_id, handle["image_id"], SandboxSpec(), secrets, decided)
+        return await self._provider.in_thread(start.put_back, job)
+
+    async def drop_replaced(self, sandbox_id: str) -> None:
+        """See `Replacing.drop_replaced`."""
+        await self._provider.in_thread(start.drop_aside, self._provider.bundle(sandbox_id))

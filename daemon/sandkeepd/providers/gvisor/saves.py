@@ -1,0 +1,162 @@
+"""Saving gVisor sandboxes and bringing them back, which is how they are suspended, too. See `Pausing`.
+
+To save a sandbox ends what runs of it; to bring it back is a container of another name with the same inside.
+"""
+
+import functools
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from sandkeep.errors import ProviderError, SandkeepError, SetupError
+from sandkeepd.contract.instance import Ending
+from sandkeepd.host.processes import Identity, has_ended, in_fresh_thread, kill_and_wait, wait_ended
+from sandkeepd.keeper.pause import Pauses
+from sandkeepd.providers.gvisor import plan as gvisor_plan
+from sandkeepd.providers.gvisor import runsc, start
+from sandkeepd.providers.gvisor.instance import GvisorInstance
+from sandkeepd.providers.gvisor.plan import Plan
+from sandkeepd.providers.gvisor.start import IMAGE, Job, Started
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.gvisor.provider import GvisorProvider
+
+ENDING_S: Final = 10.0
+"""How long what was saved may take to be gone."""
+
+
+class Saves:
+    """Saves the sandboxes of a provider, and brings them back."""
+
+    def __init__(self, provider: "GvisorProvider") -> None:
+        self._provider = provider
+
+    async def job_of(self, instance: GvisorInstance) -> Job:
+        """What it takes to start a sandbox, or what is saved of it."""
+        secrets = instance.handle.get("secrets", [])
+        return await self._provider.job(instance.sandbox_id, instance.image_id, instance.spec, secrets, instance.plan)
+
+    async def suspend(self, instance: GvisorInstance) -> None:
+        """Save a sandbox, which ends what runs of it. Safe to repeat."""
+        async with instance.turn:
+            if not instance.is_suspended:
+                await self.save(instance, await self.job_of(instance), go_on=False)
+                instance.suspended.set(True)
+
+    async def resume(self, instance: GvisorInstance) -> None:
+        """Bring a sandbox back that is suspended. Safe to repeat."""
+        async with instance.turn:
+            if instance.is_suspended:
+                await self.bring_back(instance, await self.job_of(instance))
+
+    async def save(
+        self, instance: GvisorInstance, job: Job, *, go_on: bool, digest: bool = False
+    ) -> dict[str, tuple[str, int]]:
+        """Have it saved; answer the digests that are asked for. It stands still then; when that fails, it runs, or it
+        has ended.
+        """
+        require_savable(instance.plan)
+        await instance.without_helpers()
+        await instance.without_viewers()
+        instance.stand()
+        pidfd, container = os.dup(instance.pidfd), instance.container
+        instance.let_go_of_process()
+        try:
+            with trio.CancelScope(shield=True):
+                work = functools.partial(start.save, job, container, go_on=go_on, digest=digest)
+                found = await self._provider.in_thread(work)
+        except SandkeepError:
+            os.close(pidfd)
+            await self._after_failure(instance, job)
+            raise
+        except BaseException:
+            os.close(pidfd)
+            raise
+        if instance.plan.limits.memory_bytes is None:
+            self._provider.nursery.start_soon(_see_gone, pidfd, job.root, container)
+        else:
+            await _see_gone(pidfd, job.root, container)  # what is brought back is to have its memory
+        return {} if found is None else {IMAGE: found}
+
+    async def _after_failure(self, instance: GvisorInstance, job: Job) -> None:
+        """What could not be saved goes on: it runs still, or was saved although there was an error."""
+        await self._provider.in_thread(start.end_saved, job)
+        found = await self._provider.in_thread(runsc.running, job.bundle)
+        if found is not None and self._is_held(instance, *found):
+            instance.go()
+        elif await self._provider.in_thread(start.recover_saved, job.bundle):
+            with suppress(SandkeepError):  # else it stands still, which is seen
+                await self.bring_back(instance, job)
+        else:
+            words = "its kernel ended while it was being saved"
+            await instance.went(instance.ending or Ending(kind="failed", message=words))
+
+    def _is_held(self, instance: GvisorInstance, container: str, first: Identity) -> bool:
+        """Hold what runs of it, if it does not end at this instant."""
+        try:
+            self._provider.hold(instance, container, first)
+        except ProviderError:
+            return False
+        return True
+
+    async def bring_back(self, instance: GvisorInstance, job: Job) -> None:
+        """Have it run again. When that fails, it is suspended if it is saved still, and else it has ended."""
+        with trio.CancelScope(shield=True):
+            try:
+                started = await self.start_saved(job)
+                self._provider.hold(instance, started.container, started.first)
+            except BaseException as error:
+                if await self._provider.in_thread(start.recover_saved, job.bundle):
+                    await self._provider.in_thread(start.stay, job)
+                    instance.suspended.set(True)
+                else:
+                    words = f"it could not be brought back: {error}"
+                    await instance.went(instance.ending or Ending(kind="failed", message=words))
+                raise
+            instance.go()
+            instance.suspended.set(False)
+
+    async def start_saved(self, job: Job) -> Started:
+        """Start what is saved of a sandbox."""
+        work = functools.partial(start.start, job, restore=True)
+        return await self._provider.starts(in_fresh_thread, work)
+
+
+class SavedPauses(Pauses):
+    """Suspends a sandbox by saving it. One that is saved for a moment only counts as running."""
+
+    def __init__(self, instance: GvisorInstance, saves: Saves) -> None:
+        plan = instance.plan
+        super().__init__(instance.suspended, gvisor_plan.why_not_saved(plan.network, rootless=plan.rootless))
+        self._instance = instance
+        self._saves = saves
+
+    async def suspend(self) -> None:
+        """See `Pausing.suspend`."""
+        await self._saves.suspend(self._instance)
+
+    async def resume(self) -> None:
+        """See `Pausing.resume`."""
+        await self._saves.resume(self._instance)
+
+
+def require_savable(plan: Plan) -> None:
+    """Raise `not_supported` for what `runsc` cannot save."""
+    why = gvisor_plan.why_not_saved(plan.network, rootless=plan.rootless)
+    if why is not None:
+        raise SetupError("not_supported", why)
+
+
+async def _see_gone(pidfd: int, root: str, container: str) -> None:
+    """What was saved is ending, and is forgotten then; a `runsc` that hangs is not waited for."""
+    try:
+        with trio.move_on_after(ENDING_S):
+            await wait_ended(pidfd)
+        if not has_ended(pidfd):
+            await trio.to_thread.run_sync(kill_and_wait, pidfd, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(runsc.forget, root, container)
+    finally:
+        trio.lowlevel.notify_closing(pidfd)
+        os.close(pidfd)

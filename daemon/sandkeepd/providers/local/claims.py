@@ -1,0 +1,55 @@
+"""Host uids of local sandboxes, one for each, as the registry of the machine has them. See `Claiming`."""
+
+import logging
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from sandkeep.errors import ProviderError, SandkeepError
+from sandkeepd.host.uids.allocation import Claims
+from sandkeepd.providers.local.plan import Plan
+
+logger: Final = logging.getLogger("sandkeepd")
+
+
+class UidClaims:
+    """The uids that root's daemon gives; a user's daemon has none to give, and no `UidClaims`."""
+
+    def __init__(self, uids: Claims) -> None:
+        self._uids = uids
+
+    def claim(self, sandbox_id: str, plan: Plan, taken: Collection[int | None]) -> Plan:
+        """Claim a uid for a plan that needs one. Raises `provider_unavailable`."""
+        uid = self._uids.claim(sandbox_id, taken)
+        return msgspec.structs.replace(plan, uid=uid, gid=uid)
+
+    def claim_again(self, sandbox_id: str, plan: dict[str, Any]) -> dict[str, Any]:
+        """See `Claiming.claim_again`."""
+        uid = msgspec.convert(plan, Plan).own_uid
+        if uid is None or self._uids.hold(sandbox_id, uid):
+            return plan
+        uid = self._uids.claim(sandbox_id)
+        return {**plan, "uid": uid, "gid": uid}
+
+    def withdraw(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        """See `Claiming.withdraw`."""
+        uid = msgspec.convert(plan, Plan).own_uid
+        if uid is not None:
+            with suppress(SandkeepError):  # then the next start does it
+                self._uids.withdraw(uid)
+
+    def require(self, sandbox_id: str, plan: Plan) -> None:
+        """Raise `provider_unavailable` when the uid of a plan is not the sandbox's any more."""
+        if plan.own_uid is None or self._uids.hold(sandbox_id, plan.own_uid):
+            return
+        words = f"the host uid {plan.own_uid} of sandbox {sandbox_id} belongs to somebody else by now"
+        raise ProviderError("provider_unavailable", f"{words}: make another of its files, by a fork or a snapshot")
+
+    def keep(self, sandbox_id: str, plan: Plan) -> None:
+        """Have the uid of a sandbox that may run belong to it. The sandbox is not ended when that cannot be."""
+        try:
+            self.require(sandbox_id, plan)
+        except SandkeepError as error:
+            logger.warning("cannot claim a uid", extra={"sandbox_id": sandbox_id, "why": error.message})

@@ -1,0 +1,95 @@
+"""Layers that local sandboxes begin with, and those made of what one changed, for forks. See `Layering`.
+
+All of it goes by what lies in the state directory, so that it works as well for sandboxes that have ended by themselves
+and whose files are still there.
+"""
+
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import SetupError, StateError
+from sandkeep_store.threads import Threads
+from sandkeepd.contract.layers import Frozen
+from sandkeepd.contract.snapshots import Source
+from sandkeepd.host.cgroups.pause import Pause
+from sandkeepd.providers.common.directory_images import DirectoryImages
+from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
+from sandkeepd.providers.common.layers import MOST_LAYERS, Layer, Layers
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.local.files import HeldFiles
+from sandkeepd.providers.local.plan import Plan
+from sandkeepd.providers.local.probe import Abilities
+from sandkeepd.providers.local.start import Handle
+
+
+class LocalLayers(DirectoryLayers):
+    """`abilities` tells what was found out about this machine."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        images: DirectoryImages,
+        store: Layers,
+        in_thread: Threads,
+        abilities: Callable[[], Awaitable[Abilities]],
+    ) -> None:
+        super().__init__(layout, images, store, in_thread)
+        self._abilities = abilities
+
+    async def files_of(self, source: Source) -> HeldFiles:
+        """The files of a sandbox, where they lie. Raises `not_ready` when they are gone."""
+        plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
+        upper = f"{self._layout.sandbox(source.sandbox_id)}/upper"
+        if not await trio.Path(upper).is_dir():
+            words = f"the files of sandbox {source.sandbox_id} are gone: nothing can be kept of them"
+            raise StateError("not_ready", words, sandbox_id=source.sandbox_id)
+        lowers = list[str]()
+        if handle.files == "overlay":
+            names = [layer.name for layer in plan.layers]
+            lowers = self.roots(names, source.image_id if plan.over_image else None)
+        mark = self._layout.read_mark(source.sandbox_id)
+        return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
+
+    async def freeze(self, name: str, source: Source) -> Frozen:
+        """See `Layering.freeze`."""
+        held = await self.files_of(source)
+        flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
+        try:
+            with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
+                pause = await self._in_thread(functools.partial(self._freeze, name, held, flat=flat))
+            failpoints.reach("layer.copied")
+            size = await self._in_thread(self._store.size_bytes, self._store.root(name))
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.discard_layers([name])
+            raise
+        layer = Layer(name=name, uid=held.plan.uid)
+        layers = [layer] if flat else [layer, *held.plan.layers]
+        over_image = held.plan.over_image and not flat
+        return Frozen(
+            files=document(layers, over_image=over_image), needs_image=over_image, pause_ms=pause.ms, size_bytes=size
+        )
+
+    def _freeze(self, name: str, held: HeldFiles, *, flat: bool) -> Pause:
+        making = self._store.begin(name)
+        roots = [held.upper, *held.lowers] if flat else [held.upper]
+        with shown(*roots, above=self._layout.state_dir) as source, held.standing() as pause:
+            failpoints.reach("layer.frozen")
+            self._store.copy(source, making)
+        self._store.complete(name)
+        return pause
+
+    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+        """See `Layering.filled`."""
+        if len(names) + (image_id is not None) > 1:
+            overlay = (await self._abilities()).overlay
+            if not overlay.works:
+                raise SetupError("not_supported", f"incremental snapshots need overlays: {overlay.why}")
+        layers = [Layer(name=name, uid=self._store.uid) for name in names]
+        return document(layers, over_image=image_id is not None)

@@ -1,0 +1,113 @@
+"""Starting a local sandbox anew on the files that it left, or on others in their place. See `Reviving`, `Replacing`."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import StateError
+from sandkeep.model import SandboxSpec
+from sandkeepd.host.processes import identify
+from sandkeepd.providers.local.plan import Plan
+from sandkeepd.providers.local.start import Handle
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.local.provider import LocalInstance, LocalProvider
+
+
+class LocalRevival:
+    """Revives the sandboxes of a provider."""
+
+    def __init__(self, provider: "LocalProvider") -> None:
+        self._provider = provider
+
+    async def revive(
+        self,
+        sandbox_id: str,
+        image_id: str,
+        spec: SandboxSpec,
+        secrets: Mapping[str, str],
+        plan: dict[str, Any],
+        handle: dict[str, Any],
+    ) -> "LocalInstance":
+        """See `Reviving.revive`."""
+        await self.halt(sandbox_id, plan, handle)
+        if not await trio.Path(f"{self._provider.layout.sandbox(sandbox_id)}/upper").is_dir():
+            raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
+        files = msgspec.convert(handle, Handle).files
+        return await self.start_anew(sandbox_id, image_id, spec, secrets, plan, files)
+
+    async def start_anew(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any],
+        files: str,
+    ) -> "LocalInstance":  # fmt: skip
+        """Start what is halted. On any error nothing of it runs."""
+        provider = self._provider
+        decided, found = msgspec.convert(plan, Plan), await provider.abilities()
+        provider.require_uid(sandbox_id, decided)
+        job = provider.job(sandbox_id, spec, decided, await provider.lowers(image_id, decided), files, found)
+        job = msgspec.structs.replace(job, anew=True)
+        left = [f"{job.directory}/{name}" for name in ("in", "work", "mount")]
+        await provider.in_thread(provider.layout.discard, left)
+        try:
+            instance = await provider.start(job, spec, secrets, found)
+            await instance.remember_earlier()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.halt(sandbox_id, plan, {})
+            raise
+        return instance
+
+    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        """See `Reviving.halt`."""
+        provider, decided = self._provider, msgspec.convert(plan, Plan)
+        with trio.CancelScope(shield=True):
+            await provider.in_thread(provider.cleanup.end, sandbox_id, decided, handle)
+            instance = provider.instances.get(sandbox_id)
+            if instance is not None:
+                await provider.see_end(instance)
+            await provider.in_thread(provider.cleanup.end_escaped, sandbox_id, decided)
+
+
+class LocalReplacement:
+    """Replaces the files of sandboxes: those of before are put aside until the new ones are on record."""
+
+    def __init__(self, provider: "LocalProvider", revival: LocalRevival) -> None:
+        self._provider = provider
+        self._revival = revival
+
+    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Replacing.replaced`."""
+        return {**plan, **files}
+
+    async def replace_files(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
+        plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
+    ) -> "LocalInstance":  # fmt: skip
+        """See `Replacing.replace_files`."""
+        provider, (before, after) = self._provider, plans
+        await self._revival.halt(sandbox_id, before, handle)
+        try:
+            files = provider.files_for(msgspec.convert(after, Plan), await provider.abilities())
+            await provider.in_thread(provider.layout.put_aside, sandbox_id)
+            failpoints.reach("replace.aside")
+            return await self._revival.start_anew(sandbox_id, image_id, spec, secrets, after, files)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await self.put_back(sandbox_id, before, handle)
+            raise
+
+    async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
+        """See `Replacing.put_back`."""
+        layout, in_thread = self._provider.layout, self._provider.in_thread
+        first = msgspec.convert(handle, Handle).first
+        if await in_thread(layout.has_aside, sandbox_id):
+            await self._revival.halt(sandbox_id, plan, {})
+            await in_thread(layout.put_back, sandbox_id)
+        return identify(first.pid) != first
+
+    async def drop_replaced(self, sandbox_id: str) -> None:
+        """See `Replacing.drop_replaced`."""
+        await self._provider.in_thread(self._provider.layout.drop_aside, sandbox_id)

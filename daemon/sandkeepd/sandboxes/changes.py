@@ -1,0 +1,125 @@
+"""Changes of sandboxes that exist: the base of suspending, resuming and restoring them.
+
+Unlike an end, a change that fails is not tried again: the sandbox is what it was, and its caller is told why at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from sandkeep import events
+from sandkeep.errors import SandkeepError, StateError, error_from
+from sandkeep.model import Sandbox
+from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import ANEW, Core, Tries
+from sandkeepd.core.operation import Operation, Order
+from sandkeepd.sandboxes.runtimes import Runtimes
+
+CHANGING: Final = ("suspending", "resuming", "restoring")
+
+Failure = type[events.SandboxSuspendFailed] | type[events.SandboxResumeFailed] | type[events.SandboxRestoreFailed]
+
+_DONE: Final = (events.SandboxSuspended, events.SandboxResumed, events.SandboxRestored)
+_UNDONE: Final = (events.SandboxSuspendFailed, events.SandboxResumeFailed, events.SandboxRestoreFailed)
+
+
+class SandboxChange(Operation[SandboxState]):
+    """An order that a sandbox be something else. Its end interrupts that.
+
+    What came of one that the daemon's death interrupted, the sandbox itself tells when it is adopted, so that there is
+    nothing to recover here.
+    """
+
+    interruptible = True
+    failure: ClassVar[Failure]
+    """The event of a failure."""
+
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
+        super().__init__(core)
+        self.runtimes = runtimes
+
+    @property
+    def subjects(self) -> Mapping[str, SandboxState]:
+        """See `Operation.subjects`."""
+        return self.core.state.sandboxes
+
+    def owns(self, subject: SandboxState) -> bool:  # noqa: ARG002
+        """See `Operation.owns`."""
+        return False
+
+    def stands(self, order: Order[SandboxState]) -> bool:
+        """See `Operation.stands`."""
+        return order.intent is None or _is_under_way(order.subject, order.intent.position)
+
+    async def try_to_begin(
+        self, sandbox: SandboxState, event: events.Event, request: Request[Any], given: Any, tries: Tries
+    ) -> bool:
+        """Give the order; False when something else has happened to the sandbox meanwhile."""
+        if not rules.may(sandbox, event.type):
+            return False
+        new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
+        try:
+            await self.begin(new, request.meta, request, given)
+        except StateError as conflict:
+            await tries.again(conflict)
+            return False
+        return True
+
+    async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`."""
+        failed = self.failure(code=error.code, message=error.message)
+        return [NewEvent(order.stream, failed, order.stream, order.subject.revision)]
+
+    async def answer(self, request: Request[Any], stream: str) -> Sandbox:
+        """See `Operation.answer`. That is of the last change, and raises what that failed with."""
+        sandbox = self.subjects[stream]
+        change = sandbox.change
+        if change is None:
+            return sandbox.view()
+        await self.core.settled(stream, lambda: not _is_under_way(sandbox, change.position))
+        if change.error is not None:
+            raise error_from(*change.error, {"sandbox_id": stream})
+        if not change.done:
+            raise rules.not_ready(sandbox)
+        return await self.answered(request, sandbox)
+
+    async def answered(self, request: Request[Any], subject: SandboxState) -> Sandbox:  # noqa: ARG002
+        """See `Operation.answered`."""
+        return subject.view()
+
+    async def again(self, request: Request[Any], first: Recorded) -> Any:
+        """See `Operation.again`."""
+        sandbox = self.subjects[first.stream]
+        await self.core.settled(first.stream, lambda: not _is_under_way(sandbox, first.position))
+        change = sandbox.change
+        if change is None or change.position != first.position:
+            return await self._answer_earlier(first)
+        return ANEW if change.interrupted else await self.answer(request, first.stream)
+
+    async def _answer_earlier(self, first: Recorded) -> Any:
+        """Answer as the log has it, of a sandbox that has changed again since: the state remembers the last change."""
+        outcome = await self._outcome_of(first)
+        if isinstance(outcome, _UNDONE):
+            if outcome.interrupted:
+                return ANEW
+            raise error_from(outcome.code, outcome.message, {"sandbox_id": first.stream})
+        return self.subjects[first.stream].view()
+
+    async def _outcome_of(self, first: Recorded) -> events.Event | None:
+        """The event by which a change ended; None if its sandbox ended instead."""
+        position, caught_up = first.position, False
+        while not caught_up:
+            found = await self.core.log.page(position, stream=first.stream, type="sandbox")
+            for recorded in found.events:
+                if isinstance(recorded.event, (*_DONE, *_UNDONE)):
+                    return recorded.event
+            position, caught_up = found.position, found.caught_up
+        return None
+
+
+def _is_under_way(sandbox: SandboxState, position: int) -> bool:
+    """Tell if the change that was ordered at that position is being carried out."""
+    is_last = sandbox.change is not None and sandbox.change.position == position
+    return is_last and sandbox.status in CHANGING

@@ -1,0 +1,75 @@
+"""Last words: the events that tell how the processes of a sandbox ended that is no more."""
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from sandkeep import events
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.contract.processes import Exit
+from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.oom import KILLED
+from sandkeepd.sandboxes.runtimes import Runtime
+
+UNSEEN: Final = "the sandbox ended and nobody saw how the process did"
+
+
+def last_words(
+    core: Core,
+    sandbox: SandboxState,
+    exit_of: Callable[[str], Exit | None],
+    exit_code: int | None,
+    *,
+    why: str = UNSEEN,
+    runtime: Runtime | None = None,
+) -> list[NewEvent]:
+    """Events for all that ran: as `exit_of` tells, else by `exit_code`; else `why` nobody knows. `runtime` held them,
+    and saw which of them the kernel killed.
+    """
+    return [
+        NewEvent(
+            process.process_id,
+            _last_word(core, process, exit_of(process.process_id), exit_code, why, runtime),
+            sandbox.sandbox_id,
+        )
+        for process in sandbox.active.values()
+    ]
+
+
+async def words_of_killed(core: Core, sandbox: SandboxState, runtime: Runtime | None) -> list[NewEvent]:
+    """The same of a sandbox that was ended: as it told its `runtime`, else as what is left of it tells."""
+    return last_words(core, sandbox, await _exits(core, sandbox, runtime), KILLED, runtime=runtime)
+
+
+async def exits_left(core: Core, sandbox: SandboxState) -> Callable[[str], Exit | None]:
+    """Ends of processes, as what is left of their sandbox tells."""
+    provider = core.provider(sandbox.requested.provider)
+    exits = await trio.to_thread.run_sync(provider.last_exits, sandbox.sandbox_id, list(sandbox.active))
+    return exits.get
+
+
+async def _exits(core: Core, sandbox: SandboxState, runtime: Runtime | None) -> Callable[[str], Exit | None]:
+    if runtime is not None:
+        return runtime.instance.exit_of
+    return await exits_left(core, sandbox) if sandbox.active else lambda _: None
+
+
+def _last_word(
+    core: Core, process: ProcessState, seen: Exit | None, exit_code: int | None, why: str, runtime: Runtime | None
+) -> events.Event:
+    if process.status == "starting":
+        message = "the sandbox ended before the process was started"
+        return events.ProcessLaunchFailed(code="not_ready", message=message)
+    code = seen.exit_code if seen is not None and seen.exit_code is not None else exit_code
+    if code is None:
+        return events.ProcessLost(message=why)
+    provider = core.provider(core.state.sandboxes[process.sandbox_id].requested.provider)
+    sizes = [
+        provider.read_ended(process.sandbox_id, process.process_id, stream, 0, 0).size
+        for stream in ("stdout", "stderr")
+    ]
+    told = runtime is not None and seen is not None and runtime.kills.took(process, seen.exit_code)
+    return events.ProcessExited(exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1], oom_killed=told)

@@ -1,0 +1,66 @@
+"""Lookup of processes by the names and ids that callers give, in the view and in the log."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sandkeep import ids
+from sandkeep.errors import CallerError
+from sandkeep_store.eventlog.codec import CODEC
+from sandkeep_store.eventlog.log import Recorded
+from sandkeep_store.views.processes import ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.state import State
+from sandkeepd.core import rules
+from sandkeepd.core.core import Core
+
+
+class ProcessLookup:
+    """Finds processes. `naming` are names about to be used, by sandbox and name."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.naming: set[tuple[str, str]] = set()
+
+    @contextmanager
+    def about_to_be(self, sandbox_id: str, name: str) -> Iterator[None]:
+        """For the length of a block a process of that name goes on record."""
+        key = (sandbox_id, name)
+        self.naming.add(key)
+        try:
+            yield
+        finally:
+            self.naming.remove(key)
+
+    async def find(self, sandbox_id: str, name: str) -> ProcessState:
+        """A process by its name or id; one too old for the view is read from its stream in the log. Raises
+        `not_found`.
+        """
+        sandbox = rules.sandbox(self._core.state, sandbox_id)
+        found = sandbox.named.get(name) or self._core.state.processes.get(name)
+        if found is None or found.sandbox_id != sandbox_id:  # another sandbox's is looked for as long as none at all
+            found = await self._from_log(sandbox, name)
+        if found is None:
+            raise CallerError(
+                "not_found", f"sandbox {sandbox_id} has no process {name!r}", sandbox_id=sandbox_id, name=name
+            )
+        return found
+
+    async def _from_log(self, sandbox: SandboxState, process_id: str) -> ProcessState | None:
+        if not process_id.startswith(ids.PROCESS + "_"):
+            return None
+        facts: list[Recorded] = []
+        while more := await self._core.log.read(
+            facts[-1].position if facts else 0, 100, stream=process_id, sandbox_id=sandbox.sandbox_id
+        ):
+            facts += more
+        return fold_process(facts, sandbox.sandbox_id)
+
+
+def fold_process(facts: list[Recorded], sandbox_id: str) -> ProcessState | None:
+    """The state of one process, from the events of its stream alone; None when it is of another sandbox."""
+    apart = State()
+    for fact in facts:
+        if fact.sandbox_id != sandbox_id:
+            return None
+        apart.apply(CODEC.decode(fact.position, fact.type, fact.version, fact.data), fact)
+    return next(iter(apart.processes.values()), None)

@@ -1,0 +1,120 @@
+"""Reservations: what sandboxes will have that are about to go on record. No two get the same."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from sandkeep import events, ids
+from sandkeep.errors import CallerError, StateError
+from sandkeep.model import SandboxSpec
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.provider import Provider
+from sandkeepd.core.core import Core
+
+
+class Reservation(msgspec.Struct):
+    """A sandbox that is about to go on record: its owner, its name, and the plan that its provider made for it."""
+
+    owner: str
+    name: str | None
+    provider: str = ""
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Reservations:
+    """Names and plans of sandboxes that are about to go on record, by their ids."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._reserved: dict[str, Reservation] = {}
+
+    @contextmanager
+    def one(self, owner: str, name: str | None) -> Iterator[str]:
+        """Reserve the name of one sandbox, for the length of a block in which it goes on record; its id.
+
+        Raises `invalid` and `conflict` for the name.
+        """
+        sandbox_id = ids.new_id(ids.SANDBOX)
+        self._reserve(owner, {sandbox_id: name}, "name")
+        try:
+            yield sandbox_id
+        finally:
+            self.release(sandbox_id)
+
+    def several(self, owner: str, names: Sequence[str], count: int) -> list[str]:
+        """Reserve names for several sandboxes until they are released; their ids. Raises `invalid` and `conflict`."""
+        if names and len(names) != count:
+            words = f"names: {len(names)} are given for {count} sandboxes: give one for each"
+            raise CallerError("invalid", words, field="names")
+        chosen = [ids.new_id(ids.SANDBOX) for _ in range(count)]
+        self._reserve(owner, dict(zip(chosen, names, strict=True)) if names else dict.fromkeys(chosen), "names")
+        return chosen
+
+    @contextmanager
+    def again(self, sandbox: SandboxState) -> Iterator[events.SandboxCreateRequested]:
+        """Reserve what a sandbox was to have that is made after all, for the length of a block in which it goes on
+        record; the intent for that. Raises `conflict` when another has its name by now.
+        """
+        sandbox_id, asked = sandbox.sandbox_id, sandbox.requested
+        claims = self._core.provider(asked.provider).claims
+        self._reserve(sandbox.owner, {sandbox_id: asked.name}, "name")
+        try:
+            if claims is not None:
+                asked = msgspec.structs.replace(asked, plan=claims.claim_again(sandbox_id, asked.plan))
+            self.keep(sandbox_id, asked.provider, asked.plan)
+            yield asked
+        finally:
+            self.release(sandbox_id)
+
+    def plan(
+        self, provider: Provider, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, owner: str
+    ) -> dict[str, Any]:
+        """Have the provider decide of a sandbox to be made, besides all others. `keep` must follow at once."""
+        image = self._core.state.images.get(image_id)
+        return provider.plan(
+            sandbox_id, image_id, spec, caller, self._plans(provider.name),
+            details=image.details if image is not None else {}, owner=owner,
+        )  # fmt: skip
+
+    def keep(self, sandbox_id: str, provider: str, plan: dict[str, Any]) -> str | None:
+        """Reserve what a plan gives to a sandbox whose name is reserved; answer its name."""
+        reserved = self._reserved[sandbox_id]
+        reserved.provider, reserved.plan = provider, plan
+        return reserved.name
+
+    def release(self, *sandbox_ids: str) -> None:
+        """End reservations: these are on record, or will not be, and then what was claimed for them is given back."""
+        for sandbox_id in sandbox_ids:
+            reserved = self._reserved.pop(sandbox_id, None)
+            recorded = self._core.state.sandboxes.get(sandbox_id)
+            if reserved is not None and reserved.provider and (recorded is None or recorded.hidden):
+                claims = self._core.provider(reserved.provider).claims
+                if claims is not None:
+                    claims.withdraw(sandbox_id, reserved.plan)
+
+    def _reserve(self, owner: str, named: Mapping[str, str | None], field: str) -> None:
+        names = [ids.check_own_name(name, field) for name in named.values() if name is not None]
+        for name in names:
+            if names.count(name) > 1 or self._is_taken(owner, name):
+                raise StateError("conflict", f"you have a sandbox called {name!r}: choose another name", name=name)
+        for sandbox_id, given in named.items():
+            self._reserved[sandbox_id] = Reservation(owner, given)
+
+    def _is_taken(self, owner: str, name: str) -> bool:
+        """Tell if a sandbox of that owner has the name, which has not ended, or is about to be."""
+        found = self._core.state.sandbox_named(owner, name)
+        if found is not None and not found.hidden:
+            return True
+        return any((reserved.owner, reserved.name) == (owner, name) for reserved in self._reserved.values())
+
+    def _plans(self, provider: str) -> list[dict[str, Any]]:
+        """The plans of the provider's sandboxes that have not ended, and of those about to be on record."""
+        kept = [
+            s.requested.plan
+            for s in self._core.state.sandboxes.values()
+            if s.requested.provider == provider and not s.hidden
+        ]
+        return kept + [reserved.plan for reserved in self._reserved.values() if reserved.provider == provider]

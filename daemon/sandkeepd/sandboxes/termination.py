@@ -1,0 +1,178 @@
+"""Ends of sandboxes: ordered, or by themselves."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn
+
+from sandkeep import events, failpoints
+from sandkeep.errors import DaemonError, StateError
+from sandkeep.model import Sandbox
+from sandkeep.protocol.methods import SandboxTerminate
+from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.contract.instance import Ending
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core, Tries, as_sandkeep_error
+from sandkeepd.core.operation import Order, Removal
+from sandkeepd.sandboxes.last_words import UNSEEN, last_words, words_of_killed
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
+
+logger = logging.getLogger("sandkeepd")
+
+END_DEADLINE_S = 60.0
+"""How long a provider may take for ending a sandbox before it is asked again, if it can be interrupted."""
+
+
+class Termination(Removal[SandboxState]):
+    """``sandbox.terminate``, and its handler: a sandbox ends, complete or half made, running or not, with all that is
+    under way with it. Limits and losses of sandboxes end here, too.
+    """
+
+    method = "sandbox.terminate"
+    under_way = "stopping"
+
+    def __init__(self, core: Core, runtimes: Runtimes) -> None:
+        super().__init__(core)
+        self._runtimes = runtimes
+        runtimes.on_end = self._ended_by_itself
+        self.on_ended: list[Callable[[SandboxState], Awaitable[None]]] = []
+        """What is told of each sandbox that is no more."""
+        self.unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
+
+    @property
+    def subjects(self) -> Mapping[str, SandboxState]:
+        """See `Operation.subjects`."""
+        return self.core.state.sandboxes
+
+    def may(self, subject: SandboxState) -> bool:
+        """See `Removal.may`."""
+        return rules.may(subject, "sandbox.terminate_requested")
+
+    # -- ordered ------------------------------------------------------------------------------------------------------
+
+    async def terminate(self, request: Request[SandboxTerminate]) -> Sandbox:
+        """End a sandbox and all that runs in it. One that has ended is answered as it is."""
+        sandbox_id = rules.sandbox(self.core.state, request.params.sandbox_id).sandbox_id
+        await self.end(sandbox_id, "requested", request.meta)
+        ended: Sandbox = await self.answer(request, sandbox_id)
+        return ended
+
+    async def end(self, sandbox_id: str, reason: str, meta: events.Meta | None = None) -> None:
+        """Order the end of a sandbox, if that is not ordered already. It is on record when this returns."""
+        event, meta = events.SandboxTerminateRequested(reason=reason), meta or events.Meta()
+        try:
+            await self.order(sandbox_id, event, sandbox_id, meta)
+        except DaemonError as refused:
+            revision = self.subjects[sandbox_id].revision
+            await self._end_unrecorded(NewEvent(sandbox_id, event, sandbox_id, revision), reason, meta, refused)
+
+    async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        sandbox_id, sandbox = order.stream, order.subject
+        order.context = runtime = await self._stop(sandbox_id)
+        failpoints.reach("end.stopped")
+        provider = sandbox.requested.provider
+        terminate = partial(self._terminate, sandbox)
+        then = f"the end of sandbox {sandbox_id} is ordered, and will be carried out when that answers"
+        await self.insist(
+            sandbox_id, terminate, then, provider=provider, deadline_s=END_DEADLINE_S, waiting=list(sandbox.active)
+        )
+        failpoints.reach("end.discarded")
+        outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
+        return [*await words_of_killed(self.core, sandbox, runtime), NewEvent(sandbox_id, outcome, sandbox_id)]
+
+    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        if order.context is not None:
+            self._runtimes.by_id.pop(order.stream, None)
+            await order.context.instance.aclose()
+        await self.told_ended(order.subject)
+
+    async def answered(self, request: Request[Any], subject: SandboxState) -> Sandbox:  # noqa: ARG002
+        """See `Operation.answered`."""
+        return subject.view()
+
+    async def told_ended(self, sandbox: SandboxState) -> None:
+        """Have others let go of what a sandbox needed that is no more."""
+        for on_ended in self.on_ended:
+            await on_ended(sandbox)
+
+    async def _terminate(self, sandbox: SandboxState) -> None:
+        asked = sandbox.requested
+        await self.core.provider(asked.provider).terminate(sandbox.sandbox_id, asked.plan, sandbox.handle)
+
+    async def _stop(self, sandbox_id: str) -> Runtime | None:
+        """End the tasks that look after it."""
+        await self.core.under_way.interrupt(sandbox_id)
+        runtime = self._runtimes.by_id.get(sandbox_id)
+        if runtime is not None:
+            await runtime.stop()
+        return runtime
+
+    # -- while the log takes no record --------------------------------------------------------------------------------
+
+    async def _end_unrecorded(self, order: NewEvent, reason: str, meta: events.Meta, refused: DaemonError) -> NoReturn:
+        """End a sandbox whose end the log does not take: what runs in it must not depend on a disk. It goes on record
+        when the disk takes it again; with a log that is damaged, the daemon of after the repair finds it lost.
+        """
+        core, sandbox = self.core, self.subjects[order.stream]
+        logger.warning("ended, but not on record", extra={"sandbox_id": order.stream, "why": refused.message})
+        await self._stop(order.stream)
+        record = "cannot go on record" if core.problems else "is not on record yet"
+        outcome = f"sandbox {order.stream} is ended, but that {record}"
+        try:
+            await self._terminate(sandbox)
+        except Exception as unforeseen:  # noqa: BLE001  # the disk that refuses the record may refuse this, too
+            error = as_sandkeep_error(unforeseen)
+            logger.warning("cannot clear away a sandbox", extra={"sandbox_id": order.stream, "why": error.message})
+            outcome = f"what ran in sandbox {order.stream} is ended as far as that can be ({error.message})"
+        if not core.problems and order.stream not in self.unrecorded:
+            self.unrecorded.add(order.stream)
+            core.carry(partial(self._record_end, order, reason, meta), f"record of the end of {order.stream}")
+        raise DaemonError("storage_unavailable", f"{outcome}: {refused.message}", sandbox_id=order.stream)
+
+    async def _record_end(self, order: NewEvent, reason: str, meta: events.Meta) -> None:
+        intent: Recorded | None = None
+        try:
+            [intent] = await self.core.record([order], None, meta=meta, essential=True)
+        except StateError:
+            pass  # something else went on record first, such as that it was made after all: order it anew
+        finally:
+            self.unrecorded.discard(order.stream)
+        if intent is not None:
+            self.start(intent)
+        else:
+            with suppress(DaemonError, StateError):  # then it is tried again, or the daemon's log says why not
+                await self.end(order.stream, reason, meta)
+
+    # -- by itself ----------------------------------------------------------------------------------------------------
+
+    async def _ended_by_itself(self, runtime: Runtime, why: Ending) -> None:
+        sandbox_id = runtime.instance.sandbox_id
+        sandbox, tries = self.subjects[sandbox_id], Tries()
+        while rules.may(sandbox, "sandbox.failed"):
+            if why.kind == "disk_limit":
+                await self.end(sandbox_id, "disk_limit")
+                return
+            told = {"sandbox_id": sandbox_id, "kind": why.kind, "why": why.message}
+            logger.warning("sandbox ended by itself", extra=told)
+            unseen = f"its sandbox was lost: {why.message}" if why.kind == "lost" else UNSEEN
+            words = last_words(self.core, sandbox, runtime.instance.exit_of, None, why=unseen, runtime=runtime)
+            ended = NewEvent(sandbox_id, _told_of(why, sandbox), sandbox_id, sandbox.revision)
+            try:
+                await self.core.record([*words, ended], None)
+            except StateError as conflict:
+                await tries.again(conflict)  # something else happened to it at that instant: look again
+                continue
+            self._runtimes.by_id.pop(sandbox_id, None)
+            await runtime.instance.aclose()
+            return
+
+
+def _told_of(why: Ending, sandbox: SandboxState) -> events.Event:
+    if why.kind == "lost":
+        return events.SandboxLost(last_status=sandbox.status, message=why.message)
+    return events.SandboxFailed(message=why.message)

@@ -1,0 +1,111 @@
+"""The daemon dies at each step of each operation, and the command is given again.
+
+The cases are derived from what is declared: a new operation is here without anybody adding it.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.crash.story import Story, asked_for, check
+from tests.crash.test_keeping import wait_until_gone
+from tests.support import toy_operation
+from tests.support.operations import World, operations
+
+from sandkeep import failpoints
+from sandkeep.protocol.methods import METHODS
+from sandkeepd.core.operation import STEPS, Operation
+
+SIDE_BY_SIDE = 3
+GVISOR = "Checkpoint"
+"""How the names of operations begin that take a kernel which can be saved."""
+
+SETTLED = "done"
+"""The step at which nothing is under way any more, which is for soaking."""
+
+TOY = "-m", "tests.support.toy_operation"
+
+
+def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
+    found = []
+    for operation in declared:
+        needs = "runsc" if operation.__name__.startswith(GVISOR) else "bwrap"
+        for step in STEPS:
+            marks = [pytest.mark.needs(needs), *([pytest.mark.soak] if step == SETTLED else [])]
+            found.append(pytest.param(operation, step, marks=marks, id=f"{operation.__name__}.{step}"))
+    return found
+
+
+def dies_at(
+    operation: type[Operation[Any]], step: str, root: str, source: Path, program: tuple[str, ...] = ()
+) -> Story:
+    """Have a daemon die there that is asked for it, and ask again; then everything goes."""
+    daemon = RunningDaemon(root)
+    Path(root).chmod(0o711)
+    if program:
+        daemon.program = [daemon.program[0], *program]
+    for setting in ("FILESYSTEM_SNAPSHOT_MOUNT_PATH", "SANDBOX_SNAPSHOT_DIR", "SANDBOX_LOCK_MOUNT_PATH"):
+        daemon.env[setting] = f"{root}/{setting.lower()}"
+        Path(daemon.env[setting]).mkdir(mode=0o700)
+    story = Story(daemon)
+    world = World(story, source, "gvisor" if operation.__name__.startswith(GVISOR) else "local")
+    try:
+        story.start()
+        world.prepare(operation)
+        story.stop()
+        daemon.env[failpoints.SETTING] = f"{operation.__name__}.{step}"
+        story.start()
+        world.call(operation)
+        if story.deaths == 0 and story.lost():  # it may die when it has answered
+            story.revive()
+        deaths = story.deaths
+        world.clear()
+        wait_until_gone(story)
+        story.stop()
+        check(story)
+        story.deaths = deaths
+    finally:
+        daemon.env.pop(failpoints.SETTING, None)
+        daemon.clear()
+    return story
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("source")
+    Path(made, "file").write_text("content\n")
+    made.chmod(0o755)
+    return made
+
+
+@pytest.fixture(scope="module")
+def stories(request: pytest.FixtureRequest, places: str, source: Path) -> "Iterator[dict[Any, Future[Story]]]":
+    """Those that are asked for, told side by side: most of the time each waits for something."""
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield {
+            (params["operation"], params["step"]): pool.submit(
+                dies_at, **params, root=tempfile.mkdtemp(dir=places), source=source
+            )
+            for params in asked_for(request)
+            if params["operation"] in operations()
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize(("operation", "step"), cases(operations()))
+def test_a_death_at_every_step(stories: "dict[Any, Future[Story]]", operation: type[Operation[Any]], step: str) -> None:
+    assert stories[operation, step].result().deaths == 1
+
+
+@pytest.mark.needs("bwrap")
+@pytest.mark.parametrize(("operation", "step"), cases(operations(within=toy_operation.__name__)))
+def test_an_operation_of_which_nobody_has_heard_is_killed_at_its_steps(
+    places: str, source: Path, monkeypatch: pytest.MonkeyPatch, operation: type[Operation[Any]], step: str
+) -> None:
+    """It is declared in a daemon of the test's own, and has no other test."""
+    monkeypatch.setitem(METHODS, toy_operation.ROW.name, toy_operation.ROW)
+    assert dies_at(operation, step, tempfile.mkdtemp(dir=places), source, TOY).deaths == 1

@@ -1,0 +1,121 @@
+"""Operations as they are declared, and how each is called, by the parameters of its method."""
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+from msgspec import NODEFAULT
+from msgspec.structs import fields
+from tests.crash.story import Story
+
+from sandkeep import archives
+from sandkeep.ids import new_id
+from sandkeep.protocol.methods import METHODS
+from sandkeepd.core.operation import Operation
+
+BESIDES: dict[str, dict[str, str]] = {
+    "OwnRestore": {"snapshot_id": "snapshot_id"},
+    "CheckpointReturn": {"checkpoint_id": "checkpoint_id"},
+}
+"""Parameters that an operation needs though its method does without."""
+
+FIRST = {"Resumption": "sandbox.suspend", "LockReturn": "lock.acquire"}
+"""The method that brings a subject to where an operation begins with it."""
+
+STEALS = "LockSteal"
+
+
+def operations(kind: type[Operation[Any]] = Operation, within: str = "sandkeepd.") -> list[type[Operation[Any]]]:
+    """Every operation that is declared in modules of that prefix."""
+    below = [kind, *(each for child in kind.__subclasses__() for each in operations(child, within))]
+    found = {
+        each for each in below
+        if hasattr(each, "method") and not inspect.isabstract(each) and each.__module__.startswith(within)
+    }  # fmt: skip
+    return sorted(found, key=lambda each: each.__name__)
+
+
+class World:
+    """What operations are about, made as it is asked for: an image, a sandbox of it, a snapshot or checkpoint of that.
+
+    Everything in it goes by `clear`.
+    """
+
+    def __init__(self, story: Story, source: Path, provider: str) -> None:
+        self._story = story
+        self.source = str(source)
+        self._provider = provider
+        self._made: dict[str, str] = {}
+        self.command = ["true"]
+        self.name = "named"
+
+    @property
+    def image_id(self) -> str:
+        return self._of("image_id", lambda: self._story.ask("image.create", self.source, provider=self._provider))
+
+    @property
+    def sandbox_id(self) -> str:
+        return self._of("sandbox_id", lambda: self._story.ask("sandbox.create", self.image_id))
+
+    @property
+    def snapshot_id(self) -> str:
+        return self._of("snapshot_id", lambda: self._story.ask("snapshot.create", self.sandbox_id))
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self._of(
+            "checkpoint_id", lambda: self._story.ask("checkpoint.create", self.sandbox_id, leave_running=True)
+        )
+
+    def _of(self, field: str, make: Any) -> str:
+        if field not in self._made:
+            self._made[field] = getattr(make(), field)
+        return self._made[field]
+
+    def archive(self) -> str:
+        """The file of an exported snapshot."""
+        path = os.path.join(self._story.daemon.root, "moved.tar.gz")
+        if not os.path.exists(path):
+            self._story.look(lambda client: archives.export_to(client, self.snapshot_id, path))
+        return path
+
+    def arguments(self, operation: type[Operation[Any]]) -> dict[str, Any]:
+        """What a call of its method needs, made of what there is."""
+        params = METHODS[operation.method].params
+        needed = {f.name: f.name for f in fields(params) if f.default is NODEFAULT and f.default_factory is NODEFAULT}
+        needed |= BESIDES.get(operation.__name__, {})
+        return {name: getattr(self, attribute) for name, attribute in needed.items()}
+
+    def prepare(self, operation: type[Operation[Any]]) -> None:
+        """Make all that it is about."""
+        if operation.method == "snapshot.import":
+            self.archive()
+            return
+        arguments = self.arguments(operation)
+        if operation.__name__ in FIRST:
+            self._story.ask(FIRST[operation.__name__], **arguments)
+
+    def call(self, operation: type[Operation[Any]]) -> Any:
+        """Call its method, again until it is answered."""
+        story = self._story
+        if operation.method == "snapshot.import":
+            command_id, path = new_id("cmd"), self.archive()
+            story.acknowledged[command_id] = operation.method
+            return story.look(lambda client: archives.import_from(client, path, command_id=command_id))
+        force = {"force": True} if operation.__name__ == STEALS else {}
+        return story.ask(operation.method, **self.arguments(operation), **force)
+
+    def clear(self) -> None:
+        """End and remove everything that there is."""
+        story = self._story
+        for lock in story.look(lambda client: client.lock.list().locks):
+            story.ask("lock.release", lock.lock_id)
+        for snapshot in story.look(lambda client: client.snapshot.list().snapshots):
+            story.ask("snapshot.delete", snapshot.snapshot_id)
+        for checkpoint in story.look(lambda client: client.checkpoint.list().checkpoints):
+            story.ask("checkpoint.delete", checkpoint.checkpoint_id)
+        for sandbox in story.look(lambda client: client.sandbox.list().sandboxes):
+            story.ask("sandbox.terminate", sandbox.sandbox_id)
+        for image in story.look(lambda client: client.image.list().images):
+            story.ask("image.remove", image.image_id)
