@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ from tests.support.users import command_as
 
 from sandkeep import transfer
 from sandkeep.cli.commands.cp import place
+from sandkeep.cli.display.progress import PATIENCE_S
 from sandkeep.demo import traces
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
@@ -255,6 +257,22 @@ def test_an_archive_through_stdin_and_stdout(box: Box, here: Path) -> None:
         assert sorted(tar.getnames()) == ["./made", "./made/another", "./made/tree", "./made/tree/file"]
     assert cp(box, "-", f"{box.id}:other", input=tree[:1100]).returncode == 1
     assert b"other" not in box.sh("ls")
+
+
+def test_an_archive_on_stdout_shows_no_progress(box: Box) -> None:
+    """Whatever reads it may write to the same terminal. Here nobody reads it, until it would have been shown."""
+    box.sh("head -c 1000000 /dev/zero >large")
+    screen, terminal = os.openpty()
+    argv = [*box.daemon.command, "cp", f"{box.id}:large", "-"]
+    env = {**box.daemon.env, "TERM": "xterm"}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=terminal) as command:
+        os.close(terminal)
+        assert command.stdout is not None
+        assert command.stdout.read(1)
+        assert select.select([screen], [], [], 3 * PATIENCE_S)[0] == []
+        assert len(command.stdout.read()) > 1_000_000
+    os.close(screen)
+    assert command.returncode == 0
 
 
 def test_from_one_sandbox_to_another(shared_daemon: Any, box: Box, image: str) -> None:

@@ -43,7 +43,9 @@ def cp(front: Frontend, source: str, target: str) -> None:
     if not source or not target:
         raise click.UsageError("an empty path is no place: give . for the directory you are in")
     with front.client() as client, ExitStack() as shown:
-        told = shown.enter_context(progress("copying"))
+        told = progress("copying")
+        if target != _STREAM:  # whatever reads the archive may write to the same terminal
+            shown.enter_context(told)
         copied = _copy(client, (source, there), (target, here), lambda count: told(f"copying: {size(count)}"))
     if front.as_json and target != _STREAM:
         json_line(copied)
