@@ -108,7 +108,7 @@ def promises() -> list[tuple[str, str]]:
         text, paths = (ROOT / document).read_text(), definitions(document)
         found |= set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text))
         named = re.findall(r"\[`(\w+)`\]\[([^\]]+)\]", text)
-        linked = [(os.path.normpath(Path(document).parent / paths[label]), name) for name, label in named]
+        linked = [(os.path.normpath(Path(document).parent / paths.get(label, "")), name) for name, label in named]
         found |= {(path, name) for path, name in linked if path.startswith("tests/")}
     return sorted(found)
 
