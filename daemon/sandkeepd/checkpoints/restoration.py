@@ -136,7 +136,8 @@ class CheckpointRestoration(SandboxBatch):
 
 class Return(msgspec.Struct):
     """A sandbox that is about to be what it was, while that is under way: its plans before and after, what held it, how
-    what ran in it ended, what runs from then on, and which processes of that are to be looked after.
+    what ran in it ended, what runs from then on, and which processes of that are to be looked after; of one that failed
+    whether it `made_way`, and whether nothing of it runs any more.
     """
 
     plans: list[dict[str, Any]]
@@ -144,6 +145,8 @@ class Return(msgspec.Struct):
     ended: list[NewEvent] = msgspec.field(default_factory=list)
     instance: Instance | None = None
     process_ids: Sequence[str] = ()
+    made_way: bool = False
+    gone: bool = False
 
 
 class CheckpointReturn(SandboxChange):
@@ -182,8 +185,17 @@ class CheckpointReturn(SandboxChange):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
+        order.context = Return(order.subject.plans)
+        try:
+            return await self._bring_back(order)
+        except Exception:
+            await self._make_way(order)  # here, where the sandbox's end interrupts it, and waits until it has
+            raise
+
+    async def _bring_back(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
+        """Bring it back; answer what to record."""
         checkpoint, sandbox, sandbox_id = order.given, order.subject, order.stream
-        order.context = under_way = Return(sandbox.plans)
+        under_way: Return = order.context
         asked, progress = sandbox.requested, order.progress
         provider = checkpointing(self.core.provider(asked.provider))
         async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
@@ -206,17 +218,23 @@ class CheckpointReturn(SandboxChange):
         return [*ended, *back, NewEvent(sandbox_id, restored, sandbox_id)]
 
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`. What held it goes on, or tells its end in a moment, unless something was made."""
+        """See `Operation.failed`."""
         under_way: Return = order.context
-        gone = False
+        if not under_way.made_way:
+            await self._make_way(order)
+        under_way.process_ids = list(order.subject.active)
+        failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.gone)
+        return [*(under_way.ended if under_way.gone else []), NewEvent(order.stream, failed, order.stream)]
+
+    async def _make_way(self, order: Order[SandboxState]) -> None:
+        """Have it be what it was: what held it goes on, or tells its end in a moment, unless something was made."""
+        under_way: Return = order.context
         if under_way.instance is not None:
             under_way.instance = await self._undo(order.subject, under_way.instance)
-            gone = under_way.instance is None
+            under_way.gone = under_way.instance is None
         elif under_way.runtime is not None:
             under_way.instance = under_way.runtime.instance
-        under_way.process_ids = list(order.subject.active)
-        failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=gone)
-        return [*(under_way.ended if gone else []), NewEvent(order.stream, failed, order.stream)]
+        under_way.made_way = True
 
     async def _undo(self, sandbox: SandboxState, instance: Instance) -> Instance | None:
         """Have what was brought back, and does not answer, be what it was before; None: nothing of it runs any more."""

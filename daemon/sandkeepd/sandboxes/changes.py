@@ -51,7 +51,9 @@ class SandboxChange(Operation[SandboxState]):
 
     def stands(self, order: Order[SandboxState]) -> bool:
         """See `Operation.stands`."""
-        return order.intent is None or _is_under_way(order.subject, order.intent.position)
+        if order.intent is None:
+            return super().stands(order)
+        return _is_under_way(order.subject, order.intent.position)
 
     async def try_to_begin(
         self, sandbox: SandboxState, event: events.Event, request: Request[Any], given: Any, tries: Tries

@@ -182,8 +182,12 @@ class SandboxCreation(Creation[SandboxState]):
     async def begin_again(self, sandbox_id: str, maker: Maker) -> None:
         """Make one of these after all, by the plan that it had. Raises `conflict` when another has its name by now."""
         sandbox = self.subjects[sandbox_id]
-        with self._reservations.again(sandbox) as event:
-            [intent] = await self.core.record([NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)], None)
+        try:
+            with self._reservations.again(sandbox) as event:
+                [intent] = await self.core.record([NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)], None)
+        except BaseException:
+            maker.done()
+            raise
         self.start(intent, given=maker)
 
 

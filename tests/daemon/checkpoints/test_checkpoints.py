@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
 
+from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
 
@@ -505,6 +506,29 @@ def test_on_a_mount(own_house: Callable[..., House]) -> None:
     house.client.checkpoint.delete(checkpoint.checkpoint_id)
     assert files_below(mount) == []
     house.end(box, made)
+
+
+def test_a_copy_goes_also_when_a_sandbox_cannot_be_made_after_all(own_house: Callable[..., House]) -> None:
+    """The daemon dies when one of two is made, and somebody else has the name of the other by the next time."""
+    house = own_house(SANDBOX_CHECKPOINT_MOUNT_PATH="{root}/mount")
+    os.mkdir(f"{house.daemon.root}/mount", 0o700)
+    box = house.box()
+    checkpoint_id = house.checkpoint(box, archive="bucket").checkpoint_id
+    house.daemon.stop()
+    house.daemon.start(**{failpoints.SETTING: "sandbox.created:after"})
+    asked = {"count": 2, "names": ["one", "two"], "command_id": new_id("cmd")}
+    with house.daemon.connect(patience_s=0) as client, pytest.raises(SandkeepError):
+        client.checkpoint.restore(checkpoint_id, **asked)
+    assert house.daemon.process is not None
+    house.daemon.process.wait(20)
+    house.daemon.start()
+    until(lambda: not [one for one in house.client.sandbox.list().sandboxes if one.status == "creating"])
+    [made] = [one for one in house.client.sandbox.list().sandboxes if one.sandbox_id != box]
+    other = house.box(name="two" if made.name == "one" else "one")
+    refused("conflict", house.client.checkpoint.restore, checkpoint_id, **asked)
+    assert files_below(f"{house.daemon.state_dir}/archives") == []
+    house.end(box, made.sandbox_id, other)
+    house.client.checkpoint.delete(checkpoint_id)
 
 
 @pytest.mark.needs("gcs")

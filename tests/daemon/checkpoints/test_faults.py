@@ -6,14 +6,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 from tests.conftest import RunningDaemon
 from tests.daemon.checkpoints.test_checkpoints import LATE, House, own_house, source_tree  # noqa: F401  # fixtures
 from tests.daemon.providers.gvisor.test_provider import end_kernel, processes_of
 from tests.support.disks import mount, umount
-from tests.support.expect import refused, until
+from tests.support.expect import refused, refused_async, until
 from tests.support.inside import inside
 
 from sandkeep import failpoints
@@ -268,6 +270,45 @@ async def test_one_that_does_not_answer_makes_way_for_what_was_there(
         assert (await daemon.types(box))[-1] == "sandbox.restore_failed"
         assert runsc.processes(f"{state_dir}/gvisor/runsc_root_{box}") == []
         await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_an_end_waits_for_what_makes_way(state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox is not ended while it is being put back, or what was put back would stay."""
+    overlapped = list[bool]()
+
+    async def silent(*_: object) -> list[NewEvent]:
+        raise ProviderError("provider_unavailable", "a test")
+
+    monkeypatch.setattr(restoration, "_found", silent)
+    async with inside(state_dir, opened=opened) as daemon, trio.open_nursery() as nursery:
+        terminate, at_it = daemon.provider.terminate, trio.Event()
+        under_way = list[object]()
+
+        async def put_back(*asked: object) -> bool:
+            under_way.append(asked)
+            at_it.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                under_way.pop()
+            return False
+
+        async def ended(*asked: object) -> None:
+            overlapped.append(bool(under_way))
+            await terminate(*asked)
+
+        image = await daemon.image(source)
+        await daemon.call("sandbox.create", image_id=image, name="box")
+        checkpoint = await daemon.call("checkpoint.create", sandbox_id="box", leave_running=True)
+        monkeypatch.setattr(daemon.provider, "put_back", put_back)
+        monkeypatch.setattr(daemon.provider, "terminate", ended)
+        back = partial(daemon.call, "sandbox.restore", sandbox_id="box", checkpoint_id=checkpoint.checkpoint_id)
+        nursery.start_soon(lambda: refused_async("not_ready", back()))
+        await at_it.wait()
+        with trio.fail_after(30):
+            await daemon.call("sandbox.terminate", sandbox_id="box")
+        nursery.cancel_scope.cancel()
+    assert overlapped == [False]
 
 
 def opened(state_dir: str, log_id: str) -> AbstractAsyncContextManager[GvisorProvider]:

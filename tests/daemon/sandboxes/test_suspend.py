@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+import trio.testing
 from tests.support import fake_provider as fake_module
 from tests.support.expect import refused_async, until
 from tests.support.fake_provider import FakePauses
@@ -693,6 +694,25 @@ async def test_a_revival_that_a_dying_daemon_left_is_undone_and_can_be_ordered_a
         assert (state(daemon).status, fake_module.pids(box_of(state_dir))) == ("failed", [])
         assert await resume(daemon, secrets={"ONE": "value"}, command_id="order") == "running"
         assert await run(daemon, "cat file; echo $ONE") == b"kept\nvalue\n"
+
+
+async def test_an_end_that_is_ordered_while_a_revival_is_undone_gets_ahead(state_dir: str, source: str) -> None:
+    """It is on record, and nobody has told the task that undoes the revival yet."""
+    async with inside(state_dir) as daemon:
+        await box_in(daemon, source)
+        await failed(daemon)
+        box_id = daemon.id_of()
+        await daemon.core.log.append([NewEvent(box_id, events.SandboxResumeRequested(anew=True), box_id)], Meta())
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        daemon.fake.faults.silent = trio.Event()
+        nursery.start_soon(daemon.reconciler.run)
+        await trio.testing.wait_all_tasks_blocked()
+        end = events.SandboxTerminateRequested(reason="requested")
+        await daemon.core.log.append([NewEvent(box_id, end, box_id, state(daemon).revision)], Meta())
+        daemon.fake.faults.silent.set()
+        await trio.testing.wait_all_tasks_blocked(0.2)
+        assert state(daemon).status == "stopping"
+        assert (await daemon.types(box_id))[-1] == "sandbox.terminate_requested"
 
 
 async def test_an_end_interrupts_a_revival(state_dir: str, source: str) -> None:
