@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.contracts.test_golden_events import newest
@@ -146,6 +146,7 @@ def test_the_outcomes_of_an_intent_may_follow_it(kind: Lifecycle[Any]) -> None:
 
 @each_kind
 @given(data=st.data())
+@settings(deadline=None)
 def test_rules_and_views_go_by_the_table(kind: Lifecycle[Any], data: st.DataObject) -> None:
     walk = Walk(kind)
     for _ in range(data.draw(st.integers(1, 25))):
@@ -170,6 +171,7 @@ def allowed(walk: Walk) -> set[str]:
 
 @each_kind
 @given(data=st.data())
+@settings(deadline=None)
 def test_a_log_of_other_rules_is_folded_all_the_same(kind: Lifecycle[Any], data: st.DataObject) -> None:
     """Once there is an object, whatever is told of it leads where the table says, in whatever state it is."""
     walk = Walk(kind)

@@ -127,7 +127,7 @@ def test_any_moment_is_brought_back_in_any_order_as_often_as_one_likes(house: Ho
         [made] = house.restored(checkpoint)
         values = house.goes_on(made)
         assert values == list(range(1, len(values) + 1)), "there is a gap, or something twice"
-        read = "until n=$(cat n) && [ -n \"$n\" ]; do :; done; echo $n"  # it is empty while it is written
+        read = 'until n=$(cat n) && [ -n "$n" ]; do :; done; echo $n'  # it is empty while it is written
         assert int(house.sh(made, read)) >= values[-1]
         moments.setdefault(checkpoint.name, []).append(len(values))
         assert house.client.sandbox.get(made).restored_from == checkpoint.checkpoint_id

@@ -300,7 +300,7 @@ async def test_an_end_waits_for_what_makes_way(state_dir: str, source: str, monk
         image = await daemon.image(source)
         await daemon.call("sandbox.create", image_id=image, name="box")
         checkpoint = await daemon.call("checkpoint.create", sandbox_id="box", leave_running=True)
-        monkeypatch.setattr(daemon.provider, "put_back", put_back)
+        monkeypatch.setattr(daemon.provider.replacement, "put_back", put_back)
         monkeypatch.setattr(daemon.provider, "terminate", ended)
         back = partial(daemon.call, "sandbox.restore", sandbox_id="box", checkpoint_id=checkpoint.checkpoint_id)
         nursery.start_soon(lambda: refused_async("not_ready", back()))

@@ -171,6 +171,8 @@ class Layout:
     def _move_to_trash(self, path: str) -> str | None:
         name = secrets.token_hex(8)
         try:
+            if not os.path.isdir(self.trash):  # nothing was made here yet, or somebody tidied up
+                self.prepare()
             os.rename(path, f"{self.trash}/{name}")
         except FileNotFoundError:
             return None
