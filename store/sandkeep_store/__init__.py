@@ -1,1 +1,1 @@
-"""What lasts: the event log, the views made from it, archives and locks."""
+"""Durable state: the event log, its views, archives and locks."""

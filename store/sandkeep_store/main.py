@@ -18,7 +18,7 @@ Report: TypeAlias = VerifyReport | RebuildReport | CompactReport | RepairReport
 
 
 def main() -> None:
-    """Do what is asked. Exits with 1 when something is wrong with what was verified, or it cannot be done."""
+    """Run an action. Exits with 1 if verification finds a problem, or the action fails."""
     parser = argparse.ArgumentParser(
         prog="sandkeep-store", description="Look after a state directory without a daemon."
     )

@@ -1,7 +1,7 @@
-"""`metadata.json` on disk: written whole or not at all, debounced, never on a request's way.
+"""`metadata.json` on disk: written atomically, debounced, never in a request's path.
 
-`MetadataFiles` follows the state of a running daemon. `rebuild` and `check` compare what is on disk with what the log
-says, and need nothing but a folded `State`.
+`MetadataFiles` follows the state of a running daemon. `rebuild` and `check` compare the files with the log, and need
+nothing but a folded `State`.
 """
 
 import contextlib
@@ -47,10 +47,9 @@ class MetadataFiles:
         return list(self._dirty)
 
     async def run(self) -> None:
-        """Write what is out of date, until cancelled.
+        """Write outdated documents, until cancelled.
 
-        Error handling: a disk that cannot be written is told by `failure`; the documents stay marked and are tried
-        again.
+        Error handling: `failure` reports a disk that cannot be written; the documents stay marked and are retried.
         """
         while True:
             await self._wake.wait()
@@ -78,14 +77,14 @@ class MetadataFiles:
                 self.mark(sandbox_id)
 
     async def rewrite(self, sandbox_id: str) -> None:
-        """Write a document at once, and leave nothing of what it was. Raises `storage_unavailable`."""
+        """Write a document at once, and leave no trace of the old one. Raises `storage_unavailable`."""
         self.mark(sandbox_id)
         await self.flush()
         if self.failure:
             raise DaemonError("storage_unavailable", self.failure)
 
     async def discard_unfinished(self, sandbox_id: str) -> None:
-        """Remove what a daemon that was killed while it wrote a document has left."""
+        """Remove an unfinished document that a killed daemon left."""
         async with self._writing:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self.root}/{sandbox_id}/{UNFINISHED}")

@@ -24,7 +24,7 @@ class Threads:
         self._abandon_on_cancel = abandon_on_cancel
 
     async def __call__(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Run a function in a thread, as soon as the limit allows, and answer or raise what it does."""
+        """Run a function in a thread, as soon as the limit allows, and return its result."""
         return await trio.to_thread.run_sync(
             work, *arguments, limiter=self.limiter, abandon_on_cancel=self._abandon_on_cancel
         )

@@ -1,12 +1,12 @@
-"""The one accessor of the storage settings: where archives, metadata and locks lie.
+"""The one accessor of the storage settings: the roots of archives, metadata and locks.
 
 Nothing is read at start: each variable is parsed when a request needs it, and `not_configured` names the one that is
-malformed or missing. Where an artifact lies is decided here and nowhere else, in this order:
+malformed or missing. Only this module chooses the root of an artifact, in this order:
 
     its mount path, its GCS bucket, the S3 bucket, SANDBOX_SNAPSHOT_DIR, the state directory
 
-so that a mount wins over the bucket that is mounted there. What belongs to a shared sandbox, or has to be in a bucket,
-never falls through to this machine's own disk.
+so that a mount wins over the bucket that is mounted there. Artifacts of a shared sandbox, or requested in a bucket,
+never fall through to this machine's own disk.
 """
 
 import os
@@ -22,11 +22,11 @@ Artifact: TypeAlias = Literal["snapshot", "checkpoint", "metadata"]
 Where: TypeAlias = Literal["mount", "gcs", "s3", "directory", "state"]
 
 LONGEST_PATH: Final = 1024
-"""Bytes in a relative path: what GCS and S3 allow."""
+"""Maximum bytes in a relative path, by GCS and S3."""
 LONGEST_NAME: Final = 255
-"""Bytes in one part of it: what file systems allow."""
+"""Maximum bytes in one component of a path, by file systems."""
 PARTIAL: Final = ".partial"
-"""Where in a directory unfinished archives lie; no path may begin so."""
+"""Directory of unfinished archives; no path may begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class Root:
     base: str
 
     def place(self, path: str) -> "Place":
-        """Where the artifact of that relative path lies in it. Raises `invalid` for a path that leads out."""
+        """Return the place of a relative path in this root. Raises `invalid` for a path that leads out."""
         return Place(self, checked_path(path))
 
     @property
     def is_shared(self) -> bool:
-        """Whether other machines see it too."""
+        """True if other machines see it too."""
         return self.where in ("mount", "gcs", "s3")
 
     @property
     def is_bucket(self) -> bool:
-        """Whether it is spoken to over the network, by an SDK."""
+        """True if it is accessed over the network, by an SDK."""
         return self.where in ("gcs", "s3")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one artifact lies: a relative path in a `Root`."""
+    """Location of one artifact: a relative path in a `Root`."""
 
     root: Root
     path: str
@@ -68,7 +68,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """How to reach the S3 bucket. `endpoint_url` None is Amazon's own."""
+    """Connection settings of the S3 bucket. `endpoint_url` None is Amazon's own."""
 
     bucket: str
     endpoint_url: str | None
@@ -78,7 +78,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class SharedSettings:
-    """What a sandbox needs that several daemons share: where its lock is, and its metadata."""
+    """Settings for a sandbox that several daemons share: the root of its lock, and that of its metadata."""
 
     lock_bucket: str
     metadata_bucket: str
@@ -106,9 +106,10 @@ class Storage:
     # -- where an artifact lies ----------------------------------------------------------------------------------------
 
     def root(self, artifact: Artifact, *, shared: bool = False) -> Root:
-        """Where new artifacts of this kind go. `shared`: where other machines see them, else `not_configured`.
+        """Return the root for new artifacts of this kind. With `shared`, one that other machines see, else
+        `not_configured`.
 
-        Everything of a sandbox with a `gcs_sandbox_id` is shared, and so is what was asked to be in a bucket.
+        Artifacts of a sandbox with a `gcs_sandbox_id` are shared, and so are those requested to be in a bucket.
         """
         for root in self._shared_roots(artifact):
             return root
@@ -118,7 +119,7 @@ class Storage:
         return self.local_root()
 
     def place(self, artifact: Artifact, path: str, *, shared: bool = False) -> Place:
-        """Where one artifact goes; see `root`."""
+        """Return the place of one artifact; see `root`."""
         return self.root(artifact, shared=shared).place(path)
 
     def local_root(self) -> Root:
@@ -158,7 +159,7 @@ class Storage:
         return bucket
 
     def lock_root(self) -> Root:
-        """Where locks are kept: the directory, else the GCS bucket, else S3's; `not_configured` when none is set."""
+        """Return the root of locks: the directory, the GCS bucket, or S3's; `not_configured` if none is set."""
         mount = rows.LOCK_MOUNT_PATH(self._environ)
         if mount is not None:
             return Root("mount", mount)
@@ -178,16 +179,16 @@ class Storage:
         return bucket
 
     def require_shared(self) -> SharedSettings:
-        """What a request with a `gcs_sandbox_id` needs, before it has any effect: both buckets, and no setting
-        malformed. Raises `not_configured`, naming the variable.
+        """Return the settings for a `gcs_sandbox_id`, or raise `not_configured` naming the variable that is missing or
+        malformed. Called before the request has any effect.
         """
         return SharedSettings(self.lock_bucket(), self.metadata_bucket(), self.root("metadata", shared=True))
 
     def require(self, artifact: Artifact, gcs_sandbox_id: str | None = None, *, bucket: bool = False) -> Root:
-        """Where a request's artifact will go, asked before the request has any effect.
+        """Return the root for a request's artifact, before the request has any effect.
 
-        `gcs_sandbox_id` is that of the sandbox; `bucket` says that the caller wants it in a bucket. Without either
-        this never fails for want of a setting.
+        `gcs_sandbox_id` is that of the sandbox; `bucket` says that the caller wants it in a bucket. Without either,
+        missing settings raise nothing.
         """
         if gcs_sandbox_id is not None:
             self.require_shared()
@@ -204,7 +205,7 @@ class Storage:
     # -- how to reach a service ----------------------------------------------------------------------------------------
 
     def s3(self) -> S3Settings:
-        """How to reach S3; `not_configured` without a bucket."""
+        """Return the connection settings of S3; `not_configured` without a bucket."""
         bucket = rows.S3_BUCKET(self._environ)
         if bucket is None:
             raise _unset("use S3", rows.S3_BUCKET)
@@ -235,7 +236,7 @@ def checked_path(path: str) -> str:
 
 
 def is_path(path: str) -> bool:
-    """Whether `checked_path` lets it pass."""
+    """Return True if `checked_path` accepts the path."""
     return _fault_of(path) is None
 
 
@@ -257,7 +258,9 @@ def _fault_of(path: str) -> str | None:
 
 
 def _unset(purpose: str, *any_of: daemon.Setting[str | None]) -> SetupError:
-    """What to say when a request needs one of these variables and none is set; the first is the one to think of."""
+    """Return the error for a request that needs one of these variables when none is set; the first is the recommended
+    one.
+    """
     names = [setting.name for setting in any_of]
     *most, last = names
     listed = f"{', '.join(most)} or {last}" if most else last

@@ -1,6 +1,6 @@
-"""Google Cloud Storage, for archives, metadata and locks: one client, and what its errors mean.
+"""Google Cloud Storage, for archives, metadata and locks: one client, and the mapping of its errors.
 
-The SDK takes a second to import, so that happens when a bucket is first used.
+The SDK takes a second to import, so it is imported on first use.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError,
 from sandkeep_store.buckets.config import STORAGE, Storage
 
 TIMEOUT_S: Final = (10.0, 60.0)
-"""How long to wait for a connection, and for the next byte of an answer."""
+"""Timeouts of a connection, and of the next byte of an answer."""
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -21,8 +21,8 @@ SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 
 @dataclass(frozen=True)
 class Gcs:
-    """How to speak to the service. `client` is the SDK's; `http` sends what it has no call for, with the same
-    credentials; `endpoint` is the URL that the service's paths begin with. All may be used by many threads.
+    """The clients of the service. `client` is the SDK's; `http` sends requests that the SDK lacks, with the same
+    credentials; `endpoint` is the URL prefix of the service's paths. All may be used by many threads.
     """
 
     client: Any
@@ -58,8 +58,8 @@ def _connect(emulator: str | None) -> Gcs:
 
 
 def _settled(session: Any, url: str) -> Any:
-    """A session that has asked the environment for proxies and certificates once, and not before each request: that
-    takes a quarter of what a small one costs.
+    """Resolve a session's proxies and certificates from the environment once, instead of before each request: that is a
+    quarter of a small request's cost.
     """
     found = session.merge_environment_settings(url, {}, None, None, None)
     session.proxies, session.verify, session.cert = found["proxies"], found["verify"], found["cert"]
@@ -68,7 +68,7 @@ def _settled(session: Any, url: str) -> Any:
 
 
 def retrying(patience_s: float) -> Any:
-    """The SDK's way to repeat what failed for a moment, for so many seconds."""
+    """Return the SDK's retry policy for transient errors, with a timeout of so many seconds."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     return DEFAULT_RETRY.with_timeout(patience_s).with_delay(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2.0)
@@ -76,10 +76,10 @@ def retrying(patience_s: float) -> Any:
 
 @contextmanager
 def speaking_about(name: str) -> Iterator[None]:
-    """Turns the SDK's errors into ours. `name` is a ``gs://`` URI, or a bucket's name.
+    """Translate the SDK's errors. `name` is a ``gs://`` URI, or a bucket's name.
 
-    `conflict` is a precondition that did not hold, `snapshot_missing` what is not there, `not_configured` a bucket
-    that is not there or not ours, `provider_unavailable` all that may pass.
+    `conflict` is a failed precondition, `snapshot_missing` a missing object, `not_configured` a missing or forbidden
+    bucket, `provider_unavailable` any transient error.
     """
     import requests
     import urllib3
@@ -98,7 +98,7 @@ def speaking_about(name: str) -> Iterator[None]:
 
 
 def refusal(name: str, status: int, said: str) -> SandkeepError:
-    """What an HTTP status of the service means for an object."""
+    """Return the error for an HTTP status of the service."""
     if status == 404 and "bucket does not exist" in said.lower():
         return SetupError(
             "not_configured", f"there is no bucket for {name}: create it, or correct the setting that names it"

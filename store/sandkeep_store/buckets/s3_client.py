@@ -1,4 +1,4 @@
-"""S3, for archives: one client, and what its errors mean. The SDK is imported when a bucket is first used."""
+"""S3, for archives: one client, and the mapping of its errors. The SDK is imported on first use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from sandkeep_store.buckets.config import STORAGE, S3Settings, Storage
 CONNECT_S: Final = 10
 READ_S: Final = 60
 SECONDS_AN_ATTEMPT: Final = 15
-"""What the SDK waits before it tries again, on average and at the end."""
+"""Average and maximum delay between the SDK's retries, in seconds."""
 CONNECTIONS: Final = 16
 
 
 def connect(storage: Storage = STORAGE, patience_s: float = 60, answer_s: float = READ_S) -> Any:
-    """The SDK's client, which many threads may use; made on first use. Raises `not_configured`.
+    """Return the SDK's client, which many threads may use; made on first use. Raises `not_configured`.
 
-    What fails for a moment it tries again, for about so many seconds; an answer may take `answer_s`.
+    It retries transient errors for about `patience_s` seconds; an answer may take `answer_s`.
     """
     attempts = 1 if patience_s < 1 else 2 + int(patience_s / SECONDS_AN_ATTEMPT)
     return _connect(replace(storage.s3(), bucket=""), attempts, answer_s)
@@ -83,7 +83,7 @@ def speaking_about(name: str) -> Iterator[None]:
 
 
 def refusal(name: str, status: int, code: str) -> SandkeepError:
-    """What an answer of the service means for an object."""
+    """Return the error for an HTTP status and error code of the service."""
     if code == "NoSuchBucket":
         return SetupError("not_configured", f"there is no bucket for {name}: create it, or correct SANDBOX_S3_BUCKET")
     if status == 404:

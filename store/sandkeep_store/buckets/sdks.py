@@ -1,4 +1,4 @@
-"""Whether what speaks to a bucket is installed. Nothing is imported for that: an SDK takes a second, when used."""
+"""Check that the SDK of a bucket is installed, without importing it: the import takes a second."""
 
 from importlib.util import find_spec
 from typing import Final

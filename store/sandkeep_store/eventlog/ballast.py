@@ -1,7 +1,7 @@
-"""The ballast: a megabyte kept beside the event log, given back when the disk is full.
+"""The ballast: a megabyte reserved beside the event log, released when the disk is full.
 
-A full disk must not keep anyone from ending sandboxes, which is what frees space. So the log holds some bytes that it
-does not need, and lets go of them when an essential append would fail for lack of space.
+A full disk must not prevent ending sandboxes, which is what frees space. So the reserve is released when an essential
+append would fail for lack of space.
 """
 
 import contextlib

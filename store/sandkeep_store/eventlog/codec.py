@@ -1,9 +1,8 @@
-"""Events to bytes and back: JSON, one decoder per type, and upcasts for the shapes of the past.
+"""Encoding of events: JSON, one decoder per type, and upcasts for old versions.
 
-Pure: nothing here touches a file or a clock. The name of an event and the version of its shape are columns of the log,
-not part of the bytes. A shape changes in a breaking way by a higher `version` in `sandkeep.events` and an entry in
-`UPCASTS`, which turns the older document into the next one each time such an event is read; what was written is never
-rewritten.
+Pure: no files, no clock. The name of an event and its version are columns of the log, not part of the bytes. A breaking
+change raises `version` in `sandkeep.events` and adds an entry to `UPCASTS`, which converts the older document to the
+next version on each read; stored events are never rewritten.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ def _several_places(document: Document) -> Document:
 
 
 UPCASTS: Final[dict[tuple[str, int], Upcast]] = {("snapshot.create_requested", 1): _several_places}
-"""(type, version) -> what turns a document of that version into one of the next."""
+"""(type, version) -> function that converts a document of that version to the next."""
 
 
 class UnknownEvent(Exception):  # noqa: N818  # it names what was met, as KeyError does
@@ -42,7 +41,7 @@ class UnknownEvent(Exception):  # noqa: N818  # it names what was met, as KeyErr
 
 
 class Shape:
-    """How events of one type are read: the version that is written today, and the decoder of that version."""
+    """The decoder of one event type, with its current version."""
 
     __slots__ = ("decode", "name", "version")
 
@@ -85,11 +84,11 @@ class Codec:
         return data
 
     def encode_meta(self, meta: Meta) -> bytes:
-        """The bytes of what is known about an event's cause."""
+        """Encode the metadata of an event's cause."""
         return self._encode(meta)
 
     def shape(self, type: str) -> Shape | None:
-        """How events of `type` are read, or None for a type that nobody here knows. Decoders are made on first use."""
+        """Return the decoder of `type`, or None for an unknown type. Decoders are made on first use."""
         shape = self.shapes.get(type)
         if shape is None and type in self._kinds:
             shape = self.shapes[type] = Shape(self._kinds[type])

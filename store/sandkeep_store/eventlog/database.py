@@ -2,8 +2,8 @@
 
 The file is opened through SQLite's ``unix-excl``: the process holds the file's lock from its first statement until its
 last connection closes, so that a second daemon is refused at once; and the index of the write-ahead log is in memory,
-not in a mapped file that a full disk could pull away. The lock dies with the process, and what a killed process
-committed is in the write-ahead log, from which the next one's first connection recovers it.
+not in a mapped file that a full disk could pull away. The lock dies with the process; the first connection of the next
+daemon recovers the commits of a killed one from the write-ahead log.
 
 The lock is a POSIX record lock: nothing else in this process may open and close the file, or the lock is gone.
 """
@@ -25,7 +25,7 @@ from sandkeep.system.durable import sync
 from sandkeep_store.eventlog import schema, witness
 
 _LOCK_BYTES: Final = (0x40000000, 512)
-"""Where SQLite locks a database file."""
+"""Offset and length of the bytes by which SQLite locks a database file."""
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -63,11 +63,13 @@ class Database:
 
     @property
     def directory(self) -> str:
-        """Where the file lies."""
+        """The directory of the file."""
         return os.path.dirname(self.path)
 
     def displaced(self) -> str | None:
-        """Say that the files are not where they were, if so: what is written would be gone with the daemon."""
+        """Return a message if the files were removed or replaced while open: events would be lost with the daemon. None
+        otherwise.
+        """
         for path, opened in self._places.items():
             if _place(path) != opened:
                 cure = "restore the state directory from a backup, and start it again"
@@ -106,15 +108,14 @@ class Database:
             self._give_back(connection)
 
     def reopen(self, head: int) -> None:
-        """Go on in a new file, with what was committed up to `head` and not with what lies beyond.
+        """Continue in a new file, with the commits up to `head` and nothing beyond.
 
-        For a disk that failed. What a failed commit wrote may be there or not, and nobody was told that it is. Nor can
-        the files be trusted any further: of what a failed fsync did not write the kernel forgets that it is to be
-        written, and an ext4 may show it until it is mounted anew, though all later fsyncs succeed. So everything is
-        read once more, through the write-ahead log, and written to blocks that never failed.
+        For a disk that failed. A failed commit may be in the files or not, and was never acknowledged. The files cannot
+        be trusted any further: after a failed fsync the kernel drops the dirty flag, and an ext4 may show such pages
+        until it is mounted anew, though all later fsyncs succeed. So everything is read once more, through the
+        write-ahead log, and written to blocks that never failed.
 
-        Waits for readers to end. Raises sqlite3.Error or OSError, and can be called again, while the disk does not
-        work.
+        Waits for readers to end. Raises sqlite3.Error or OSError while the disk fails; can be called again.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._in_use == 0)
@@ -131,7 +132,7 @@ class Database:
             self._places = self._look()
 
     def checkpoint(self) -> None:
-        """Bring what is in the write-ahead log into the file, as far as readers allow. For the thread that writes.
+        """Copy the write-ahead log into the file, as far as readers allow. For the writer's thread.
 
         Raises sqlite3.Error. Nothing is lost then, but the file cannot be trusted any further: see `reopen`.
         """
@@ -270,7 +271,7 @@ class Database:
 
 
 def damaged_file(path: str, found: str) -> str:
-    """The sentence for what SQLite finds wrong with a file's structure."""
+    """Return the message for structural damage that SQLite reports."""
     return f"the event log {path} is damaged (SQLite finds: {' '.join(found.split())}): {witness.CURE}"
 
 
@@ -280,17 +281,19 @@ def repairing(path: str) -> str:
 
 
 def first_position(connection: sqlite3.Connection) -> int:
-    """From where on the log has no gaps, as this connection sees it. What is before that is what live objects need."""
+    """Return the position from which the log has no gaps, as this connection sees it. Before it, only events of live
+    objects remain.
+    """
     return int(connection.execute("SELECT value FROM meta WHERE key = 'first_position'").fetchone()[0])
 
 
 def _fresh(path: str) -> str:
-    """Where a log is that is to take the place of one whose disk failed."""
+    """Return the path of the copy that will replace a log whose disk failed."""
     return f"{path}.fresh"
 
 
 def _discard_unfinished(path: str) -> str:
-    """Remove what a daemon that died left of such a copy; answer where one is made."""
+    """Remove an unfinished copy that a crash left; return the path for a new one."""
     unfinished = f"{path}.copy"
     for name in (unfinished, f"{unfinished}-journal"):
         with contextlib.suppress(FileNotFoundError):
@@ -308,7 +311,7 @@ def _take_fresh(path: str) -> None:
 
 
 def _finish_exchange(path: str) -> None:
-    """Do what a daemon that died came no longer to. Raises `conflict` for one that has not died."""
+    """Finish the exchange of files that a crash interrupted. Raises `conflict` if the other daemon still runs."""
     try:
         with exclusively(path):
             _take_fresh(path)
@@ -334,7 +337,7 @@ def exclusively(path: str) -> Iterator[None]:
 
 
 def _place(path: str) -> tuple[int, int] | None:
-    """Which file a path leads to."""
+    """Return device and inode of a path, None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

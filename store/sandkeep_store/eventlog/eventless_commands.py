@@ -1,7 +1,7 @@
-"""What came of commands that make no event, such as a write to a process's input, so that none is done twice.
+"""Outcomes of commands that make no event, such as a write to a process's input, for idempotent retries.
 
-A file of its own beside the log, without waiting for the disk: it survives the death of the daemon, which is what it is
-for. A power cut takes away what such commands acted on, too.
+A file of its own beside the log, written without fsync: it survives the death of the daemon. A power cut also ends the
+processes on which such commands acted.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from sandkeep.errors import DaemonError
 from sandkeep.protocol.clock import now_us
 
 REMEMBERED_US: Final = 24 * 3600 * 1_000_000
-"""How long a command given again gets its first answer."""
+"""Period in which a repeated command gets its first answer, in microseconds."""
 
 FILE_NAME: Final = "commands.db"
 _UPDATE: Final = "UPDATE commands SET taken = ?, trying = ?, done = ? WHERE owner = ? AND command_id = ?"
@@ -39,9 +39,9 @@ logger: Final = logging.getLogger("sandkeepd")
 
 
 class Past:
-    """One command: how far it has come. `earlier` says that it was given before.
+    """The progress of one command. `earlier` says that it is a repetition.
 
-    `taken` counts what is done for certain; `trying` what was about to be done when last heard of: it may be done, too.
+    `taken` counts the units that are surely done; `trying` those of the last attempt, which may be done, too.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Past:
 
     @classmethod
     def unremembered(cls) -> "Past":
-        """That of a command without an id, which nobody can repeat."""
+        """Return the record of a command without an id, which cannot be repeated."""
         return cls(None, ("", ""), "")
 
     def note(self, taken: int, trying: int) -> None:
@@ -92,7 +92,7 @@ class Commands:
         self._begun = 0
 
     def find(self, owner: str, command_id: str) -> Past | None:
-        """What is known of a command that was given within a day. Raises `storage_unavailable`."""
+        """Return the record of a command given within a day, or None. Raises `storage_unavailable`."""
         row = self.execute(
             "SELECT command, taken, trying, done FROM commands WHERE owner = ? AND command_id = ? AND time > ?",
             (owner, command_id, now_us() - REMEMBERED_US),

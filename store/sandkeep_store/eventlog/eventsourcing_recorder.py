@@ -43,7 +43,7 @@ _KEPT_STREAMS: Final = 8192
 _CHECKPOINT_PAGES: Final = 1000
 """About how many pages the write-ahead log may hold before they are brought into the file."""
 _PAGES_AT_LEAST: Final = 4
-"""How many pages a commit of next to nothing writes."""
+"""Minimum number of pages that a commit writes."""
 _LIBRARY_ERRORS: Final[dict[type[sqlite3.Error], type[PersistenceError]]] = {
     sqlite3.InterfaceError: persistence.InterfaceError,
     sqlite3.DatabaseError: persistence.DatabaseError,
@@ -57,9 +57,9 @@ _LIBRARY_ERRORS: Final[dict[type[sqlite3.Error], type[PersistenceError]]] = {
 
 
 class Draft(Struct, gc=False):
-    """An event on its way into the log: a row without what only the commit decides.
+    """An event before its commit: a row without the columns that the commit decides.
 
-    The last two are what the writer needs besides: where the stream must be, and the event itself.
+    The last two fields are for the writer: the expected revision of the stream, and the event itself.
     """
 
     stream: str
@@ -104,7 +104,7 @@ class StreamRecorder(AggregateRecorder):
             self.doubts = self._ask_witness(connection)
 
     def _ask_witness(self, connection: sqlite3.Connection) -> list[str]:
-        """What speaks against the log, by the witness. If nothing does, that is brought up to date."""
+        """Return the witness's objections to the log. Without any, bring the witness up to date."""
         witness = self._database.witness
         try:
             seen = witness_of.read(witness.path)
@@ -216,8 +216,9 @@ class StreamRecorder(AggregateRecorder):
                 self._streams.pop(name, None)
 
     def redact(self, position: int, change: Callable[[Row], tuple[bytes, bytes]]) -> bool:
-        """Change the data and the meta of an event, which is not the last one. False when it is not here. What they
-        were is gone after `wipe` and `settle`. Raises `storage_unavailable` when the witness cannot be written.
+        """Replace the data and the meta of an event, which is not the last one. Return False if it is not in the log.
+        The old bytes are gone after `wipe` and `settle`. Raises `storage_unavailable` when the witness cannot be
+        written.
         """
         with self._lock, _translated(), self._transaction() as connection:
             # On the disk it may still be at this very event, as that was.
@@ -260,10 +261,9 @@ class StreamRecorder(AggregateRecorder):
             schema.touch(connection)
 
     def reopen(self) -> None:
-        """Read the log back from the disk after it failed, without what was written but never acknowledged.
+        """Read the log back from the disk after a failure, without writes that were never acknowledged.
 
-        Raises `PersistenceError` while that does not work, and `storage_unavailable` when what was acknowledged is
-        gone.
+        Raises `PersistenceError` while the disk fails, and `storage_unavailable` if acknowledged events are gone.
         """
         with self._lock:
             self._streams.clear()
@@ -379,7 +379,7 @@ class LogRecorder(StreamRecorder, ApplicationRecorder):
         return _RecorderSubscription(self, gt=gt, topics=topics)
 
     def listen(self, event: threading.Event) -> None:
-        """Have `event` set after each `insert_events`."""
+        """Register `event` to be set after each `insert_events`."""
         self._listeners.add(event)
 
     def unlisten(self, event: threading.Event) -> None:

@@ -1,8 +1,8 @@
-"""The key of the digests by which a log knows commands given again.
+"""The key of the digests by which a log recognizes repeated commands.
 
-What a command was given may be secret and short, such as a PIN, so a digest that anybody can compute would tell it. The
-key is in no event and goes into no export: it is a file of its own beside the log. Each digest says by which key it was
-made. One made by a key that is lost says nothing any more, neither that it is the same command nor that it is another.
+Arguments may be secret and short, such as a PIN, so an unkeyed digest would reveal them. The key is in no event and no
+export: it is a file of its own beside the log. Each digest names its key. A digest made with a lost key matches
+nothing, and proves no difference either.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""The fold over a whole log, which is what a start without a cached fold waits for.
+"""The fold over a whole log, for a start without a cached fold.
 
-It answers what applying every event one after the other would, and leaves out what would have no effect: nearly all
-events are of processes that ended and have left the view since, and of those it is enough to count them. So every row
-is checked, but only the events of everything else are decoded, and then those of the processes that are left.
+The result equals applying every event in order, but events without effect are skipped: nearly all events are of
+processes that ended and have left the view since, and of those only the count matters. So every row is checked, but
+only the events of everything else are decoded, and then those of the remaining processes.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class Names(dict[int | None, Any]):
 
 
 class _Plan(NamedTuple):
-    """What is done about the events of one type."""
+    """The handling of one event type."""
 
     name: bytes
     newest: int
@@ -68,7 +68,7 @@ class _Plan(NamedTuple):
 
 
 class Named(Struct, gc=False):
-    """What a launch is looked at for."""
+    """The part of a launch event that the first pass decodes."""
 
     name: str | None
 
@@ -77,7 +77,7 @@ _LAUNCHED: Final = msgspec.json.Decoder(Named).decode
 
 
 class Restored(Struct, gc=False):
-    """What the event of a process that was brought back is looked at for."""
+    """The part of a process-restored event that the first pass decodes."""
 
     restored_from: str
     requested: Named
@@ -87,7 +87,7 @@ _RESTORED: Final = msgspec.json.Decoder(Restored).decode
 
 
 class _Shown:
-    """Which processes of one sandbox its view still shows, and how many unnamed ones there ever were."""
+    """The processes of one sandbox that its view still shows, and the count of all unnamed ones."""
 
     __slots__ = ("execs", "named", "unnamed")
 

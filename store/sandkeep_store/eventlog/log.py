@@ -1,11 +1,11 @@
 """The event log as the rest of the daemon sees it: append, read, follow.
 
-What it promises
+Guarantees
     *Durable*: an append that returned survives the death of the process, and power loss where fsync is honest.
     *Atomic*: the events of an append are all there or none is, with neighbouring positions.
     *Ordered*: positions have no gaps, are in the order of commits, and are never used again.
-    *Told after the fact*: nobody sees an event before it is committed; `on_commit` sees it first, then the append
-    returns, then those who follow wake.
+    *Visible after commit*: no reader sees an event before it is committed; `on_commit` sees it first, then the append
+    returns, then followers wake.
 
 Everything but `open`, `scan`, `verify` and `close` is for the trio thread.
 """
@@ -68,11 +68,11 @@ class Page(NamedTuple):
 
 
 class EventLog:
-    """The log in one file. Open it, `scan` it, then `run` it for as long as anyone appends; close it at last.
+    """The log in one file. Open it, `scan` it, `run` it while appends are made, and close it.
 
-    `on_commit` are callbacks for what must know of every event before anyone is answered, such as views. They get the
-    events of a commit, in order, on the trio thread, and must neither wait nor fail: a failure ends `run`. `commands`
-    remembers commands that make no event.
+    `on_commit` are callbacks that see every event before its append returns, such as views. They get the events of a
+    commit, in order, on the trio thread, and must neither wait nor fail: a failure ends `run`. `commands` remembers
+    commands that make no event.
     """
 
     def __init__(self, database: Database, codec: Codec = CODEC) -> None:
@@ -98,10 +98,10 @@ class EventLog:
 
     @classmethod
     def open(cls, path: str) -> "EventLog":
-        """Open or make the log in the file `path`, and hold it against every other process. Blocks.
+        """Open or make the log in the file `path`, and lock it against every other process. Blocks.
 
         Raises `conflict` when another daemon holds it, and `storage_unavailable` when it cannot be opened, is damaged,
-        or was written by another version of Sandkeep; what is there is left as it is.
+        or was written by another version of Sandkeep; the file is not changed then.
         """
         database = Database(path)
         try:
@@ -117,12 +117,12 @@ class EventLog:
 
     @property
     def first_position(self) -> int:
-        """From where on there are no gaps. Of what was before it, only what live objects need is still here."""
+        """The position from which there are no gaps. Before it, only events of live objects remain."""
         return self._first_position
 
     @property
     def directory(self) -> str:
-        """Where the log lies."""
+        """The directory of the log."""
         return self._database.directory
 
     @cached_property
@@ -132,8 +132,8 @@ class EventLog:
 
     @property
     def doubts(self) -> list[str]:
-        """What speaks against the log that was opened, in sentences: it is shorter than it was, or another one. Then it
-        takes no events.
+        """Reasons not to trust the opened log, in sentences: it lost its end, or is another log. Then it takes no
+        events.
         """
         return self._recorder.doubts
 
@@ -143,7 +143,9 @@ class EventLog:
         return self._database.displaced() or self._writer.failure
 
     def require(self, position: int, witness: str) -> None:
-        """Refuse a log that is shorter than what `witness` (a file, a client) has seen of it: its end was lost."""
+        """Raise `storage_unavailable` if `witness` (a file, a client) has seen a position beyond the end: the end was
+        lost.
+        """
         if position > self.head:
             raise DaemonError(
                 "storage_unavailable",
@@ -179,13 +181,13 @@ class EventLog:
         return self._reader.check(after, upto, limit)
 
     def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
-        """Have SQLite check the file's pages and indexes; answer what is wrong, in sentences. `given_up` is asked now
-        and then.
+        """Check the file's pages and indexes by SQLite; return the problems, in sentences. `given_up` is polled and
+        cancels the check.
         """
         return self._reader.check_structure(given_up)
 
     def count(self) -> int:
-        """How many events the log holds; those in the archive are not among them."""
+        """Return the number of events in the log, without those in the archive."""
         return self._reader.count()
 
     def row_checksum(self, position: int) -> int | None:
@@ -193,7 +195,7 @@ class EventLog:
         return self._reader.row_checksum(position)
 
     def verify(self) -> list[str]:
-        """Check the file, every row, and every rule that rows keep. Answers what is wrong, in sentences."""
+        """Check the file, every row, and every invariant of the rows. Return the problems, in sentences."""
         return self.doubts + self._reader.verify(self.head)
 
     def close(self) -> None:
@@ -206,11 +208,10 @@ class EventLog:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the writing thread until cancelled.
 
-        Resource handling: cancelled, it commits and answers what was appended until then, refuses what comes later with
-        `storage_unavailable`, and returns when the thread has ended.
-        Error handling: a disk that fails is told to those who append, and in `failure`. What ends `run` with an
-        exception is a defect: of the writer or of a callback in `on_commit`; everything that waits is answered even
-        then.
+        Resource handling: cancelled, it commits and answers the pending appends, refuses later ones with
+        `storage_unavailable`, and returns when the thread has ended. Error handling: a failing disk is reported to the
+        callers of `append`, and in `failure`. An exception from `run` is a defect of the writer or of a callback in
+        `on_commit`; all waiting callers are answered even then.
         """
         token = trio.lowlevel.current_trio_token()
 
@@ -282,7 +283,7 @@ class EventLog:
         return self._reader.removable(kept, before_us, most)
 
     def leaving(self, positions: Sequence[int], kept: Kept) -> tuple[list[Recorded], list[Leaving]]:
-        """The events at these positions, and what it takes to delete each. Blocks."""
+        """Return the events at these positions, and the data needed to delete each. Blocks."""
         return self._reader.leaving(positions, kept)
 
     async def raise_first(self, position: int) -> None:
@@ -307,22 +308,22 @@ class EventLog:
         return found[0] if found else None
 
     async def redact(self, position: int) -> bool:
-        """Take what a caller put into an event out of its row, and out of memory; it must not be the last one. False
-        when the event is not in the log.
+        """Remove the caller's data from an event's row, and from memory; it must not be the last event. Return False if
+        it is not in the log.
         """
         found = await self._work(partial(self._recorder.redact, position, self._redacted))
         self._ring.forget(self.head - 1)
         return bool(found)
 
     def _redacted(self, row: Row) -> tuple[bytes, bytes]:
-        """What is left of an event's data and meta. For a day the fingerprint of its command stays, keyed if it was
-        not, as the command may be given again.
+        """Return the redacted data and meta of an event. The fingerprint of its command stays for a day, keyed if it
+        was not, as the command may be repeated.
         """
         keep = self.command_key.ensure_keyed if now_us() - row[6] < REMEMBERED_US else without_digest
         return redact_data(row[7]), change_fingerprint(row[8], keep)
 
     async def wipe(self) -> None:
-        """Have nothing in the files of the log but its rows: no earlier ones in free space or the write-ahead log.
+        """Remove old versions of rows from the free space of the file and from the write-ahead log.
 
         Appends wait meanwhile, about three seconds for a million events. Raises `storage_unavailable`.
         """
@@ -350,7 +351,7 @@ class EventLog:
         return drafts
 
     def _deliver(self, batch: Sequence[Append]) -> None:
-        """Tell of a commit, on the trio thread: views, then those who appended, then those who follow."""
+        """Publish a commit, on the trio thread: to views, then to the callers of `append`, then to followers."""
         recorded = [event for append in batch for event in append.recorded]
         self._ring.extend(recorded)
         try:
@@ -408,7 +409,7 @@ class EventLog:
         return Page(found, reached, reached == end)
 
     def _recent(self, after: int, end: int, limit: int, wanted: Filter) -> Page:
-        """A page out of the ring, which holds what comes after `after`."""
+        """Return a page out of the ring, which holds the events after `after`."""
         if wanted != EVERYTHING:
             return _chosen(self._ring.between(after, end), limit, wanted, end)
         reached = end
@@ -443,22 +444,23 @@ class EventLog:
             await self._arrival.park()
 
     async def state_at(self, sandbox_id: str, position: int) -> State:
-        """A state that is for one sandbox what the state of all was after the event at a position: it and what is filed
-        under it, from its own events alone.
+        """Return the state of one sandbox, and the objects filed under it, as of a position, from its own events alone.
 
         Raises `compacted` before the first position without gaps, and else as `scan` does.
         """
         return await self._in_reader_thread(self._reader.state_at, sandbox_id, position)
 
     async def time_of(self, position: int) -> int:
-        """When the event at a position was committed, in microseconds since 1970. Raises `compacted` if it is gone."""
+        """Return the commit time of the event at a position, in microseconds since 1970. Raises `compacted` if it is
+        gone.
+        """
         found = await self.read(position - 1, 1, upto=position)
         if not found:
             raise compacted(position, self.first_position)
         return found[0].time_us
 
     async def count_between(self, sandbox_id: str, after: int, upto: int, until_us: int | None = None) -> int:
-        """How many events of a sandbox there are after one position and up to another, and a time if one is given."""
+        """Count the events of a sandbox after one position and up to another, and up to `until_us` if given."""
         count = partial(self._reader.count_between, sandbox_id, after, upto, until_us)
         return await self._in_reader_thread(count)
 
@@ -475,7 +477,7 @@ class EventLog:
     # -- positions and tokens -----------------------------------------------------------------------------------------
 
     def token(self, position: int) -> str:
-        """What a client keeps in order to go on after `position`."""
+        """Return the token with which a client resumes after `position`."""
         return f"{self.log_id}:{position}"
 
     def position_of(self, where: int | str, field: str) -> int:
@@ -493,10 +495,11 @@ class EventLog:
         return position
 
     def parse_token(self, token: str, *, gaps: bool = False, field: str = "after") -> int:
-        """The position of a client's token, which came as `field`; with `gaps` also one after which events are gone.
+        """Return the position of a client's token, which came as `field`; with `gaps` also one after which events are
+        gone.
 
-        Raises `invalid` for what is no token, `wrong_log` for another log's or one from a future that this log does not
-        have, and `compacted`, with the `first` position there is, when events after it are gone.
+        Raises `invalid` for a malformed token, `wrong_log` for that of another log or of a future that this log does
+        not have, and `compacted`, with the `first` position there is, when events after it are gone.
         """
         log_id, colon, digits = token.rpartition(":")
         if not colon or not digits.isascii() or not digits.isdigit() or len(digits) > 18:

@@ -1,4 +1,4 @@
-"""Reading the event log: pages for whoever asks, the fold over everything at start, and the full check.
+"""Reading of the event log: pages, the fold over everything at start, and the full check.
 
 All of it blocks; the log calls it in threads of its own. Every row's checksum is verified.
 """
@@ -52,14 +52,14 @@ _STEPS_BETWEEN_LOOKS: Final = 100_000
 
 
 class Filter(Struct, frozen=True):
-    """Which events a reader wants. `type` is a whole type, or its first word."""
+    """A selection of events. `type` is a whole type, or its first word."""
 
     stream: str | None = None
     sandbox_id: str | None = None
     type: str | None = None
 
     def admits(self, event: Recorded) -> bool:
-        """Whether the reader wants `event`."""
+        """Return True if `event` is selected."""
         return (
             (self.stream is None or event.stream == self.stream)
             and (self.sandbox_id is None or event.sandbox_id == self.sandbox_id)
@@ -82,7 +82,7 @@ EVERYTHING: Final = Filter()
 
 
 class Kept(NamedTuple):
-    """What the views still hold, and therefore need the events of."""
+    """The ids of objects in the views, whose events are still needed."""
 
     sandboxes: AbstractSet[str]
     processes: AbstractSet[str]
@@ -95,8 +95,8 @@ class Kept(NamedTuple):
 
 
 class Leaving(Struct, frozen=True, gc=False):
-    """What it takes to delete an event: where it is, the keys and names of streams that may have none left, and the key
-    of the sandbox for which it is still counted, if any.
+    """The data needed to delete an event: its position, the keys and names of streams that may become empty, and the
+    key of the sandbox for which it is still counted, if any.
     """
 
     position: int
@@ -105,7 +105,7 @@ class Leaving(Struct, frozen=True, gc=False):
 
 
 def _is_gone(type: str, stream: str, kept: Kept) -> bool:
-    """Whether an event is of something that views held and hold no more."""
+    """Return True if an event's object was in the views and has left them."""
     noun, _, verb = type.partition(".")
     if noun == "sandbox" and verb.startswith("fork"):
         return stream not in kept.snapshots
@@ -138,7 +138,9 @@ class LogReader:
             return _of_command(connection, command_id, owner)
 
     def of_command_at_once(self, command_id: str, owner: str) -> tuple[bool, Recorded | None]:
-        """Whether that can be told without waiting for another thread, and the event."""
+        """Look up the event of a command if a connection is idle. Return False first if it would have to wait, then the
+        event.
+        """
         with self._database.idle_reader() as connection:
             if connection is None:
                 return False, None
@@ -183,7 +185,7 @@ class LogReader:
         return position
 
     def fold(self, state: State, head: int) -> None:
-        """Bring a new state to the event at `head`: what `scan` with `State.apply` would do, and several times as fast.
+        """Bring a new state to the event at `head`: equivalent to `scan` with `State.apply`, and several times as fast.
 
         Raises as `scan` does; the state then stands at the event before.
         """
@@ -191,7 +193,7 @@ class LogReader:
             Fold(connection, self._codec, state, first_position(connection)).run(head)
 
     def state_at(self, sandbox_id: str, position: int) -> State:
-        """A state that is for one sandbox what the state of all was after the event at a position.
+        """Return the state of one sandbox as of the event at a position.
 
         Raises `compacted`, and else as `scan` does.
         """
@@ -204,7 +206,7 @@ class LogReader:
         return state
 
     def count_between(self, sandbox_id: str, after: int, upto: int, until_us: int | None) -> int:
-        """How many events of a sandbox there are after one position and up to another, and a time if one is given."""
+        """Count the events of a sandbox after one position and up to another, and up to `until_us` if given."""
         with self._database.reader() as connection:
             return int(connection.execute(_BETWEEN, (sandbox_id, after, upto, until_us, until_us)).fetchone()[0])
 
@@ -225,7 +227,7 @@ class LogReader:
         return position if len(rows) == limit else upto
 
     def count(self) -> int:
-        """How many events there are."""
+        """Return the number of events."""
         with self._database.reader() as connection:
             return int(connection.execute("SELECT count(*) FROM events").fetchone()[0])
 
@@ -266,7 +268,7 @@ class LogReader:
         return found
 
     def leaving(self, positions: Sequence[int], kept: Kept) -> tuple[list[Recorded], list[Leaving]]:
-        """The events at these positions, and what it takes to delete each."""
+        """Return the events at these positions, and the data needed to delete each."""
         events, leaving = [], []
         where = "WHERE e.position IN (SELECT value FROM json_each(?)) ORDER BY e.position"
         with self._database.reader() as connection:
@@ -287,7 +289,7 @@ class LogReader:
         return Leaving(event.position, (own,), sandbox if unnamed else None)
 
     def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
-        """Have SQLite check the file's pages and indexes; answer what is wrong, in sentences."""
+        """Check the file's pages and indexes by SQLite; return the problems, in sentences."""
         with self._database.reader() as connection:
             connection.set_progress_handler(given_up, _STEPS_BETWEEN_LOOKS)
             try:
@@ -301,7 +303,7 @@ class LogReader:
         return [damaged_file(self._database.path, answer) for answer in answers if answer != "ok"]
 
     def verify(self, head: int) -> list[str]:
-        """Check everything there is to check; answer what is wrong, a sentence each, at most a hundred."""
+        """Check the file and all rows; return the problems, a sentence each, at most a hundred."""
         problems = _Problems()
         with self._database.reader() as connection:
             for (answer,) in connection.execute("PRAGMA integrity_check(10)"):
@@ -359,7 +361,7 @@ class LogReader:
 
 
 def _bytes(type: object) -> bytes:
-    """A type as a checksum takes it; what is none leads to one that is wrong."""
+    """Encode a type for a checksum; a value that is no string gives a checksum that does not match."""
     return type.encode() if isinstance(type, str) else b""
 
 

@@ -1,4 +1,4 @@
-"""The most recent events in memory, shared by everyone who follows the log."""
+"""The most recent events in memory, shared by all followers of the log."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -27,7 +27,7 @@ Row: TypeAlias = tuple[int, int, int, int | None, str, int, int, bytes, bytes, s
 """The columns' values. `stream` and `sandbox` are keys of the table of streams; `time` is microseconds since 1970."""
 
 pack_numbers: Final = struct.Struct("<8q").pack
-"""position, stream, revision, sandbox or 0, version, time, more, length of data: what a checksum starts with."""
+"""The first bytes of a checksum: position, stream, revision, sandbox or 0, version, time, more, length of data."""
 
 
 def checksum(
@@ -49,7 +49,7 @@ def checksum(
 
 
 def is_sound(row: Row) -> bool:
-    """Whether a row, of which every value may be of any type, is what was written."""
+    """Return True if a row has its checksum. Its values may be of any type."""
     try:
         return checksum(*row[:-1]) == row[-1]
     except NOT_A_ROW:
@@ -57,18 +57,20 @@ def is_sound(row: Row) -> bool:
 
 
 NOT_A_ROW: Final = (struct.error, TypeError, AttributeError)
-"""What a checksum is answered with when a column does not hold what it should."""
+"""Exceptions that a checksum raises when a column has a value of the wrong type."""
 
 
 def name_checksum(key: int, name: object) -> int:
-    """The CRC-32 of a row of the table of streams; of what is no name, one that is never right."""
+    """Return the CRC-32 of a row of the table of streams; -1, which never matches, for a value that is no string."""
     if not isinstance(name, str):
         return -1
     return crc32(name.encode(), key)
 
 
 def number_checksum(key: int, number: object) -> int:
-    """The CRC-32 of a row of the table of what went into the archive; of what is no number, one that is never right."""
+    """Return the CRC-32 of a row of the table of archived counts; -1, which never matches, for a value that is no
+    integer.
+    """
     if not isinstance(number, int):
         return -1
     return crc32(b"%d %d" % (key, number))
@@ -105,7 +107,7 @@ class Place(Struct, frozen=True, gc=False):
 
 
 def damaged(position: int, what: str) -> DaemonError:
-    """The error for a log that cannot be what was committed; `what` is half a sentence."""
+    """Return the error for a log that differs from its commits; `what` is half a sentence."""
     return DaemonError(
         "storage_unavailable",
         f"the event log is damaged at position {position}: {what}; restore the state directory from a backup, "
@@ -121,7 +123,7 @@ def compacted(position: int, first: int) -> DataError:
 
 
 def due(position: int, at: int, first: int) -> int:
-    """Which position must follow `position` when the next row has `at`; before `first`, any may be missing."""
+    """Return the position that must follow `position` if the next row has `at`; before `first`, any may be missing."""
     return at if at < first else max(position + 1, first)
 
 

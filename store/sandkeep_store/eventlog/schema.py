@@ -205,7 +205,7 @@ def release_pages(connection: sqlite3.Connection, most: int) -> int:
 
 
 def is_compacting(connection: sqlite3.Connection) -> bool:
-    """Whether a compaction was begun and not finished."""
+    """Return True if a compaction was begun and not finished."""
     where = f"{_OF_THE_LOG} AND type IN (?, ?) ORDER BY position DESC LIMIT 1"
     values = (*_LOG_STREAMS, LogCompactRequested.type, LogCompacted.type)
     row = connection.execute(f"SELECT type FROM events WHERE {where}", values).fetchone()  # noqa: S608
@@ -213,12 +213,12 @@ def is_compacting(connection: sqlite3.Connection) -> bool:
 
 
 def was_compacted_to(connection: sqlite3.Connection, first: int) -> bool:
-    """Whether a finished compaction says that the log has no gaps from a position on."""
+    """Return True if a finished compaction made this the first position without gaps."""
     return any(event.first_position == first for event in _told(connection, LogCompacted))
 
 
 def was_redacted(connection: sqlite3.Connection, position: int) -> bool:
-    """Whether a redaction of the event at a position was begun."""
+    """Return True if a redaction of the event at a position was begun."""
     return any(event.position == position for event in _told(connection, LogRedactRequested))
 
 
@@ -226,7 +226,7 @@ _Told = TypeVar("_Told", LogCompacted, LogRedactRequested)
 
 
 def _told(connection: sqlite3.Connection, kind: type[_Told]) -> Iterator[_Told]:
-    """What the log says of itself in events of one type. A damaged row says nothing."""
+    """Yield the events of one type on the log's own stream. Damaged rows are skipped."""
     query = f"SELECT {_ROW} FROM events e WHERE {_OF_THE_LOG} AND e.type = ? ORDER BY e.position"  # noqa: S608
     for row in connection.execute(query, (*_LOG_STREAMS, kind.type)):
         if is_sound(row) and row[5] == kind.version:

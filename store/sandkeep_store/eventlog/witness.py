@@ -1,10 +1,10 @@
-"""The witness: a small file beside the log that says how far the log had come, so that a lost end is missed.
+"""The witness: a small file beside the log that records the log's last position, so that a lost end is noticed.
 
-A write-ahead log that was cut, a log that was exchanged for an older copy, or facts about the log that changed by
-themselves look sound to SQLite: only shorter, or different. So after every commit its last position and that row's
-checksum are noted here, together with what `meta` says. It is written in place and without waiting for the disk: it
-survives the death of the daemon, and after a power cut it may be behind the log, never ahead of it. Only before events
-go from the log, or are changed, does it reach the disk first; else it would speak against a log that is sound.
+A write-ahead log that was cut, a log that was exchanged for an older copy, or corrupted facts about the log look sound
+to SQLite: only shorter, or different. So after every commit its last position and that row's checksum are noted here,
+together with the table `meta`. The file is written in place without fsync: it survives the death of the daemon, and
+after a power cut it may be behind the log, never ahead of it. It is fsynced only before events are deleted or changed;
+else it would object to a sound log.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ CURE: Final = "restore the state directory from a backup, or run `sandkeep store
 
 
 class Head(Struct, frozen=True):
-    """How far a log had come. `crc` is the checksum of the row at `position`; 0 where that is not known."""
+    """The end of a log. `crc` is the checksum of the row at `position`; 0 if unknown."""
 
     log_id: str
     first_position: int
@@ -51,9 +51,9 @@ def path_of(database_path: str) -> str:
 
 
 def read(path: str) -> Head | None:
-    """What the witness says, None when there is none. Raises `UnreadableError`.
+    """Return the content of the witness, None when there is none. Raises `UnreadableError`.
 
-    One without a byte says nothing either: so a power cut leaves a file that had just been made.
+    An empty file counts as none: a power cut leaves a new file empty.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -87,10 +87,10 @@ class Witness:
         self._descriptor: int | None = None
 
     def doubts(self, seen: Head, head: int, crc: int | None, *, compacted: bool) -> list[str]:
-        """What speaks against the log that was opened, if that is what the witness has seen: sentences.
+        """Return the contradictions between the opened log and `seen`, in sentences.
 
-        `crc` is the checksum of the row at the position that it has seen; None when there is no such row. `compacted`
-        says that the log tells of a compaction by which it has gaps up to where it says.
+        `crc` is the checksum of the row at the position in `seen`; None when there is no such row. `compacted` says
+        that the log records a compaction that explains its gaps.
         """
         log = os.path.dirname(self.path)
         if seen.log_id != self._log_id:

@@ -1,15 +1,15 @@
-"""The one thread that writes the event log: it takes all that waits, commits once, and answers everyone.
+"""The one thread that writes the event log: it takes all pending appends, commits once, and answers each.
 
-Under load a commit costs what its fsync costs, whether it holds one append or two hundred; so nobody commits alone. An
-append is checked against the revisions here, where nothing can come between the check and the commit, and one that
-fails its check is left out without a trace while its neighbours are committed.
+Under load a commit costs as much as its fsync, for one append or two hundred; so appends are batched. The thread checks
+an append against the revisions, where nothing can come between the check and the commit, and drops one that fails its
+check while its neighbours are committed.
 
 When the disk fails
-    Everything that waits is refused with `storage_unavailable` and one sentence, `failure` says why, and the next
-    appends are tried again, so that the log recovers by itself. On a full disk, the reserve is given back for the sake
-    of the appends that are `essential`; until it can be held again, no others are taken. After any other failure every
-    connection is closed and the log is written to a new file first: SQLite and the kernel may disagree about what was
-    written; see `Database.reopen`.
+    All pending appends are refused with `storage_unavailable` and one sentence, `failure` holds the reason, and the
+    next appends are tried again, so that the log recovers by itself. On a full disk, the reserve is released for
+    appends that are `essential`; until it can be held again, no others are taken. After any other failure every
+    connection is closed and the log is written to a new file first: SQLite and the kernel may disagree about its
+    content; see `Database.reopen`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from sandkeep_store.eventlog.eventsourcing_recorder import Draft, IntegrityError
 from sandkeep_store.eventlog.row import Recorded, Row
 
 MAX_WAITING: Final = 4096
-"""How many appends may wait before their callers wait to be let in."""
+"""Maximum number of queued appends; further callers wait."""
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -71,11 +71,11 @@ class Writer:
 
     @property
     def full(self) -> bool:
-        """Whether as many appends wait as may."""
+        """True if the queue of appends is full."""
         return len(self._waiting) >= MAX_WAITING
 
     def put(self, append: Append) -> None:
-        """Have `append` committed with the next batch."""
+        """Queue `append` for the next batch."""
         with self._lock:
             if self._stopping:
                 raise DaemonError("storage_unavailable", "the event log is closed: the daemon is stopping")
@@ -90,7 +90,7 @@ class Writer:
             return append.withdrawn
 
     def stop(self) -> None:
-        """Have `serve` return once what waits now is answered; nothing more is taken."""
+        """Make `serve` return after the pending appends are answered; refuse later ones."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -98,9 +98,9 @@ class Writer:
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def serve(self, deliver: Callable[[Sequence[Append]], None]) -> None:
-        """Commit batch after batch until `stop`; hand each over to `deliver` once its answers are known.
+        """Commit batch after batch until `stop`; pass each to `deliver` with its answers.
 
-        Whatever happens, nothing is left without an answer.
+        On any error, all pending appends are answered.
         """
         batch: list[Append] = []
         try:
@@ -160,7 +160,7 @@ class Writer:
                 append.error = error
 
     def _commit(self, batch: Sequence[Append]) -> None:
-        """Commit what passes its checks. Raises `PersistenceError` or OSError when nothing was committed."""
+        """Commit the appends that pass their checks. Raises `PersistenceError` or OSError if nothing was committed."""
         self._recorder.require_in_place()
         self._mend()
         self._reserve.hold()
@@ -201,7 +201,7 @@ class Writer:
             )
 
     def _insert(self, batch: Sequence[Append], *, trusting: bool = False) -> None:
-        """Commit what passes its checks; `trusting`, a stream that is said to be new is not looked up."""
+        """Commit the appends that pass their checks; with `trusting`, a stream declared new is not looked up."""
         accepted = self._check(batch, trusting=trusting)
         if not accepted:
             return
@@ -255,7 +255,7 @@ class Writer:
         return f"{sentence}; if it is damaged, run `sandkeep store repair` without a daemon" if damaged else sentence
 
     def _rescue(self, essential: Sequence[Append], *, full: bool) -> None:
-        """Try once more for what must not fail, with the space that was kept back for it. `failure` stays as it is."""
+        """Retry essential appends once, on a full disk with the reserved space. `failure` stays as it is."""
         with contextlib.suppress(PersistenceError, SandkeepError, OSError):
             self._recorder.require_in_place()
             if full:
@@ -272,14 +272,14 @@ def _reach(batch: Sequence[Append], side: str) -> None:
 
 
 def _refuse(batch: Sequence[Append], error: SandkeepError) -> None:
-    """Give everyone who has no answer yet an error of their own: each is raised in another task."""
+    """Give each unanswered append an error object of its own: each is raised in another task."""
     for append in batch:
         if not append.recorded:
             append.error = type(error)(error.code, error.message, **error.data)
 
 
 def _failed(why: str) -> DaemonError:
-    """Make the error for who asked for work on a log that cannot be written."""
+    """Return the error for an append to a log that cannot be written."""
     return DaemonError("storage_unavailable", f"the event log cannot be written ({why}): mend the disk, and try again")
 
 

@@ -14,7 +14,9 @@ logger: Final = logging.getLogger("sandkeepd")
 
 
 def read(path: str, content: str) -> bytes | None:
-    """Read the file; None if there is none that can be trusted, which is logged. `content` says what it holds."""
+    """Read the file; None if it is missing or not trustworthy, which is logged. `content` names its content in
+    messages.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

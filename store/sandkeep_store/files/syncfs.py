@@ -25,8 +25,8 @@ def sync_filesystem(path: str | bytes) -> None:
 
 @contextmanager
 def flushing(path: str) -> Iterator[None]:
-    """Have what is written to the filesystem of a directory come to the disk within a block, for the length of which
-    the disk would have nothing to do; at its end all is there. Raises OSError.
+    """Flush a directory's filesystem in the background during a block, while the disk would be idle; at the end of the
+    block all is durable. Raises OSError.
     """
     ended = threading.Event()
 

@@ -12,7 +12,7 @@ class Instant(NamedTuple):
 
 
 class Clock(Protocol):
-    """What tells the time. Tests have one of their own."""
+    """A source of time. Tests use their own."""
 
     def now(self) -> Instant:
         """This moment."""

@@ -1,22 +1,22 @@
 """Documents in a directory that several processes, or several machines by a network file system, see.
 
-A file system has no "write if it is still this version". What all of them have, NFS of every version included, is that
-of several who make the same link one succeeds. So who wants to write
+A file system has no compare-and-swap. But on each of them, NFS of any version included, only one of several concurrent
+hard links to one name succeeds. So a writer
 
-    1. puts the new document beside the old one, under a name of his own, and has it on disk;
-    2. links it to ``NAME.next``: whoever succeeds is the only one to write next;
-    3. sees that the old document is still the version he meant, and
+    1. puts the new document beside the old one, under a name of its own, and fsyncs it;
+    2. links it to ``NAME.next``: the one that succeeds is the only one to write next;
+    3. checks that the old document is still the expected version, and
     4. renames ``NAME.next`` to ``NAME``, which readers see whole or not at all.
 
-Nothing is held that the death of a process would not free in time: a ``NAME.next`` that is older than `STALE_S`, by the
-file system's own clock, is moved out of the way by whoever comes next, and the process that made it, should it go on
-then, finds nothing to rename. (It could rename what another has put there since and not yet checked, if it was stopped
-for a minute between its last look and the rename itself, and went on in the very instant of that other's look: a window
-of some microseconds after a pause of a minute. Then fences still tell.) A lock by ``flock`` would be shorter, and wrong
-where it is only this machine's, as on many mounts; and a process that is stopped while it has one stops all others.
+A dead process blocks others for a limited time only: the next writer moves a ``NAME.next`` older than `STALE_S`,
+by the file system's own clock, out of the way, and its maker, should it go on then, finds nothing to rename. (It could
+rename the unchecked link of another writer if it was stopped for a minute between its last check and the rename, and
+went on in the very instant of that writer's check: a window of some microseconds after a pause of a minute. Then fences
+still protect.) ``flock`` would be shorter, and wrong where it covers only this machine, as on many mounts; and a
+process that is stopped while it holds the lock stops all others.
 
-Mounts of buckets have no links, or make copies and call them that, and so no safe locks: a directory is tried before
-the first write, and refused with `not_supported`. Use the bucket itself.
+Mounts of buckets have no links, or emulate them by copies, and so no safe locks: links are tried before the first
+write to a directory, which is refused with `not_supported` if they fail. Use the bucket itself.
 """
 
 import errno
@@ -34,7 +34,7 @@ from sandkeep_store.locks.document import damaged
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 STALE_S: Final = 60.0
-"""How old a link must be that somebody else made before it is taken for what a dead process has left."""
+"""Age in seconds at which another writer's link counts as left by a dead process."""
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -138,8 +138,8 @@ def _read(folder: int, name: str, place: str, most: int) -> Stored | None:
 
 
 def _version(status: os.stat_result, content: bytes) -> str:
-    """What tells a document from every other that was ever there. Time stamps are coarse and inodes used again, so the
-    content counts too, and is enough by itself: one that is the same says the same.
+    """Return a version that identifies a document. Time stamps are coarse and inodes are reused, so the content counts
+    too.
     """
     digest = hashlib.sha256(content[:MAX_DOCUMENT_BYTES]).hexdigest()[:32]
     return f"{status.st_ino}.{status.st_mtime_ns}.{status.st_size}.{digest}"
@@ -172,7 +172,7 @@ def _put(folder: int, name: str, content: bytes) -> Written:
 
 
 def _claim(folder: int, own: str, following: str, now: float, place: str) -> bool:
-    """Become the only one to write next; False while somebody else is. `now` is a moment by the file system's clock."""
+    """Become the only process to write next; return False while another is. `now` is by the file system's clock."""
     if _link(folder, own, following, place):
         return True
     try:
@@ -220,7 +220,7 @@ def _no_links(place: str) -> SetupError:
 
 
 def _commit(folder: int, own: str, following: str, name: str) -> bool:
-    """Make the new document the one that is read, unless somebody took our link for a dead process's."""
+    """Publish the new document; return False if another writer took over our link as stale."""
     if not _is_same(folder, own, following):
         return False
     try:

@@ -1,12 +1,11 @@
-"""The document of a lock, ``lock.json``: read as if an enemy had written it, written so that nothing in it is lost.
+"""The lock document, ``lock.json``: parsed as untrusted input, written with all unknown keys preserved.
 
-Its keys are those of the projects that Sandkeep serves, plus `fence`; what others put there besides stays, byte for
-byte::
+Its keys are those of the projects that Sandkeep serves, plus `fence`; keys of other programs stay, byte for byte::
 
     {"ownerId":"<uuid4>","expiresAt":1678886400.0,"waitingOwnerId":null,"waiterExpiresAt":null,"fence":1678886340000000}
 
-Times are seconds since 1970. The document of a lock that nobody holds stays, with an `expiresAt` of 0: so the next
-fencing number is known.
+Times are seconds since 1970. The document of a released lock stays, with an `expiresAt` of 0: it holds the last
+fencing number.
 """
 
 import math
@@ -19,7 +18,7 @@ from sandkeep.errors import DataError
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES
 
 LONGEST_LEASE_S: Final = 3600.0
-"""What lies further in the future than this was not written by anybody whose clock is right."""
+"""A lease that ends further in the future than this was written by a wrong clock."""
 
 MAX_FENCE: Final = 2**53 - 1
 """The largest number that every reader of JSON reads as it is."""
@@ -37,8 +36,8 @@ class _Known(Struct, rename="camel", kw_only=True):
 
 
 class LockDocument(Struct, frozen=True, kw_only=True):
-    """What a lock's document says. `waiter_expires_at` is not there at all in one that was just made; a `fence` of 0
-    is that of a document whose writer knows no fences. `others` are keys that are not ours.
+    """The content of a lock document. A new document has no `waiter_expires_at`; `fence` is 0 if its writer knows no
+    fences. `others` are foreign keys.
     """
 
     owner_id: str
@@ -49,15 +48,15 @@ class LockDocument(Struct, frozen=True, kw_only=True):
     others: dict[str, Raw] = field(default_factory=dict)
 
     def is_held(self, now: float) -> bool:
-        """Whether its owner's lease lasts still."""
+        """Return True while its owner's lease lasts."""
         return self.expires_at >= now
 
     def is_of(self, owner_id: str, fence: int) -> bool:
-        """Whether it tells of that very acquisition."""
+        """Return True if it belongs to this acquisition."""
         return (self.owner_id, self.fence) == (owner_id, fence)
 
     def live_waiter(self, now: float) -> str | None:
-        """Who waits for it, and will have it next. One whose own time is over, or who named none, does not count."""
+        """Return the waiter, who will get the lock next; None if there is none, or his reservation expired."""
         until = self.waiter_expires_at
         return self.waiting_owner_id if isinstance(until, float) and until >= now else None
 
@@ -75,7 +74,7 @@ def encode(document: LockDocument) -> bytes:
 
 
 def decode(content: bytes, place: str, now: float) -> LockDocument:
-    """What the bytes of a document say at a moment. Raises `lock_damaged`, naming the `place`."""
+    """Parse and check the bytes of a document. Raises `lock_damaged`, naming the `place`."""
     if len(content) > MAX_DOCUMENT_BYTES:
         raise damaged(place, f"it is longer than {MAX_DOCUMENT_BYTES} bytes")
     try:
@@ -105,7 +104,7 @@ def _in_words(error: Exception) -> str:
 
 
 def damaged(place: str, why: str) -> DataError:
-    """The error for what is in the place of a lock's document and is none."""
+    """Return the error for content that is no lock document."""
     return DataError(
         "lock_damaged",
         f"{place} is no lock that can be relied on ({why}): see who wrote it, then have an administrator replace it "

@@ -1,10 +1,9 @@
-"""Fences: what everything that is written under a lock carries, so that who lost the lock can overwrite nothing.
+"""Fences: numbers in everything written under a lock, so that a former owner can overwrite nothing.
 
-No clock can promise that an owner who was stopped for a minute, in the middle of a write, does not finish it when he
-goes on. What can be promised is that it comes to nothing: each acquisition of a lock has a larger number than all
-before it, each write carries the number, and what has seen a larger one refuses a smaller. An archive is written once,
-under a name of its own, and is nobody's until a document names it; so it is the documents that check, in the same step
-in which they are written.
+No clock can promise that an owner who was stopped for a minute, in the middle of a write, does not finish it later. But
+such a write can be refused: each acquisition of a lock has a larger number than all before it, each write contains the
+number, and a document with a larger one refuses a smaller. An archive is written once, under a name of its own, and
+counts only when a document names it; so the documents check, atomically with their write.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ WRITES_AT_ONCE: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The right to write what the lock `name` guards, with its `number`."""
+    """The right to write under the lock `name`, with the fencing number `number`."""
 
     name: str
     number: int
@@ -33,9 +32,7 @@ class Fence:
         self.require()
 
     def check_over(self, seen: int | None) -> None:
-        """Refuse to write over what a later owner has written: `lock_lost`. `seen` is the number that it carries; None
-        for what carries none.
-        """
+        """Raise `lock_lost` if a later owner wrote the document. `seen` is its fence; None if it has none."""
         self.require()
         if seen is not None and seen > self.number:
             raise StateError(
@@ -66,7 +63,7 @@ class Documents(Protocol):
     """A store of documents that are written over, each time only the version that was read; archives' stores are."""
 
     def where(self, path: str) -> str:
-        """What people call a document."""
+        """Return the display name of a document."""
         ...
 
     def read_document(self, path: str) -> Document | None:
@@ -83,7 +80,7 @@ class _Fenced(Struct):
 
 
 def fence_in(content: bytes, place: str) -> int | None:
-    """The fence that a JSON document carries, in its key `fence`. Raises `lock_damaged` for what cannot tell."""
+    """Return the fence of a JSON document, from its key `fence`. Raises `lock_damaged` for unreadable content."""
     try:
         return msgspec.json.decode(content, type=_Fenced).fence
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -92,10 +89,10 @@ def fence_in(content: bytes, place: str) -> int | None:
 
 
 def write_fenced(documents: Documents, path: str, content: bytes, fence: Fence) -> str:
-    """Write a JSON document that carries a fence, over one that carries none or no larger one; answer its version.
+    """Write a JSON document with a fence, over one with none or no larger one; return its version.
 
-    Raises `lock_lost` when the lock is not surely held, or was another's since; `lock_damaged` when what is there does
-    not tell; `conflict` when others write it all the time.
+    Raises `lock_lost` when the lock is not surely held, or a later owner wrote the document; `lock_damaged` when the
+    old document is unreadable; `conflict` when others write it all the time.
     """
     place = documents.where(path)
     if fence_in(content, "the new document") != fence.number:

@@ -1,7 +1,7 @@
-"""Documents in a bucket of Google Cloud Storage, which writes over a generation, or where there is none, or not at all.
+"""Lock documents in a bucket of Google Cloud Storage, with generation preconditions.
 
-What failed for a moment is repeated in the way of the SDK. A write that is repeated although the first attempt had
-succeeded is answered with "another generation is there", as `DocumentStore.write` says.
+Transient errors are retried by the SDK's policy. A retried write whose first attempt had succeeded is answered with
+"another generation is there", as `DocumentStore.write` says.
 """
 
 import secrets
@@ -17,10 +17,10 @@ from sandkeep_store.buckets.gcs_client import connect, retrying, speaking_about
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 ANSWER_S: Final = 5.0
-"""How long one request may take."""
+"""Timeout of one request, in seconds."""
 
 PATIENCE_S: Final = 8.0
-"""How long what fails is repeated: a lease that is renewed at half has time for two such periods."""
+"""Seconds of retries: a lease that is renewed at half has time for two such periods."""
 
 
 class GcsStore:
@@ -66,8 +66,8 @@ class GcsStore:
         return Written(str(made["generation"]), datetime.fromisoformat(made["updated"]).timestamp())
 
     def _write(self, path: str, content: bytes, over: str | None) -> Any:
-        """Bytes, type and checksum by one request, whose answer is what was made. The SDK's call for it sends the same,
-        and takes as long again to prepare it as a lock may take on the whole.
+        """Upload bytes, type and checksum by one request; return the new object's resource. The SDK's call sends the
+        same, but needs as long to prepare it as a lock may take in total.
         """
         from google.api_core.exceptions import from_http_response
 
@@ -82,7 +82,7 @@ class GcsStore:
 
 
 def _in_parts(path: str, content: bytes) -> tuple[bytes, dict[str, str]]:
-    """A request's body, what an object is to be and its bytes, and the headers that go with it."""
+    """Return the body of a multipart request, metadata and content of an object, and its headers."""
     import google_crc32c
 
     checksum = b64encode(google_crc32c.value(content).to_bytes(4, "big")).decode()

@@ -1,10 +1,9 @@
-"""Leases: locks taken, kept and given back.
+"""Leases: acquisition, renewal and release of locks.
 
-`Locks` takes them, each acquisition as an owner of its own. A `Lease` is one that was taken. It is either surely held,
-or lost for good: past its deadline it is never renewed, even if nobody else has taken the lock since, because whoever
-relied on it was told that it is gone.
+`Locks` acquires, each time with a new owner id. A `Lease` is an acquired lock. It is either surely held, or lost for
+good: past its deadline it is never renewed, even if it is still free, because its users were told that it is lost.
 
-Everything blocks, and several threads may use one object. Who must not block takes an `Attempt`, and waits by himself
+Everything blocks, and several threads may use one object. A caller that must not block uses an `Attempt`, and waits
 between its steps.
 """
 
@@ -22,11 +21,11 @@ from sandkeep_store.locks.fence import Fence
 from sandkeep_store.locks.store import DocumentStore, Written, path_of
 
 WRITES_AT_ONCE: Final = 5
-"""How often a write is tried at once when another version was there each time, before that is told."""
+"""Attempts at a write that finds another version each time, before `conflict`."""
 
 REMEMBERED: Final = 1000
-"""Of how many locks that were released here the document is remembered, so that taking one again needs no read. A write
-over what is not there any more does nothing.
+"""Number of released locks whose document is remembered, so that the next acquisition needs no read. A write over an
+outdated version does nothing.
 """
 
 Reason: TypeAlias = Literal["expired", "taken", "freed", "damaged", "clock", "twin", "released"]
@@ -66,7 +65,7 @@ class Locks:
         self._mutex = threading.Lock()
 
     def acquire(self, name: str, *, timeout_s: float = 0.0, above: int = 0) -> "Lease":
-        """Take a lock, waiting for it up to `timeout_s`. See `Attempt` for what it raises."""
+        """Take a lock, waiting for it up to `timeout_s`. Raises as `Attempt` does."""
         attempt = Attempt(self, name, timeout_s=timeout_s, above=above)
         while True:
             step = attempt.step()
@@ -100,7 +99,7 @@ class Locks:
         return found is not None and found.owner_id == owner_id
 
     def replace(self, name: str) -> None:
-        """Free a lock whoever holds it, and mend its document. For administrators: its owner loses it."""
+        """Free a lock held by any owner, and repair its document. For administrators: its owner loses it."""
         place = self.place(name)
         for _ in range(WRITES_AT_ONCE):
             stored, now = self.store.read(path_of(name)), self.clock.now()
@@ -115,7 +114,7 @@ class Locks:
         raise _busy(place)
 
     def place(self, name: str) -> str:
-        """What a lock's document is called in sentences."""
+        """Return the display name of a lock's document."""
         return f"{self.store.where}/{path_of(name)}"
 
     def read(self, name: str) -> Look:
@@ -142,7 +141,7 @@ class Locks:
                 self._freed.popitem(last=False)
 
     def remembered(self, name: str) -> Look | None:
-        """What a lock's document was when it was released here; None when it was not."""
+        """Return the document with which a lock was released here; None if there is none. Forgets it."""
         with self._mutex:
             return self._freed.pop(name, None) if self._freed.get(name) else None
 
@@ -171,11 +170,11 @@ class Attempt:
         self._known = locks.remembered(name)
 
     def step(self) -> "Lease | float":
-        """Take the lock, or answer after how many seconds to call again.
+        """Take the lock, or return the seconds until the next call.
 
-        Raises `lock_contended`: at once when somebody else waits for the lock already, and when it is held and there is
+        Raises `lock_contended`: at once when another owner waits for the lock already, and when it is held and there is
         no time to wait; `lock_timeout` when that time is over; `lock_damaged`; `provider_unavailable`; and
-        `not_supported` when this machine's clock cannot be relied on.
+        `not_supported` when this machine's clock is unreliable.
         """
         try:
             return self._take()
@@ -213,8 +212,8 @@ class Attempt:
         raise _busy(self._place)
 
     def _wanted(self, found: LockDocument | None, now: float) -> LockDocument:
-        """The document to write over the one that was found. Ours may be there already, by a write whose answer was
-        lost; it is written again, as only an answer tells what time it is for its store.
+        """Return the document to write over the one found. If ours is there already, by a write whose answer was lost,
+        write it again: only an answer has the store's time.
         """
         if found is not None and found.owner_id == self._owner_id and found.expires_at:
             return rules.renewed(found, now)
@@ -222,7 +221,7 @@ class Attempt:
 
 
 def _since(found: LockDocument, now: Instant) -> Instant:
-    """When the lease that a document tells of began, if its clock is to be believed."""
+    """Return the start of the lease in a document, if its clock is to be believed."""
     began = found.expires_at - rules.LEASE_S
     return Instant(began, now.steady - (now.wall - began))
 
@@ -243,7 +242,7 @@ class Lease:
         self._given_back = False
         self._until = _until(since)
         self._tried = {document.expires_at}
-        """What we may have written, by its time: what is there and is none of it a twin has written."""
+        """Expiry times that we may have written: another one is by a twin."""
 
     @property
     def remaining_s(self) -> float:
@@ -287,7 +286,7 @@ class Lease:
         raise _unsettled(self._place)
 
     def _look(self) -> None:
-        """See why another version is there: somebody began to wait, our own write was not answered, or it is lost."""
+        """Handle another version of the document: a new waiter, our own unanswered write, or loss."""
         try:
             found, version = self._locks.read(self.name)
         except DataError:
@@ -346,7 +345,7 @@ class Lease:
             )
 
     def _clock_is_off(self, written: Written, since: Instant) -> float:
-        """How many seconds the wall clock is ahead of the store's, or, below 0, behind; 0 for what is tolerable."""
+        """Return the seconds by which the wall clock is ahead of the store's (negative: behind); 0 if tolerable."""
         until = self._locks.clock.now().wall
         off_s = max(since.wall - written.time, 0) or min(until - written.time, 0)
         return off_s if abs(off_s) > self._locks.clock_tolerance_s else 0.0

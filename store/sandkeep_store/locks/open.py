@@ -15,7 +15,7 @@ _SCHEMES: Final = {"gcs": "gs://", "s3": "s3://"}
 
 
 class Part:
-    """What of a store is an owner's. See `DocumentStore`."""
+    """The part of a store that belongs to one owner. See `DocumentStore`."""
 
     def __init__(self, store: DocumentStore, name: str) -> None:
         self.where = f"{store.where}/{name}"

@@ -1,7 +1,8 @@
 """The parts of a place of locks, one for each owner. Pure.
 
-An owner's names are his own: his locks lie in a part of the place that is his, so that he neither waits for anybody
-else's nor learns of it. Those of root, or of whoever's own daemon it is, lie where all programs look for them.
+Lock names are private to an owner: his locks lie in a part of his own, so that he neither waits for others' locks nor
+sees them. Those of root, and of the user as whom the daemon runs, lie in the place itself, where other programs look
+for them.
 """
 
 import os
@@ -12,12 +13,12 @@ _PART: Final = re.compile(r"(.+)/(owners/[a-z]+-[0-9]+)")
 
 
 def part_of(where: str, owner: str) -> str:
-    """The name of what of a place is an owner's; of root, and of whom the daemon runs as, it is the place itself."""
+    """Return an owner's part of a place; for root and the daemon's user, the place itself."""
     return where if owner in ("uid:0", f"uid:{os.geteuid()}") else f"{where}/owners/{owner.replace(':', '-')}"
 
 
 def is_anothers(where: str, owner: str) -> bool:
-    """Tell if a place is the part of somebody else than an owner."""
+    """Return True if a place is the part of another owner."""
     whole, part = split(where)
     return bool(part) and where != part_of(whole, owner)
 

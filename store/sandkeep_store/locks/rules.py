@@ -1,9 +1,9 @@
-"""Who may write what into a lock's document, and when. Pure: documents and a moment in, a document or an error out.
+"""Rules for changes of a lock's document. Pure: documents and a moment in, a document or an error out.
 
-How long a lease lasts is seen by several machines, each with a clock of its own. So the owner is stricter than everyone
-else: others take a lock over when `LEASE_S` are past by *their* clock, and the owner gives it up for lost `MARGIN_S`
-earlier, by a clock of his own that nobody sets. As long as no two clocks are further apart than `MARGIN_S`, no two
-owners believe in the same lock; `lease` sees to that by the store's clock. What still goes wrong, fences stop.
+Several machines measure a lease, each with a clock of its own. So the owner is stricter than everyone else: others take
+a lock over when `LEASE_S` are past by *their* clock, and the owner treats it as lost `MARGIN_S` earlier, by a monotonic
+clock of his own. As long as no two clocks are further apart than `MARGIN_S`, no two owners believe in the same lock;
+`lease` checks that by the store's clock. Fences stop the remaining cases.
 """
 
 from typing import Final
@@ -18,18 +18,18 @@ LEASE_S: Final = 60.0
 RENEW_AFTER_S: Final = LEASE_S / 2
 MARGIN_S: Final = 10.0
 CLOCK_TOLERANCE_S: Final = MARGIN_S / 2
-"""How far a clock may be from the store's: then two are never further apart than `MARGIN_S`."""
+"""Maximum distance of a clock from the store's, in seconds: then two are never further apart than `MARGIN_S`."""
 
 POLL_S: Final = 1.0
-"""How often somebody who waits for a lock looks at it."""
+"""Seconds between two looks of a waiter at a lock."""
 
 assert LEASE_S < LONGEST_LEASE_S
 
 
 def claimed(found: LockDocument | None, owner_id: str, now: float, above: int, place: str) -> LockDocument:
-    """The document by which somebody takes a lock that is free: new, released, or expired.
+    """Return the document that takes a free lock: new, released, or expired.
 
-    Raises `lock_contended` when it is held, or when somebody else waits for it, who has the right to be next.
+    Raises `lock_contended` when it is held, or when another owner waits for it, who has the right to be next.
     """
     if found is not None and (found.is_held(now) or found.live_waiter(now) not in (None, owner_id)):
         raise contended(found, now, place)
@@ -47,11 +47,11 @@ def claimed(found: LockDocument | None, owner_id: str, now: float, above: int, p
 
 
 def next_fence(found: LockDocument | None, now: float, above: int, place: str) -> int:
-    """A number larger than that of every earlier acquisition.
+    """Return a number larger than that of every earlier acquisition.
 
-    Larger than the last one, which the document keeps after a release too, and than `above`, the largest that the
-    caller knows of. Where there is no last one, as the document is new, was removed by hand, or rewritten by somebody
-    who knows no fences, it is the microseconds since 1970. With a last one the clock counts for `MARGIN_S` less: so no
+    It is larger than the last one, which the document keeps after a release too, and than `above`, the largest that the
+    caller knows of. Without a last one, because the document is new, was removed by hand, or rewritten by a program
+    without fences, it is the microseconds since 1970. With a last one the clock counts for `MARGIN_S` less: so no
     machine's clock, ahead as it may be, makes a number that another's, behind as it may be, would not exceed after a
     removal. That holds unless the document had been made within the last `MARGIN_S`.
     """
@@ -68,19 +68,19 @@ def renewed(held: LockDocument, now: float) -> LockDocument:
 
 
 def freed(held: LockDocument) -> LockDocument:
-    """The document by which its owner gives a lock back. Whoever waits stays in it, and has it next."""
+    """Return the document that releases a lock. The waiter stays in it, and gets the lock next."""
     return replace(held, expires_at=0.0)
 
 
 def replaced(found: LockDocument | None, now: float, place: str) -> LockDocument:
-    """The document by which an administrator frees a lock. `found` is None for what cannot be read as a document."""
+    """Return the document by which an administrator frees a lock. `found` is None if the old one is unreadable."""
     if found is not None and found.fence < MAX_FENCE:
         return freed(found)
     return LockDocument(owner_id="nobody", expires_at=0.0, fence=next_fence(None, now, 0, place))
 
 
 def contended(found: LockDocument, now: float, place: str) -> StateError:
-    """The error for a lock that somebody else has, or will have next: it says who, and until when."""
+    """Return the error for a lock that another owner holds or has reserved: it says who, and until when."""
     waiter = found.live_waiter(now)
     until = rfc3339(int(found.expires_at * 1e6))
     if found.is_held(now):

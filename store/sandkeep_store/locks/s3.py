@@ -61,7 +61,7 @@ class S3Store:
         return Written(answer["ETag"], parsedate_to_datetime(date).timestamp())
 
     def _require_conditions(self) -> None:
-        """Once, see that a write that must not succeed does not: where something is, and over what is not there."""
+        """Check once that the service honours preconditions: on an existing object, and on a missing one."""
         if self._keeps_conditions:
             return
         path = f"sandboxes/.conditions-{secrets.token_hex(8)}"

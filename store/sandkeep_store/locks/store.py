@@ -1,21 +1,19 @@
-"""Where locks are kept: a store of small documents, each of which is only ever written over the one that was read.
+"""Stores of lock documents: small documents with compare-and-swap.
 
-A lock is one document, ``sandboxes/<name>/lock.json``. All that two daemons need to agree on is in the order of its
-versions, so a store has to keep one promise: **of all who write over the same version, one succeeds.** What the
-document says, and who may write what when, is decided in `rules`; `lease` carries it out, and `fence` guards what is
-written under a lock, which may be a document of the same store.
+A lock is one document, ``sandboxes/<name>/lock.json``. Two daemons agree through the order of its versions, so a store
+has to keep one promise: **of all writers over the same version, one succeeds.** `rules` decides the content and who may
+write it, `lease` carries that out, and `fence` guards documents written under a lock, which may be in the same store.
 
 Lifecycle of a document::
 
     found = store.read(path_of("box"))             # None: there is none
     written = store.write(path_of("box"), b"…", None)   # only if there is still none
-    if written is None:                            # somebody else was quicker: read again
+    if written is None:                            # another writer was first: read again
         …
     store.write(path_of("box"), b"…", written.version)  # only over that very version
 
-Everything blocks, and may be called from several threads at once. A store that cannot be reached, or answers what it
-should not, raises `provider_unavailable`; the write may have been carried out all the same, and whoever wrote finds out
-by reading.
+Everything blocks, and may be called from several threads at once. An unreachable store, or an unexpected answer, raises
+`provider_unavailable`; the write may have been carried out all the same, and the writer finds out by reading.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -36,23 +34,23 @@ class Stored(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a write that succeeded made: the version, and the time in seconds since 1970 by the store's own clock."""
+    """The result of a successful write: the version, and the time in seconds since 1970 by the store's own clock."""
 
     version: str
     time: float
 
 
 class DocumentStore(Protocol):
-    """See the module. Paths are relative, of names that were checked. `where` is what people call the store:
+    """See the module. Paths are relative, of names that were checked. `where` is the display name of the store:
     ``gs://BUCKET``, or a directory.
     """
 
     where: str
 
     def read(self, path: str, most: int = MAX_DOCUMENT_BYTES) -> Stored | None:
-        """A document of up to `most` bytes; None when there is none.
+        """Read a document of up to `most` bytes; None when there is none.
 
-        Raises `provider_unavailable`, and `lock_damaged` for what is no plain file.
+        Raises `provider_unavailable`, and `lock_damaged` if it is no regular file.
         """
         ...
 
@@ -66,5 +64,5 @@ class DocumentStore(Protocol):
 
 
 def path_of(name: str) -> str:
-    """The path of a lock's document. Raises `invalid` for what is no name: it may come from anywhere."""
+    """Return the path of a lock's document. Raises `invalid` for a malformed name, as it may be untrusted."""
     return f"sandboxes/{check_name(name, 'name')}/lock.json"

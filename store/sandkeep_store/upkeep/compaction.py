@@ -1,16 +1,15 @@
-"""Compaction: what ended long ago goes from the log into the archive, so that log, views and starts stay small.
+"""Compaction: old events of ended objects move from the log into the archive, so that log, views and starts stay small.
 
-What goes: the events of sandboxes that ended, with all their processes; of processes that ended in sandboxes that are
-still here, once no view shows them; of images that were removed; of locks that nobody holds any more. They go as whole
-streams, and only when all of a stream is older than a given moment. Of streams that do not end (the daemon's, the
-log's, of files written into a sandbox that is here) all but the last event go. What is as old but still needed stays
-and is folded as before.
+Archived are the events of ended sandboxes, with all their processes; of ended processes in live sandboxes, once no view
+shows them; of removed images; of released locks. They go as whole streams, and only when all of a stream is older than
+a given moment. Of streams that do not end (the daemon's, the log's, of files written into a live sandbox) all but the
+last event go. Older events that are still needed stay and are folded as before.
 
-How it survives a crash at any instant: first ``log.compact_requested`` says which sandboxes and images no view holds
-any more. Then, portion by portion, events are written into a segment, which is made durable and read back; only then
-`first_position` rises, and they are deleted in small batches by the log's one writer. At last ``log.compacted`` says
-so. At any moment an event is in the log, or in a segment, or in both; in that case the next compaction, which looks at
-what is there and not at what was planned, writes it into a segment again.
+Crash safety: first ``log.compact_requested`` names the sandboxes and images that no view holds any more. Then, portion
+by portion, events are written into a segment, which is made durable and read back; only then `first_position` rises,
+and they are deleted in small batches by the log's one writer. At last ``log.compacted`` is appended. At any moment an
+event is in the log, or in a segment, or in both; in that case the next compaction, which goes by the contents and not
+by the plan, writes it into a segment again.
 """
 
 import os
@@ -41,22 +40,22 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 
 ROUND_NAMES: Final = 400
-"""How many sandboxes, and how many images, one ``log.compact_requested`` names: it must fit into an event."""
+"""Maximum number of sandboxes, and of images, in one ``log.compact_requested``: it must fit into an event."""
 ROUND_EVENTS: Final = 200_000
 SEGMENT_EVENTS: Final = 20_000
 BATCH_EVENTS: Final = 100
-"""How many events are deleted at once, which takes about twice as long as a commit of one."""
+"""Events deleted at once, which takes about twice as long as a commit of one."""
 BATCH_PAGES: Final = 64
 FREE_PAGES: Final = 1024
-"""So many free pages stay in the file for what is appended next."""
+"""Number of free pages that stay in the file for the next appends."""
 
 Forget = Callable[[Sequence[str]], Awaitable[None]]
 ForgetProcesses = Callable[[str, Sequence[str]], Awaitable[None]]
 
 
 class Compaction:
-    """Compacts one log. `state` must follow the log; `forget` removes what is left of sandboxes besides events, and
-    `forget_processes` what is left of processes that ended in a sandbox that stays.
+    """Compacts one log. `state` must follow the log; `forget` removes the files of archived sandboxes, and
+    `forget_processes` those of archived processes in a live sandbox.
     """
 
     def __init__(self, log: EventLog, state: State, forget: Forget, forget_processes: ForgetProcesses) -> None:
@@ -66,10 +65,10 @@ class Compaction:
         self._forget_processes = forget_processes
 
     async def run(self, before_us: int, meta: Meta, *, least: int = 1) -> CompactReport:
-        """Archive what had ended before a moment. With fewer than `least` events to archive it does nothing, unless an
-        earlier compaction was interrupted.
+        """Archive the objects that had ended before a moment. With fewer than `least` events to archive do nothing,
+        unless an earlier compaction was interrupted.
 
-        Raises `storage_unavailable`; what is half done is finished by the next compaction.
+        Raises `storage_unavailable`; the next compaction finishes the work.
         """
         report = CompactReport(first_position=self._log.first_position)
         full = True
@@ -152,8 +151,8 @@ _BEGINNINGS: Final = (ProcessLaunchRequested.type, ProcessRestored.type)
 def write_segment(
     log: EventLog, positions: Sequence[int], kept: Kept
 ) -> tuple[str, list[Leaving], dict[str, list[str]]]:
-    """Write the events at these positions into a segment; answer its name, what deleting them takes, and which
-    processes they launched in sandboxes that stay. Blocks.
+    """Write the events at these positions into a segment; return its name, the data needed to delete them, and the
+    processes that they launched in live sandboxes. Blocks.
     """
     events, leaving = log.leaving(positions, kept)
     processes: dict[str, list[str]] = {}
@@ -175,8 +174,8 @@ def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
 
 
 def _ended_images(state: State, before_us: int) -> Iterator[str]:
-    """Those that nobody asks for. Not those that sandboxes and snapshots name: what is on record of how to run an
-    image holds also for what becomes of these.
+    """Yield the removed images that neither sandboxes nor snapshots name: these still need the record of how to run the
+    image.
     """
     named = {snapshot.requested.image_id for snapshot in state.snapshots.values() if snapshot.alive}
     named |= {checkpoint.requested.image_id for checkpoint in state.checkpoints.values() if checkpoint.alive}
@@ -199,7 +198,7 @@ def _ended_snapshots(state: State, before_us: int) -> Iterator[str]:
 
 
 def _is_gone(state: State, image: ImageState, before_us: int) -> bool:
-    """Whether nobody will ask for it: removed long ago, and no other name of an image that is here."""
+    """Return True if an image was removed before the moment and is no alias of a present image."""
     alias = image.reused is not None and image.reused in state.images
     return image.ended and not alias and image.ended_us is not None and image.ended_us < before_us
 

@@ -24,7 +24,7 @@ LOG_NAME = "events.db"
 
 
 def fold(log: EventLog) -> State:
-    """The state that the whole log tells. Blocks. Raises what `EventLog.fold` raises."""
+    """Return the state of the whole log. Blocks. Raises as `EventLog.fold` does."""
     state = State()
     log.fold(state)
     return state
@@ -64,14 +64,14 @@ def verify(state_dir: str) -> VerifyReport:
 
 
 def _require_undoubted(log: EventLog, state_dir: str) -> None:
-    """Refuse to change anything beside a log that lost its end: what it lost must still be found out."""
+    """Refuse any change beside a log that lost its end: the loss must be investigated first."""
     problems = log.doubts + metadata_files.ahead_of(f"{state_dir}/sandboxes", log.log_id, log.head)
     if problems:
         raise DaemonError("storage_unavailable", problems[0])
 
 
 def report(log: EventLog, problems: list[str]) -> VerifyReport:
-    """What a check found, with the log's extent."""
+    """Return the report of a check, with the log's extent."""
     return VerifyReport(
         ok=not problems,
         events=log.count(),
@@ -82,7 +82,7 @@ def report(log: EventLog, problems: list[str]) -> VerifyReport:
 
 
 def compact(state_dir: str, age_s: float) -> CompactReport:
-    """Move the events of what ended longer ago than that into the archive. Raises `conflict` while a daemon uses it."""
+    """Archive events of objects that ended longer ago than `age_s`. Raises `conflict` while a daemon uses the log."""
     log = open_log(state_dir)
     try:
         _require_undoubted(log, state_dir)
@@ -122,7 +122,7 @@ async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactRepo
 
 
 def _remove(folders: Sequence[str]) -> None:
-    """`rm` and not Python: what was written inside a sandbox may be deeper than Python goes."""
+    """Remove directories with `rm`: a tree made inside a sandbox may be deeper than Python can recurse."""
     if folders:
         subprocess.run(["rm", "-rf", "--one-file-system", "--", *folders], check=False)
 

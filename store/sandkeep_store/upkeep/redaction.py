@@ -1,12 +1,12 @@
-"""Redaction: what a caller put into an event is taken out of every file of the state directory, and the event stays.
+"""Redaction: a caller's data in an event is removed from every file of the state directory, and the event stays.
 
-Its position, stream, revision and type stay too, and so do the fields that other events depend on; see `blanks`. Of its
-cause only the digest goes by which the command is known again, once a day is over.
+Its position, stream, revision and type stay too, and so do the fields that other events depend on; see `blanks`. After
+a day, the digest of its command is removed as well.
 
-``log.redact_requested`` is durable before. Then the event's row is changed and the log's file written anew, since rows
-that were moved or archived leave copies in its free space; then the segments that hold it; then what is computed from
-events goes, to be computed again. ``log.redacted`` says that all of it is done, and makes every view forget the same. A
-redaction that was interrupted is done again from its beginning, which changes nothing of what was done.
+``log.redact_requested`` is durable before. Then the event's row is changed and the log's file rewritten, since moved or
+archived rows leave copies in its free space; then the segments that hold it; then data computed from events is deleted
+and recomputed. ``log.redacted`` is appended at the end, and makes every view forget the data. An interrupted redaction
+is repeated from its beginning, which is idempotent.
 """
 
 import os
@@ -39,7 +39,7 @@ from sandkeep_store.views.state import State
 
 
 class Target(NamedTuple):
-    """The event to redact, wherever it is."""
+    """The event to redact, in the log or in a segment."""
 
     type: str = ""
     stream: str = ""
@@ -51,8 +51,8 @@ Step = Callable[[Target], Awaitable[None]]
 
 
 class Redaction:
-    """Redacts events of one log. `state` must follow the log; `forget` removes what was made of an event, and `renew`
-    makes it anew once the state has forgotten the same.
+    """Redacts events of one log. `state` must follow the log; `forget` removes data computed from an event, and `renew`
+    recomputes it once the state is redacted.
     """
 
     def __init__(self, log: EventLog, state: State, forget: Step, renew: Step) -> None:
@@ -62,11 +62,11 @@ class Redaction:
         self._renew = renew
 
     async def run(self, position: int, meta: Meta) -> RedactReport:
-        """Take out what a caller put into the event at a position.
+        """Remove a caller's data from the event at a position.
 
-        Raises `not_found` when there is no such event, `invalid` for one of the daemon's own, `in_use` for what still
-        runs by what it was asked to be, `conflict` while copies of damaged logs are in quarantine, and
-        `storage_unavailable`; then the next start finishes it.
+        Raises `not_found` when there is no such event, `invalid` for one of the daemon's own, `in_use` for an object
+        that still runs by it, `conflict` while copies of damaged logs are in quarantine, and `storage_unavailable`;
+        then the next start finishes it.
         """
         target = await trio.to_thread.run_sync(find, self._log, position)
         if target is None:
@@ -79,7 +79,7 @@ class Redaction:
         return await self.finish(position, meta)
 
     async def finish(self, position: int, meta: Meta) -> RedactReport:
-        """Do what is on record as requested. Raises as `run` does."""
+        """Carry out a redaction that is on record as requested. Raises as `run` does."""
         log = self._log
         require_no_quarantine(log.directory)
         target = await trio.to_thread.run_sync(find, log, position) or Target()
@@ -110,7 +110,7 @@ class Redaction:
             )
 
     def _is_needed(self, target: Target) -> bool:
-        """Whether the event says by what something runs that a daemon may have to take over again."""
+        """Return True if a daemon may need the event to recover an object that still runs."""
         state, stream = self._state, target.stream
         if target.type == ImageCreateRequested.type:
             image = state.images.get(stream)
@@ -180,7 +180,7 @@ def _redacted_line(text: bytes, position: int) -> bytes:
 
 
 def _tidy(state_dir: str) -> None:
-    """Remove what compactions and repairs that were killed have left: it may hold the event."""
+    """Remove the leftovers of killed compactions and repairs: they may hold the event."""
     try:
         segments.tidy(state_dir)
         if os.path.lexists(f"{state_dir}/{repair.WORK}"):

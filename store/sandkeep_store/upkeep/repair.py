@@ -1,12 +1,12 @@
-"""Repair of a damaged log, without a daemon: all that can be read goes into a new file, and what cannot is told.
+"""Repair of a damaged log, without a daemon: readable events go into a new file, and losses are reported.
 
-Nothing is thrown away: the damaged files are copied into quarantine first. An event that is lost leaves
-``log.event_lost`` in its position, so that no position is used twice, and in its place in its stream where its
-neighbours, or an index, tell which that was. Positions that only the witness or a `metadata.json` has seen, beyond the
-end of what is left, count as lost too. Segments of the archive that are damaged go into quarantine.
+Nothing is thrown away: the damaged files are copied into quarantine first. A lost event leaves ``log.event_lost`` in
+its position, so that no position is used twice, and in its place in its stream if its neighbours or an index tell which
+that was. Positions that only the witness or a `metadata.json` has seen, beyond the last readable event, count as lost
+too. Damaged segments of the archive go into quarantine.
 
-Killed at any of its `STEPS`, a repair leaves what was there before, or a mark with which no daemon starts: the next
-repair then finishes it.
+Killed at any of its `STEPS`, a repair leaves the old files, or a mark with which no daemon starts: the next repair then
+finishes it.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from sandkeep_store.upkeep.salvage import Salvage, is_file
 
 QUARANTINE: Final = "quarantine"
 REPORT: Final = "report"
-"""Beside the damaged files: what was told of them, a line each."""
+"""The file beside the damaged ones that lists the problems, a line each."""
 STEPS: Final = (
     "repair.copied",
     "repair.filled",
@@ -47,7 +47,7 @@ _FILES: Final = (offline.LOG_NAME, f"{offline.LOG_NAME}-wal", witness.path_of(of
 
 
 def repair(state_dir: str, *, yes: bool) -> RepairReport:
-    """Say what is lost of a damaged log and its archive; with `yes` also mend them. Blocks.
+    """Report the losses of a damaged log and its archive; with `yes` also repair them. Blocks.
 
     Raises `conflict` while a daemon uses it, and `storage_unavailable` when nothing can be read of it at all.
     """
@@ -109,8 +109,8 @@ def _pad(path: str) -> None:
 
 
 def _replace(path: str, new: str, problems: Sequence[str]) -> str:
-    """Put the new file in the place of the old ones, which are in quarantine then; answer where. A crash in between
-    leaves a mark, with which no daemon starts, and the next repair goes on from what is in quarantine.
+    """Move the old files into quarantine and the new one into place; return the quarantine. A crash in between leaves a
+    mark, with which no daemon starts, and the next repair continues from the quarantine.
     """
     state_dir, mark = os.path.dirname(path), repairing(path)
     sync(witness.path_of(new))

@@ -1,7 +1,7 @@
-"""Salvage: all that can be read of a damaged log goes into a new one, and of all the rest it is told that it is lost.
+"""Salvage: readable events of a damaged log go into a new one, and the rest is marked as lost.
 
-An event that is lost leaves ``log.event_lost`` in its position, and in its place in its stream where its row, an index
-or its neighbours tell which that was.
+A lost event leaves ``log.event_lost`` in its position, and in its place in its stream if its row, an index or its
+neighbours tell which that was.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from sandkeep_store.upkeep import offline, segments
 
 CHUNK: Final = 256
 MOST_BEYOND: Final = 100_000
-"""How far beyond all that is known a number is believed that has no checksum."""
+"""Maximum distance beyond known positions at which a number without a checksum is believed."""
 MOST_ROWS: Final = 50_000_000
 """More rows than any log has; a number that is higher is damaged."""
 _ROW: Final = ", ".join(COLUMNS)
@@ -67,7 +67,7 @@ class Salvage:
         self.log_id = ""
 
     def run(self) -> tuple[int, list[str]]:
-        """Fill the new database; answer how many events it took over, and what is lost or mended, in sentences."""
+        """Fill the new database; return the number of salvaged events, and the losses and repairs, in sentences."""
         with contextlib.closing(sqlite3.connect(self._path, isolation_level=None)) as old:
             self._check(old)
             self._look_beside()
@@ -113,7 +113,9 @@ class Salvage:
             return None
 
     def _settle_facts(self, old: sqlite3.Connection, seen: witness.Head | None) -> None:
-        """Which log it is, and from where on it has no gaps. The witness has a checksum, and the facts have none."""
+        """Determine the log's id, and its first position without gaps. The witness has a checksum, and the table has
+        none.
+        """
         meta = self._facts(old)
         if seen is not None and meta.get("log_id") != seen.log_id and not self._is_of(old, seen):
             self._problems.append(f"{witness.path_of(self._path)} is of another log, {seen.log_id}")
@@ -133,7 +135,7 @@ class Salvage:
             self._compare(old, seen)
 
     def _compare(self, old: sqlite3.Connection, seen: witness.Head) -> None:
-        """See whether another event is where the witness has seen one. Of one that is damaged it is told anyway."""
+        """Note if the witness has seen another event at its position. A damaged event is reported anyway."""
         query = f"SELECT {_ROW} FROM events WHERE position = ?"  # noqa: S608
         with contextlib.suppress(sqlite3.Error):
             row = old.execute(query, (seen.position,)).fetchone()
@@ -142,7 +144,7 @@ class Salvage:
                 self._problems.append(f"{name} has seen another event at position {seen.position}; it is written anew")
 
     def _is_of(self, old: sqlite3.Connection, seen: witness.Head) -> bool:
-        """Whether the log has the event that the witness has seen."""
+        """Return True if the log has the event that the witness has seen."""
         try:
             row = old.execute("SELECT crc FROM events WHERE position = ?", (seen.position,)).fetchone()
         except sqlite3.Error:
@@ -150,7 +152,7 @@ class Salvage:
         return row is not None and row[0] == seen.crc
 
     def _was_compacted(self, old: sqlite3.Connection, first: int, seen: witness.Head) -> bool:
-        """Whether it has gaps up to there by a compaction of which the witness may not have heard."""
+        """Return True if a compaction explains the gaps up to `first`. The witness may not have recorded it."""
         try:
             return is_compacting(old) or (first > seen.first_position and was_compacted_to(old, first))
         except sqlite3.Error:
@@ -182,7 +184,7 @@ class Salvage:
         ]
 
     def _read_places(self, old: sqlite3.Connection) -> None:
-        """What the index tells of events, also of those whose rows cannot be read."""
+        """Read positions and streams from the index, also of events whose rows are unreadable."""
         with contextlib.suppress(sqlite3.Error):
             for position, stream, revision in old.execute(_PLACES):
                 if isinstance(revision, int) and stream in self._names:
@@ -211,7 +213,7 @@ class Salvage:
             self._note_gaps(*row)
 
     def _end(self, last: int, known: int, told: int) -> int:
-        """The last position that the log had. What it says itself has no checksum, and is believed within limits."""
+        """Return the last position of the log. The log's own number has no checksum, and is believed within limits."""
         if known:
             return max(last, known)
         if last <= told <= last + MOST_BEYOND:
@@ -291,7 +293,7 @@ class Salvage:
         return matched
 
     def _is_next(self, place: tuple[int, int], position: int) -> bool:
-        """Whether a place is the one behind the last that is left of its stream."""
+        """Return True if a place directly follows the last remaining event of its stream."""
         stream, revision = place
         return stream in self._last and (revision - 1, True) == (
             self._last[stream][0],
@@ -383,7 +385,7 @@ def _between(old: sqlite3.Connection, query: str, key: str, after: int, upto: in
 
 
 def is_file(path: str) -> bool:
-    """Whether there is a regular file."""
+    """Return True if there is a regular file."""
     try:
         return stat.S_ISREG(os.stat(path, follow_symlinks=os.path.basename(path) == offline.LOG_NAME).st_mode)
     except OSError:

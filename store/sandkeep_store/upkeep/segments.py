@@ -1,7 +1,7 @@
 """Segments of the archive: files of events that left the log, each complete and checked before they leave it.
 
-A segment is a zstd file: ``zstdcat SEGMENT`` shows an event a line. A frame that zstd skips is at its beginning and
-says what must be in it. Nothing is ever added to a segment, and no new one takes the place of another.
+A segment is a zstd file: ``zstdcat SEGMENT`` shows an event a line. A skippable frame at its beginning describes its
+content. Segments are never appended to or replaced.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _MAX_HEADER_BYTES: Final = 64 * 1024
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a segment holds. The digest and the size are those of the lines."""
+    """The description of a segment. The digest and the size are those of the lines."""
 
     format: int
     log_id: str
@@ -78,8 +78,8 @@ def write(state_dir: str, log_id: str, events: Sequence[Recorded]) -> str:
 
 
 def store(folder: str, log_id: str, first: int, last: int, lines: Sequence[bytes]) -> str:
-    """Write a segment of these lines, and read it back; answer its name. Raises OSError, and `storage_unavailable` if
-    what was read is not what was written.
+    """Write a segment of these lines, and read it back; return its name. Raises OSError, and `storage_unavailable` if
+    the content read differs.
     """
     content = b"".join(lines)
     header = Header(
@@ -113,7 +113,7 @@ def _put(folder: str, name: str, header: Header, content: bytes) -> None:
 
 
 def tidy(state_dir: str) -> None:
-    """Remove what is left of segments that were not finished. No other may be in the making.
+    """Remove unfinished segments. No other may be in the making.
 
     Blocks. Raises `storage_unavailable`.
     """
@@ -145,7 +145,7 @@ def _line(event: Recorded) -> bytes:
 
 
 def archived_meta(meta: bytes | Raw) -> Raw:
-    """What the archive says of an event's cause. Its command is not looked up here, and needs no digest any more."""
+    """Return an event's meta for the archive, without the digest: archived commands are not looked up."""
     return Raw(change_fingerprint(bytes(meta), without_digest))
 
 
@@ -189,12 +189,12 @@ def events(path: str) -> Iterator[Line]:
 
 
 def verify(state_dir: str, log_id: str) -> list[str]:
-    """Check every segment; answer what is wrong, a sentence each. Blocks."""
+    """Check every segment; return the problems, a sentence each. Blocks."""
     return list(broken(state_dir, log_id).values())
 
 
 def broken(state_dir: str, log_id: str) -> dict[str, str]:
-    """What is wrong with segments, by their names. Blocks."""
+    """Return the problems of segments, by their names. Blocks."""
     problems = {}
     for name in names(state_dir):
         path = f"{state_dir}/{FOLDER}/{name}"

@@ -1,11 +1,11 @@
-"""The cached fold: the state as of some position in a file, so that a start folds only what came after it.
+"""The cached fold: the state as of some position in a file, so that a start folds only the later events.
 
-It holds nothing that the log does not, and is used only when it surely stands for that: it is whole, of this log, its
-last event is the log's at that position, and the code that folded it is the code that would fold now. Whatever else is
-found is passed over with a line in the daemon's log, and the whole log is folded.
+It holds nothing that the log does not, and is used only if it is surely valid: it is whole, of this log, its last event
+is the log's at that position, and it was folded by the present code. An invalid one is logged and ignored, and the
+whole log is folded.
 
-The file: a line that says what it is, a CRC-32 of all that follows, and records of msgpack, each after its length: the
-header, then every sandbox with its processes.
+The file: a line with its type, a CRC-32 of all that follows, and records of msgpack, each after its length: the header,
+then every sandbox with its processes.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _NOT_KEPT: Final = ("seen",)
 
 
 class Header(Struct, array_like=True):
-    """What the file stands for: the state of log `log_id` after the event at `position`, whose row has checksum
+    """The identity of the cached state: that of log `log_id` after the event at `position`, whose row has checksum
     `crc`.
     """
 
@@ -90,7 +90,7 @@ _sandbox: Final = msgspec.msgpack.Decoder(_Sandbox).decode
 
 @cache
 def fingerprint() -> str:
-    """What tells the code that folds from any other: a digest of its sources."""
+    """Return a digest of the sources of the folding code."""
     digest = hashlib.sha256(f"{VERSION} msgspec {msgspec.__version__}".encode())
     folder = os.path.dirname(views.__file__)
     sources = [events.__file__, lifecycle.__file__, model.__file__, blanks.__file__, codec.__file__, fold.__file__]
@@ -152,7 +152,7 @@ def save(state_dir: str, state: State, log: EventLog) -> None:
 
 
 def discard(state_dir: str) -> None:
-    """Remove the file, durably, and what is left of one that was being written. Blocks. Raises OSError."""
+    """Remove the file and an unfinished one, durably. Blocks. Raises OSError."""
     for name in (FILE_NAME, f"{FILE_NAME}.new"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{state_dir}/{name}")
@@ -171,7 +171,7 @@ def _write(file: Any, parts: Iterable[bytes]) -> None:
 
 
 def load(state_dir: str, log: EventLog) -> State | None:
-    """The state that the file holds, or None when there is none that can be used: then it is told why. Blocks."""
+    """Return the cached state, or None if there is none that is valid: then the reason is logged. Blocks."""
     try:
         with open(f"{state_dir}/{FILE_NAME}", "rb") as file:
             content = file.read()

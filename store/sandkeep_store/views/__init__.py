@@ -1,3 +1,3 @@
-"""State computed from events: what all reads are answered from."""
+"""State computed from events, from which all reads are answered."""
 
 from sandkeep_store.views import folds as folds  # registers them: without, no state could apply an event

@@ -1,4 +1,4 @@
-"""What is left of an event that is redacted: numbers, ids, names and what providers wrote, and nothing else.
+"""Redaction of events: numbers, ids, names and data of providers stay, and nothing else.
 
 Pure. It works on documents, so that events of every version can be redacted, and redacting twice changes nothing.
 """
@@ -30,7 +30,7 @@ def redact_data(data: bytes) -> bytes:
 
 
 def change_fingerprint(meta: bytes, change: Callable[[str], str]) -> bytes:
-    """What is known of an event's cause, with another fingerprint of its command, if it has one."""
+    """Return an event's meta with another fingerprint of its command, if it has one."""
     known = msgspec.json.decode(meta)
     if "command" not in known:
         return meta

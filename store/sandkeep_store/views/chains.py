@@ -1,4 +1,4 @@
-"""Chains of snapshots: what each builds on, and what builds on it."""
+"""Chains of snapshots: ancestors and descendants of each."""
 
 from collections.abc import Iterator
 

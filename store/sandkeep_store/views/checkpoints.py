@@ -10,7 +10,7 @@ from sandkeep.protocol.clock import rfc3339
 
 
 class CheckpointState(Struct, kw_only=True, array_like=True):
-    """What is known of a checkpoint."""
+    """The state of a checkpoint."""
 
     lifecycle: ClassVar[Lifecycle[model.CheckpointStatus]] = CHECKPOINT
 
@@ -28,7 +28,7 @@ class CheckpointState(Struct, kw_only=True, array_like=True):
 
     @property
     def owner(self) -> str:
-        """Whose it is."""
+        """The owner."""
         return self.requested.owner
 
     @property
@@ -38,16 +38,16 @@ class CheckpointState(Struct, kw_only=True, array_like=True):
 
     @property
     def ended(self) -> bool:
-        """Whether a plain list leaves it out."""
+        """True if a plain list leaves it out."""
         return self.status in CHECKPOINT.final
 
     @property
     def alive(self) -> bool:
-        """Whether there is something of it, or is about to be."""
+        """True if its files exist or are being made."""
         return not self.ended
 
     def needs_image(self, image_id: str) -> bool:
-        """Whether it cannot be brought back without that image."""
+        """Return True if it cannot be restored without that image."""
         return self.requested.needs_image and self.requested.image_id == image_id
 
     def view(self) -> model.Checkpoint:

@@ -11,7 +11,7 @@ from sandkeep.protocol.clock import rfc3339
 
 
 class ImageState(Struct, kw_only=True, array_like=True):
-    """What is known of an image. `reused` is the older image that stands for one that was not kept."""
+    """The state of an image. `reused` is the older image that stands for a duplicate."""
 
     lifecycle: ClassVar[Lifecycle[model.ImageStatus]] = IMAGE
 
@@ -28,17 +28,17 @@ class ImageState(Struct, kw_only=True, array_like=True):
 
     @property
     def owner(self) -> str:
-        """Whose it is."""
+        """The owner."""
         return self.requested.owner
 
     @property
     def ended(self) -> bool:
-        """Whether a plain list leaves it out."""
+        """True if a plain list leaves it out."""
         return self.status in IMAGE.final
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """What its provider goes by when it makes sandboxes of it."""
+        """The provider's data, from which it makes sandboxes of the image."""
         return self.created.details if self.created else {}
 
     def view(self) -> model.Image:

@@ -12,11 +12,11 @@ from sandkeep.lifecycle import LOCK, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 
 RECENT_LOCKS: Final = 1000
-"""How many acquisitions that are over stay in the view."""
+"""Number of ended acquisitions that stay in the view."""
 
 
 class LockState(Struct, kw_only=True, array_like=True):
-    """What is known of one acquisition. `interrupted`: nothing came of it for no fault of its own."""
+    """The state of one acquisition. `interrupted`: it was ended by the end of a daemon."""
 
     lifecycle: ClassVar[Lifecycle[model.LockStatus]] = LOCK
 
@@ -40,11 +40,11 @@ class LockState(Struct, kw_only=True, array_like=True):
 
     @property
     def under_way(self) -> bool:
-        """Whether something is still to come of it."""
+        """True until it is in a final state."""
         return self.status not in LOCK.final
 
     def competes_with(self, other: "LockState") -> bool:
-        """Whether both are acquisitions of one lock. Owners do not share their names."""
+        """Return True if both are acquisitions of one lock. Names are private to an owner."""
         return self.name == other.name and (self.where == other.where or self.owner == other.owner)
 
     def view(self) -> model.Lock:

@@ -1,7 +1,7 @@
-"""The log's own stream: what went into the archive, and is therefore in no view any more.
+"""The log's own stream: the records of compactions, redactions and lost events.
 
-Such an event may be in the stream of an object all the same: a tombstone that a repair put there, or what older daemons
-wrote where a sandbox was called ``log``. It moves that stream on.
+Such an event may be in the stream of an object all the same: a tombstone that a repair put there, or one that older
+daemons wrote where a sandbox was called ``log``. It advances that stream.
 """
 
 from msgspec import Struct, field
@@ -10,12 +10,12 @@ from sandkeep.protocol.clock import rfc3339
 
 
 class LogState(Struct, kw_only=True, array_like=True):
-    """What is known of the log itself.
+    """The state of the log itself.
 
-    `archived_before_us` is the moment before which what had ended may be in the archive; 0 when nothing is. `leaving`
-    are the sandboxes of a compaction under way; `compacting` says that one is. `redacting` are the positions of events
-    whose redaction is under way, and `removing` those of the events that say which archives without an owner are about
-    to be removed.
+    Objects that had ended before `archived_before_us` may be in the archive; 0 when nothing is. `leaving` are the
+    sandboxes of a running compaction; `compacting` says that one is running. `redacting` are the positions of events
+    whose redaction is running, and `removing` those of the events that announce the removal of archives without an
+    owner.
     """
 
     archived_before_us: int = 0
@@ -26,7 +26,7 @@ class LogState(Struct, kw_only=True, array_like=True):
 
     @property
     def hint(self) -> str:
-        """What to add when something is not found: that it may be in the archive."""
+        """Return a suffix for `not_found` messages: the object may be in the archive."""
         if not self.archived_before_us:
             return ""
         return f" (what ended before {rfc3339(self.archived_before_us)} was archived)"

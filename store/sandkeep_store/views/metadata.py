@@ -1,8 +1,8 @@
 """The view `metadata.json`: one document a sandbox, made from its state alone.
 
 The first keys are those of the format that this one continues (`sandbox_id, created_timestamp, idle_timeout,
-latest_checkpoint, latest_snapshot`); the rest is ours. `position` is that of the sandbox's last event, so that the
-same log gives the same bytes, whenever and by whom the document is written.
+latest_checkpoint, latest_snapshot`); the rest is ours. `position` is that of the sandbox's last event, so that the same
+log always gives the same bytes.
 """
 
 from typing import Any, Final
@@ -18,7 +18,7 @@ FILE_NAME: Final = "metadata.json"
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a check needs of a document: of which log it is, and which event it has seen last."""
+    """The part of a document that a check needs: its log, and the last event in it."""
 
     log_id: str
     position: int
@@ -62,7 +62,7 @@ def document(sandbox: SandboxState, log_id: str, fence: int = 0) -> bytes | None
 
 
 def _latest_snapshot(sandbox: SandboxState) -> dict[str, Any] | None:
-    """Where the last snapshot lies: in a bucket, or below a directory of this machine's."""
+    """Return the place of the last snapshot: in a bucket, or below a directory of this machine."""
     if not sandbox.snapshots:
         return None
     place = sandbox.snapshots[-1].place
@@ -70,7 +70,7 @@ def _latest_snapshot(sandbox: SandboxState) -> dict[str, Any] | None:
 
 
 def _latest_checkpoint(sandbox: SandboxState) -> dict[str, Any] | None:
-    """Where the files of the last checkpoint lie."""
+    """Return the place of the last checkpoint's files."""
     if not sandbox.checkpoints:
         return None
     place = sandbox.checkpoints[-1].place

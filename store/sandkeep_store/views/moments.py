@@ -1,6 +1,6 @@
-"""The moments of a sandbox that it is possible to go back to: what was kept of it, and when.
+"""The moments of a sandbox to which it can go back: its snapshots and checkpoints, with their times.
 
-Pure functions over the views. What is kept of sandboxes besides snapshots has its place in `moments`, and nowhere else.
+Pure functions over the views. New sources of moments are added to `moments`, and nowhere else.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from sandkeep_store.views.state import State
 
 
 class Moment(Struct, frozen=True, kw_only=True, gc=False):
-    """That `source_id`, which is `owner`'s, holds the sandbox as it was at `position`. It can be used only while its
+    """A state of the sandbox at `position`, held by `source_id`, which is `owner`'s. It can be used only while its
     source is ``ready``.
     """
 
@@ -62,11 +62,11 @@ def newest(found: Iterable[Moment], upto: int, until_us: int | None = None) -> M
 
 
 def _of_snapshots(state: State, sandbox: SandboxState) -> Iterator[Moment]:
-    """The moment of a snapshot is that of `snapshot.stored`.
+    """Yield the moments of snapshots, each at its `snapshot.stored`.
 
-    What it holds is of a time between that and its request, and only the daemon that packed it knew of which. Nothing
-    that is in it came later than it was stored, so whoever asks for that moment, or a later one, never gets what had
-    not happened by then. Of the moment of its request that could not be said.
+    The content is of a time between request and storage, known only to the daemon that packed it. Nothing in it is
+    later than `stored`, so a caller who asks for that moment, or a later one, never gets data from the future. For the
+    moment of the request that would not hold.
     """
     for snapshot in state.snapshots.values():
         if snapshot.sandbox_id == sandbox.sandbox_id and snapshot.stored is not None:
@@ -93,9 +93,8 @@ def _of_checkpoint(checkpoint: CheckpointState, position: int, time_us: int) -> 
 
 
 def _of_restores(state: State, sandbox: SandboxState) -> Iterator[Moment]:
-    """When a sandbox began with the files of a snapshot, or got them for its own, it was as that snapshot is, whosever
-    it was; and so with a checkpoint. A fork began with files that nothing keeps, and what was kept of its source before
-    is not of it.
+    """Yield the moments at which a sandbox got the files of a snapshot or checkpoint, of any sandbox. A fork began with
+    files that nothing keeps, and earlier snapshots of its source are not of it.
     """
     for filled in sandbox.filled:
         snapshot = state.snapshots.get(filled.snapshot_id)

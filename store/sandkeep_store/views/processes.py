@@ -23,7 +23,7 @@ ENDS: Final = frozenset({events.ProcessExited.type, events.ProcessLaunchFailed.t
 
 
 class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
-    """What is known of a process."""
+    """The state of a process."""
 
     lifecycle: ClassVar[Lifecycle[model.ProcessStatus]] = PROCESS
 
@@ -47,12 +47,12 @@ class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
 
     @property
     def ended(self) -> bool:
-        """Whether its end is on record, however it came."""
+        """True if its end is on record, for any reason."""
         return self.ended_us is not None
 
     @property
     def named(self) -> bool:
-        """Whether its caller gave it a name."""
+        """True if its caller gave it a name."""
         return self.requested.name is not None
 
     def view(self) -> model.Process:

@@ -13,8 +13,8 @@ from sandkeep_store.views.view import Fact
 
 
 class Change(Struct, kw_only=True):
-    """The last order to suspend, resume or restore a sandbox: its position, what the sandbox was before, and whether it
-    was carried out, or with what it failed.
+    """The last request to suspend, resume or restore a sandbox: its position, the status before, and its outcome or
+    error.
     """
 
     position: int
@@ -25,7 +25,7 @@ class Change(Struct, kw_only=True):
 
 
 class KeptSnapshot(Struct, kw_only=True, frozen=True, array_like=True):
-    """What a sandbox's own document tells of a snapshot of it that is there."""
+    """The part of a snapshot's record that a sandbox's own document contains."""
 
     snapshot_id: str
     created_us: int
@@ -48,8 +48,8 @@ class KeptCheckpoint(Struct, kw_only=True, frozen=True, array_like=True):
 
 
 class Filled(Struct, kw_only=True, frozen=True, array_like=True):
-    """When a sandbox had exactly the files of a snapshot: as it began with them, or as they replaced its own. Or when
-    it was what it is in a checkpoint, by the id of that.
+    """A moment when a sandbox had exactly the files of a snapshot: at its start, or as they replaced its own. Or its
+    state in a checkpoint, by the checkpoint's id.
     """
 
     snapshot_id: str
@@ -58,9 +58,9 @@ class Filled(Struct, kw_only=True, frozen=True, array_like=True):
 
 
 class SandboxState(Struct, kw_only=True):
-    """What is known of a sandbox. `made` says that it ran once; one that never did holds nothing. `interrupted`: only
-    the end of an earlier daemon kept it from being made. While it is `restoring`, it will be what `restore` says. The
-    event at `touched` was the last thing done in it or with it.
+    """The state of a sandbox. `made` says that it ran once; otherwise it holds nothing. `interrupted`: its creation
+    failed only because a daemon ended. While it is `restoring`, `restore` holds its future. The event at `touched` was
+    the last activity in it.
     """
 
     lifecycle: ClassVar[Lifecycle[model.SandboxStatus]] = SANDBOX
@@ -97,43 +97,43 @@ class SandboxState(Struct, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """Whose it is."""
+        """The owner."""
         return self.requested.owner
 
     @property
     def name(self) -> str | None:
-        """What its owner calls it. The id is that, too, where an older daemon had the caller choose it."""
+        """The name given by its owner, or the id, if an older daemon let the caller choose that."""
         return self.requested.name or (None if ids.looks_like_id(self.sandbox_id) else self.sandbox_id)
 
     @property
     def spec(self) -> model.SandboxSpec:
-        """What it was asked to be."""
+        """The requested spec."""
         return self.requested.spec
 
     @property
     def hidden(self) -> bool:
-        """Whether a plain list leaves it out: it ended in good order, or never came to be."""
+        """True if a plain list leaves it out: it was stopped, or creation failed."""
         return self.status == "stopped" or (self.status == "failed" and not self.made)
 
     @property
     def needs_image(self) -> bool:
-        """Whether its image has to stay."""
+        """True if its image must not be removed."""
         later = self.restore is not None and self.restore.needs_image
         return not self.hidden and (self.requested.needs_image or later)
 
     @property
     def plans(self) -> list[dict[str, Any]]:
-        """What its provider goes by: its plan, and the one that it is to have, while it is being restored."""
+        """The provider's plans: the present one, and the future one of a restore in progress."""
         return [self.requested.plan] + ([self.restore.plan] if self.restore is not None else [])
 
     def touch(self, fact: Fact) -> None:
-        """Something happened in it; of several facts, in whatever order, the last in the log counts."""
+        """Record activity; of several facts, in any order, the last in the log counts."""
         self.position = max(self.position, fact.position)
         if fact.position > self.touched:
             self.touched, self.last_activity_us = fact.position, fact.time_us
 
     def view(self) -> model.Sandbox:
-        """The sandbox as readers see it. Whatever changes it also changes `position`, so the last one is kept."""
+        """Return the sandbox as readers see it. Every change advances `position`, so the result is cached by it."""
         if self.seen is None or self.seen.position != self.position:
             self.seen = self._look()
         return self.seen

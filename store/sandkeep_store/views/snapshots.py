@@ -10,9 +10,9 @@ from sandkeep.protocol.clock import rfc3339
 
 
 class SnapshotState(Struct, kw_only=True, array_like=True):
-    """What is known of a snapshot. `kept` says of one that was deleted that its archive is still there, for those that
-    build on it. `sent`: what was on this machine alone at first is where it was to be. At `stored_position`, which was
-    at `stored_us`, it was complete.
+    """The state of a snapshot. `kept`: it was deleted, but its archive stays for the snapshots that build on it.
+    `sent`: an archive that was on this machine alone has reached its target. It was complete at `stored_position`, at
+    the time `stored_us`.
     """
 
     lifecycle: ClassVar[Lifecycle[model.SnapshotStatus]] = SNAPSHOT
@@ -33,32 +33,32 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
 
     @property
     def owner(self) -> str:
-        """Whose it is."""
+        """The owner."""
         return self.requested.owner
 
     @property
     def sandbox_id(self) -> str | None:
-        """Whose files they were; None for what came from elsewhere."""
+        """The sandbox whose files it holds; None for an imported one."""
         return self.requested.sandbox_id
 
     @property
     def ended(self) -> bool:
-        """Whether a plain list leaves it out."""
+        """True if a plain list leaves it out."""
         return self.status in SNAPSHOT.final
 
     @property
     def has_archive(self) -> bool:
-        """Whether its archive is there, or should be."""
+        """True if its archive exists, or should."""
         return self.stored is not None and (self.status in ("ready", "deleting") or self.kept)
 
     @property
     def here(self) -> model.Place | None:
-        """Where its archive is on this machine alone, as long as it is to be sent elsewhere."""
+        """The place on this machine, while the archive has yet to be sent elsewhere."""
         return self.stored.here if self.stored is not None and self.has_archive and not self.sent else None
 
     @property
     def why_here(self) -> str | None:
-        """That this is so, and why, in words that follow a name."""
+        """A clause that says that the archive is on this machine alone, and why; None if it is not."""
         if self.here is None or self.stored is None:
             return None
         target = self.requested.places[0].uri
@@ -66,28 +66,28 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
 
     @property
     def places(self) -> list[model.Place]:
-        """Where its archive is, or is about to be."""
+        """The present or future places of its archive."""
         return [self.here] if self.here is not None else self.requested.places
 
     @property
     def traces(self) -> list[model.Place]:
-        """Wherever there may be something of it."""
+        """All places that may hold parts of it."""
         here = self.stored.here if self.stored is not None else None
         return [*self.requested.places, *([here] if here is not None else [])]
 
     @property
     def alive(self) -> bool:
-        """Whether there is something of it, or is about to be."""
+        """True if its archive exists or is being made."""
         return self.status == "creating" or self.has_archive
 
     def needs_image(self, image_id: str) -> bool:
-        """Whether it holds only what differs from that image."""
+        """Return True if it is a diff against that image."""
         asked = self.requested
         return asked.kind == "incremental" and asked.parent_id is None and asked.image_id == image_id
 
     @property
     def format(self) -> model.ArchiveFormat:
-        """What its archive is, or is to be."""
+        """The format of its present or future archive."""
         return self.stored.format if self.stored is not None else self.requested.format
 
     def _note(self) -> str | None:
@@ -128,7 +128,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
 
 
 class ForkState(Struct, kw_only=True, array_like=True):
-    """What is known of a fork: of which sandbox, or checkpoint of it, into which others, and what came of it."""
+    """The state of a fork: source sandbox or checkpoint, the new sandboxes, and the outcome."""
 
     lifecycle: ClassVar[Lifecycle[ForkStatus]] = FORK
 
@@ -146,5 +146,5 @@ class ForkState(Struct, kw_only=True, array_like=True):
 
     @property
     def done(self) -> bool:
-        """Tell if what the sandboxes begin with is there."""
+        """True if the files of the new sandboxes are complete."""
         return self.status == "ready"

@@ -17,7 +17,7 @@ from sandkeep_store.views.view import HANDLERS, Fact
 
 
 class State:
-    """What is the case after the event at `position`. Only `apply` changes it."""
+    """The state after the event at `position`. Only `apply` changes it."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -40,7 +40,9 @@ class State:
         self.position = fact.position
 
     def owner_of(self, stream: str, sandbox_id: str | None) -> str | None:
-        """Whose object an event tells about; None for the daemon's own. A lock is its owner's, whatever it guards."""
+        """Return the owner of an event's object; None for the daemon's own. A lock belongs to its own owner, not to
+        that of the sandbox.
+        """
         if stream.startswith(f"{LOCK}_"):
             lock = self.locks.get(stream)
             return lock.owner if lock else None
@@ -60,8 +62,8 @@ class State:
         return self.sandboxes.get(self._names.get((owner, name), ""))
 
     def guarded(self, owner: str, name: str, where: str) -> SandboxState | None:
-        """The sandbox that an owner's lock of that name, in that place, guards: the one of that id, unless the place is
-        somebody else's than its owner's; or the owner's own of that name.
+        """Return the sandbox that an owner's lock of that name, in that place, guards: the one of that id, unless the
+        place belongs to another owner than the sandbox; or the owner's own of that name.
         """
         sandbox = self.sandboxes.get(name)
         if sandbox is not None and not is_anothers(where, sandbox.owner):
@@ -69,12 +71,12 @@ class State:
         return self.sandbox_named(owner, name)
 
     def file_of(self, lock: LockState) -> str:
-        """Name what the events of a lock are filed under: see `file_for`."""
+        """Return the id under which the events of a lock are filed: see `file_for`."""
         return self.file_for(lock.lock_id, lock.owner, lock.name, lock.where)
 
     def file_for(self, lock_id: str, owner: str, name: str, where: str) -> str:
-        """Name what the events of such a lock are filed under: the id of the sandbox that it guards, or its name, or
-        its own id where that name is the id of somebody else's sandbox.
+        """Return the id under which the events of such a lock are filed: that of the sandbox that it guards, or its
+        name, or its own id where that name is the id of another owner's sandbox.
         """
         guarded = self.guarded(owner, name, where)
         if guarded is not None:
@@ -87,7 +89,7 @@ class State:
             self._names[sandbox.owner, sandbox.name] = sandbox.sandbox_id
 
     def look_names_up(self) -> None:
-        """Find out anew which names mean what: sandboxes were removed, or read from a file."""
+        """Rebuild the index of names, after sandboxes were removed or read from a file."""
         self._names.clear()
         for sandbox in sorted(self.sandboxes.values(), key=lambda s: (not s.hidden, s.requested_us)):
             self.note_name(sandbox)

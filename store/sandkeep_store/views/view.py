@@ -1,8 +1,8 @@
 """Views: folds over the log, one for each event type, all of them pure.
 
-A fold takes the state and one fact and changes the state; it never fails on a fact that the log holds, whatever came
-before it, because the log is the truth and the view only follows. States are mutable and lean, since a daemon that
-starts folds its whole log; what readers see is made from them on demand (`view`).
+A fold takes the state and one fact and changes the state; it never fails on a fact in the log, whatever came before it,
+because the log is the truth and the view only follows. States are mutable and lean, since a starting daemon folds its
+whole log; `view` makes the models for readers on demand.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Fact(Protocol):
 
     @property
     def time_us(self) -> int:
-        """When it was committed, in microseconds since 1970."""
+        """Time of the commit, in microseconds since 1970."""
         ...
 
     @property

@@ -1,7 +1,7 @@
-"""Files below one directory, each opened name by name, so that no link leads anywhere.
+"""Files below one directory. Each path component is opened with O_NOFOLLOW, so no symbolic link is followed.
 
-Who else may write to that directory decides how far it is trusted. One of our own belongs to the daemon's user, and
-nobody else may write to it. A mount is everybody's: its owners and modes are the mount's invention.
+A directory of our own belongs to the daemon's user, and no other user may write to it. A mount is not checked: its
+owners and modes are invented by the mount.
 """
 
 import errno
@@ -22,7 +22,7 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotPlainError(Exception):
-    """What is there is no plain file, but a device, FIFO, socket or directory."""
+    """The path names a device, FIFO, socket or directory instead of a regular file."""
 
 
 class Beneath:
@@ -75,7 +75,7 @@ class Beneath:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep others who do the same from changing names meanwhile: those of this machine, if it is a mount."""
+        """Hold an exclusive flock on the base directory. On a mount it excludes only writers on this machine."""
         with self.directory(create=True) as base:
             fcntl.flock(base, fcntl.LOCK_EX)
             yield

@@ -1,4 +1,6 @@
-"""Which copy of an archive a restore takes. Pure: what is on record and what is set go in, places in order come out."""
+"""Selection of the copy from which an archive is restored. Pure: takes recorded places and settings, returns places in
+order.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -8,12 +10,12 @@ from sandkeep_store.buckets.config import Place, Root
 
 
 def in_order(recorded: Sequence[Place], configured: Sequence[Root]) -> tuple[Place, ...]:
-    """The places in which to look for an archive, the best first.
+    """Return the places in which to look for an archive, the best first.
 
-    Those that other machines see, if they are still set, in the order of the settings: a bucket is what was kept on
-    purpose, and a disk may have been lost and found. Then the copy on disk. Last what is on record but not set any
-    more: it may still be there, and if not, its error says which setting is missing. A bucket and where it is mounted
-    are one: what was stored in either has the same path in the other.
+    First shared places that are still configured, in the order of the settings: a bucket was chosen on purpose, and a
+    disk may have been lost and found. Then the copy on disk. Last, recorded places that are no longer configured: the
+    archive may still be there, and if not, the error names the missing setting. A bucket and its mount count as one
+    root: an object has the same path in both.
     """
     return tuple(dict.fromkeys(_candidates(recorded, configured)))
 
@@ -32,9 +34,7 @@ def _in(root: Root, recorded: Sequence[Place]) -> Iterator[Place]:
 
 
 def most_telling(failures: Iterable[SandkeepError]) -> SandkeepError:
-    """Of what went wrong in each place the one to tell: a damaged archive says more than one that cannot be reached,
-    and that says more than one that is not there.
-    """
+    """Return the failure to report: a damaged archive before an unreachable one, and that before a missing one."""
     return max(failures, key=lambda error: _TELLING.get(error.code, 1))
 
 

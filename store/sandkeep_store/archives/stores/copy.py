@@ -29,10 +29,10 @@ def send(
     fence: Fence | None = None,
     progress: Progress = lambda _: None,
 ) -> Stored:
-    """Copy an archive. The digest is compared with what was read, and by buckets their own with what arrived. What an
-    earlier daemon had sent is taken for that when it is the same.
+    """Copy an archive, verifying its digest while reading; buckets also verify theirs on arrival. An identical object
+    that an earlier daemon sent is accepted.
 
-    Raises `snapshot_corrupt` when the archive on disk is not what it has to be; nothing was written then.
+    Raises `snapshot_corrupt` and writes nothing if the archive on disk does not match `sha256`.
     """
     with open(local.open_file(path), "rb", buffering=0) as file:
         try:
@@ -53,7 +53,7 @@ def send(
 
 
 def _same(target: ArchiveStore, path: str, sha256: str, progress: Progress) -> Stored | None:
-    """What is there, if it is that archive."""
+    """Return the object at `path` if its digest is `sha256`, else None."""
     digest = hashlib.sha256()
     with target.read(path, progress=progress) as archive:
         for chunk in archive:
@@ -62,9 +62,10 @@ def _same(target: ArchiveStore, path: str, sha256: str, progress: Progress) -> S
 
 
 def release(local: DirectoryArchives, path: str, target: ArchiveStore, sent: Stored) -> bool:
-    """Delete the archive on disk, if what was `sent` is there; False when it was deleted before.
+    """Delete the archive on disk if the copy `sent` still exists unchanged. Return False if the archive was already
+    deleted.
 
-    Raises what is wrong with the copy, and the archive on disk stays.
+    Raises if the copy is missing or damaged; the archive on disk stays.
     """
     found = target.stat(sent.path)
     if (found.generation, found.size_bytes) != (sent.generation, sent.size_bytes):

@@ -1,8 +1,8 @@
-"""Archives in a directory of this machine, or in one where a bucket is mounted.
+"""Archives in a directory of this machine, or in a mounted bucket.
 
-What is being written lies in `.partial` and appears by a hard link, which fails where something is already. Mounts that
-know no links get a rename over an empty file that was made exclusively. A directory keeps no metadata; an object's
-generation is made of what identifies the file.
+An unfinished archive lies in `.partial` and is published by a hard link, which fails if the name is taken. Mounts
+without hard links get a rename over an empty file that was created exclusively. A directory keeps no metadata; the
+generation is derived from the file's identity.
 """
 
 import errno
@@ -42,11 +42,11 @@ class DirectoryArchives(ArchiveStore):
         self.files = Beneath(root.base, is_ours=root.where != "mount")
 
     def require_ours(self) -> None:
-        """Raise `not_configured` for a directory in which others can write, and for what is no directory."""
+        """Raise `not_configured` if other users can write to the base, or if it is not a directory."""
         self.files.require_ours()
 
     def create(self, path: str) -> "DirectoryUpload":
-        """An object to be written to directly, through its descriptor: for who makes an archive where it will stay."""
+        """Begin an object that the caller writes directly through its descriptor."""
         return self._new(checked_path(path))
 
     def open_file(self, path: str) -> int:
@@ -72,7 +72,7 @@ class DirectoryArchives(ArchiveStore):
         return removed
 
     def generation_of(self, path: str) -> str | None:
-        """The generation of what is there; None when nothing is."""
+        """Return the generation of the object at `path`, or None if there is none."""
         found = self._found(path)
         return None if found is None else found.generation
 
@@ -165,9 +165,9 @@ class DirectoryArchives(ArchiveStore):
 
 
 class DirectoryUpload:
-    """A new object: a file in `.partial`, until it is where it belongs. Its `descriptor` may be written to.
+    """A new object: a file in `.partial` until it is published. The caller may write to its `descriptor`.
 
-    In a `with`, what was not finished at its end is gone.
+    Leaving the `with` block removes an unfinished object.
     """
 
     part_bytes = PART_BYTES
@@ -248,7 +248,9 @@ class DirectoryUpload:
 
 
 def _take_name(name: str, directory: int) -> None:
-    """Where there are no links an empty file takes a name first. A writer that ends then leaves that: no archive."""
+    """Reserve a name with an empty file, where hard links are missing. A writer that dies leaves an empty file, which
+    is no archive.
+    """
     try:
         os.close(os.open(name, _NEW_FILE, 0o600, dir_fd=directory))
     except FileExistsError:
@@ -257,7 +259,7 @@ def _take_name(name: str, directory: int) -> None:
 
 
 def stored(path: str, found: os.stat_result) -> Stored:
-    """What a directory knows of a file."""
+    """Return the `Stored` of a file, from its status."""
     return Stored(path, found.st_size, _generation(found), {}, found.st_mtime)
 
 

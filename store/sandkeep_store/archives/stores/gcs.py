@@ -130,7 +130,7 @@ def _stored(blob: Any) -> Stored:
 
 
 def _number(generation: str, where: str) -> int:
-    """A generation as the service counts them. What is no number is the generation of something else."""
+    """Return the generation as an integer. Raises `conflict` for a generation that is not a GCS one."""
     if not generation.isdecimal():
         raise conflict(where)
     return int(generation)

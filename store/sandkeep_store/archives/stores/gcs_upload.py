@@ -97,7 +97,7 @@ class GcsUpload:
             return self._http.put(self._url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False)
 
     def _held(self, answer: Any, part_bytes: int) -> int:
-        """How many bytes of the whole the service has."""
+        """Return the number of bytes of the whole object that the service has received."""
         if answer.status_code != 308:
             raise refusal(self._where, answer.status_code, answer.text[:1000])
         found = _HELD.fullmatch(answer.headers.get("Range", ""))
@@ -108,7 +108,7 @@ class GcsUpload:
 
 
 def stored_from(resource: dict[str, Any]) -> Stored:
-    """What the service answers about an object."""
+    """Convert an object resource of the JSON API into `Stored`."""
     return Stored(
         str(resource["name"]),
         int(resource["size"]),

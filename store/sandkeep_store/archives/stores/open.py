@@ -10,10 +10,10 @@ from sandkeep_store.buckets.sdks import require_sdk
 
 
 def open_store(root: Root, storage: Storage = STORAGE, patience_s: float = PATIENCE_S) -> ArchiveStore:
-    """The store of a root. `patience_s` is how long it tries again what gets nowhere.
+    """Return the store of a root. `patience_s` limits retries without progress.
 
-    It may be kept, and used by many threads. Raises `not_configured` where credentials are missing, `not_supported`
-    where the SDK is.
+    The store may be cached and used by many threads. Raises `not_configured` if credentials are missing,
+    `not_supported` if the SDK is.
     """
     match root.where:
         case "mount" | "directory" | "state":

@@ -1,4 +1,4 @@
-"""Trying again what a provider could not do at the moment."""
+"""Retry of operations while a provider is unavailable."""
 
 import time
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from sandkeep_store.archives.stores.types import Waiting
 T = TypeVar("T")
 
 PATIENCE_S: Final = 60.0
-"""How long a transfer is tried again that gets nowhere."""
+"""Seconds for which a transfer without progress is retried."""
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 5.0
 HEARD_EVERY_S: Final = 0.5
-"""How often it is asked whether to wait on."""
+"""Seconds between two calls of `waiting`, which may cancel the wait."""
 
 
 class Patience:
-    """How long something is tried again that gets nowhere, and how long to wait before each time."""
+    """Retry with backoff, limited to so many seconds without progress."""
 
     def __init__(self, seconds: float, waiting: Waiting) -> None:
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, seconds)
@@ -39,7 +39,7 @@ class Patience:
 
 
 def patiently(seconds: float, waiting: Waiting, attempt: Callable[[], T]) -> T:
-    """What an attempt answers, made again for so many seconds while the provider is unavailable."""
+    """Return the result of `attempt`, retried for so many seconds while the provider is unavailable."""
     patience = Patience(seconds, waiting)
     while True:
         try:

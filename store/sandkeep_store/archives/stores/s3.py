@@ -1,7 +1,7 @@
-"""Archives in a bucket of S3, or of a service that speaks it and knows conditional writes.
+"""Archives in a bucket of S3, or of a compatible service with conditional writes.
 
-What fits into one part is put at once, the rest is a multipart upload, which ends in the object or in nothing. As with
-GCS each write has an id of its own, for when the answer to the last request is lost.
+An object that fits into one part is put with one request; the rest is a multipart upload, which is atomic. As with GCS
+each write has an id of its own, for the case that the answer to the last request is lost.
 """
 
 import secrets

@@ -1,6 +1,7 @@
-"""One upload to S3: a single request for what fits into one part, else a multipart upload with a few parts at once.
+"""One upload to S3: a single request if the object fits into one part, else a multipart upload with a few parts in
+flight.
 
-The SDK gives each part a checksum, by which the service knows whether it arrived whole.
+The SDK gives each part a checksum, with which the service verifies it.
 """
 
 from collections import deque
@@ -16,18 +17,18 @@ from sandkeep_store.archives.stores.types import Stored, Waiting
 from sandkeep_store.buckets.s3_client import speaking_about
 
 PART_BYTES: Final = 5 * 1024**2
-"""The least that the service takes. Memory that was freed comes back late, so what counts is how large parts are."""
+"""Minimum part size of the service. Freed memory returns late, so part size determines memory use."""
 BYTES_AT_ONCE: Final = 3 * PART_BYTES
-"""How much is under way, at least one part: the service thinks about one while the next are on their way."""
+"""Bytes in flight, at least one part: the next parts are sent while the service processes one."""
 MOST_PARTS: Final = 10_000
-"""What the service allows."""
+"""Maximum number of parts that the service allows."""
 PARTS_OF_A_SIZE: Final = 1000
 LARGEST_DOUBLING: Final = 3
 """Parts are doubled so often, after each thousand: so 300 GB go into ten thousand of at most 40 MiB."""
 
 _TYPE: Final = "application/octet-stream"
 _KEPT: Final = ("ETag", "ChecksumCRC32", "ChecksumCRC32C", "ChecksumCRC64NVME")
-"""What the service answers about a part and wants to hear again."""
+"""Fields of the answer to each part that the final request has to repeat."""
 
 
 class _EndedError(Exception):
@@ -35,7 +36,7 @@ class _EndedError(Exception):
 
 
 class S3Upload:
-    """See `types.Upload`. `stat` tells what is there; `landed`, given an error, whether it is ours anyway."""
+    """See `types.Upload`. `stat` looks up the object; `landed`, given an error, tells if the write took effect."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class S3Upload:
                 self._client.abort_multipart_upload(**self._object, UploadId=self._upload_id)
 
     def _settle(self, left: int) -> None:
-        """Wait until no more than so many parts are under way. Raises what one of them failed with."""
+        """Wait until at most `left` parts are in flight. Raises the error of a failed part."""
         while len(self._under_way) > left:
             while not wait([self._under_way[0]], HEARD_EVERY_S).done:
                 self._waiting()

@@ -12,22 +12,21 @@ Lifecycle::
             ...
     store.delete("snapshots/a.tar.gz", generation=stored.generation)
 
-- **write** is create-only, and of two writers at once one wins; the other gets `conflict`. Until it returns, nobody
-  sees anything, and a write that fails or is given up leaves nothing that anybody sees or pays for. It takes any number
-  of bytes in bounded memory, and goes on by itself where a broken connection left it.
+- **write** is create-only: of two concurrent writers one wins, and the other gets `conflict`. The object is invisible
+  until it returns; a failed or cancelled write leaves nothing that is visible or billed. It takes any number of bytes
+  in bounded memory, and resumes after a broken connection.
 - **read** gives exactly the bytes of one generation, or raises: `snapshot_corrupt` when the store has fewer or more
-  than it says. It too goes on where a broken connection left it.
-- **objects** tells what is there by its beginning; names in it that are no paths of ours are left out, since others may
-  write to a bucket too.
-- **delete** says whether there was anything; repeating it is safe.
-- **Documents** are small objects that are written over, each time only the version that was read. No two versions may
-  have the same content: S3 would take them for one.
+  than it says. It too resumes after a broken connection.
+- **objects** lists objects by prefix; names that are no paths of ours are omitted, since others may write to a bucket.
+- **delete** returns False if there was no object; repeating it is safe.
+- **Documents** are small objects with compare-and-swap: a write replaces only the version that was read. No two
+  versions may have the same content: S3 would take them for one.
 
 Everything blocks, and may be called from several threads at once. To cancel, let `progress` raise: it is called with
-the number of bytes after every chunk, and now and then while a transfer waits to be tried again; what it raises ends
-the transfer and undoes what was written.
+the number of bytes after every chunk, and now and then while a transfer waits for a retry; an exception ends the
+transfer and discards the object.
 
-A **fence** is what a writer for a shared sandbox passes. It is checked before the first byte and again right before
+A writer for a shared sandbox passes a **fence**. It is checked before the first byte and again right before
 the object appears. That leaves a moment, in which a lock may change hands; but a new object is at a path that no other
 writer has, and counts for nothing until a document names it, which is written only over the version that was read.
 
@@ -61,7 +60,7 @@ __all__ = ["ArchiveStore", "Document", "Fence", "Progress", "Reader", "Source", 
 
 
 class ArchiveStore(ABC):
-    """One place of archives; see the module. What a backend implements begins with an underscore."""
+    """One place of archives; see the module. Backends implement the methods that begin with an underscore."""
 
     def __init__(self, root: Root, patience_s: float = 0.0) -> None:
         self.root = root
@@ -80,8 +79,8 @@ class ArchiveStore(ABC):
         fence: Fence | None = None,
         progress: Progress = lambda _: None,
     ) -> Stored:
-        """Write a new object. `size_bytes` and `sha256`, when they are known, are what the source has to be: one that
-        is not is `snapshot_corrupt`, and nothing was written.
+        """Write a new object. If the source does not match a given `size_bytes` or `sha256`, raise `snapshot_corrupt`
+        and write nothing.
         """
         if fence is not None:
             fence.check()
@@ -116,7 +115,7 @@ class ArchiveStore(ABC):
         return Reader(self.where(path), stored, self._fetch, self.patience_s, progress)
 
     def stat(self, path: str) -> Stored:
-        """What the store knows of an object; `snapshot_missing` when there is none."""
+        """Return size, generation and metadata of an object. Raises `snapshot_missing`."""
         return self._stat(checked_path(path))
 
     def delete(self, path: str, *, generation: str | None = None) -> bool:
@@ -128,8 +127,8 @@ class ArchiveStore(ABC):
         """Every object whose path begins so, in no order; their metadata may be missing."""
 
     def sweep(self, older_than_s: float, prefix: str = "") -> int:  # noqa: ARG002
-        """Remove what writers left that died in the middle so long ago, below a prefix that is ours alone; answers how
-        many.
+        """Remove uploads that were abandoned at least `older_than_s` ago, below a prefix that only we use. Return their
+        number.
         """
         return 0
 
@@ -148,7 +147,7 @@ class ArchiveStore(ABC):
         return self._write_document(checked_path(path), content, over)
 
     def where(self, path: str) -> str:
-        """What people call an object: its path on this machine, or its URI."""
+        """Return the display name of an object: its path on this machine, or its URI."""
         return str(self.root.place(path))
 
     # -- what a backend does -------------------------------------------------------------------------------------------

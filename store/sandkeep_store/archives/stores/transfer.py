@@ -11,7 +11,7 @@ from sandkeep_store.archives.stores.types import Progress, Source, Stored, Uploa
 
 
 class Measured:
-    """A source of bytes, taken in parts, that has to be what is known of it."""
+    """A source of bytes, taken in parts and verified against the expected size and digest."""
 
     def __init__(self, source: Source, where: str, size_bytes: int | None, sha256: str | None) -> None:
         self._take = _taker(source)
@@ -22,7 +22,7 @@ class Measured:
         self.passed = 0
 
     def take(self, wanted: int) -> bytes:
-        """So many bytes; fewer only at the end, where `snapshot_corrupt` is raised for what is not as it has to be."""
+        """Return `wanted` bytes; fewer only at the end. Raises `snapshot_corrupt` there if size or digest differ."""
         part = self._take(wanted)
         self.passed += len(part)
         if self._sha256 is not None:
@@ -89,7 +89,7 @@ def _from_chunks(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
 
 
 class Reader:
-    """The bytes of one object, in chunks. `stored` says what they are. Use it in a `with`."""
+    """The bytes of one object, in chunks. `stored` describes the object. Use it in a `with`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The words that all stores of archives have in common: what they tell, what they are given, and what goes wrong."""
+"""Types and errors common to all archive stores."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
@@ -6,7 +6,7 @@ from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
 from sandkeep.errors import DataError, StateError
 
 CHUNK_BYTES: Final = 1024**2
-"""What a reader gives at once, at most."""
+"""Maximum size of a chunk that a reader returns."""
 
 MAX_DOCUMENT_BYTES: Final = 1024**2
 
@@ -17,11 +17,11 @@ Source: TypeAlias = BinaryIO | Iterable[bytes]
 Progress: TypeAlias = Callable[[int], object]
 """Called with how many bytes passed so far."""
 Waiting: TypeAlias = Callable[[], object]
-"""Called while nothing passes; what it raises ends the waiting."""
+"""Called while no bytes pass; raising ends the wait."""
 
 
 class Stored(NamedTuple):
-    """What a store knows of an object. `changed_at` is in seconds since 1970, by the store's clock."""
+    """An object in a store. `changed_at` is in seconds since 1970, by the store's clock."""
 
     path: str
     size_bytes: int
@@ -46,16 +46,16 @@ class Fence(Protocol):
         ...
 
     def check(self) -> None:
-        """Raises `lock_lost` when somebody else may have taken over."""
+        """Raise `lock_lost` if the lease may have passed to another holder."""
         ...
 
 
 class Upload(Protocol):
-    """An object while it is written. Whoever began it calls `finish` after the last part, or `abort`."""
+    """An object being written. The caller that began it calls `finish` after the last part, or `abort`."""
 
     @property
     def part_bytes(self) -> int:
-        """How long the next part has to be, if it is not the last."""
+        """Size in bytes of the next part, unless it is the last."""
         ...
 
     def send(self, part: bytes) -> None:
@@ -67,12 +67,12 @@ class Upload(Protocol):
         ...
 
     def abort(self) -> None:
-        """Leave nothing. Raises no SandkeepError: what cannot be cleaned up now is by `sweep`."""
+        """Discard the upload. Raises no SandkeepError: `sweep` removes the remains if this fails."""
         ...
 
 
 def conflict(where: str) -> StateError:
-    """Somebody else was quicker."""
+    """Return the error for a lost race: another writer changed or created the object."""
     return StateError("conflict", f"{where} was changed meanwhile, or is there already", place=where)
 
 
@@ -82,5 +82,5 @@ def missing(where: str) -> DataError:
 
 
 def corrupt(where: str, why: str) -> DataError:
-    """It is not what it has to be."""
+    """Return the error for an archive that does not match its size or digest, or is malformed."""
     return DataError("snapshot_corrupt", f"{where} is damaged: {why}: use another copy", place=where)

@@ -1,6 +1,6 @@
-"""Compressing what goes into an archive, and the reverse; both as streams, both counted and digested on the way.
+"""Compression and decompression of archives; both as streams, counted and hashed on the way.
 
-gzip is done by ISA-L, an order of magnitude faster than zlib, and with threads that hold no lock of the interpreter's.
+gzip uses ISA-L, an order of magnitude faster than zlib, in threads that do not hold the GIL.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ Codec = Literal["gzip", "zstd", "none"]
 
 CHUNK: Final = 1 << 20
 _PIECE: Final = 1 << 18
-"""How much is decompressed at once: in between, the interpreter is for others."""
+"""Bytes decompressed per call: in between, other threads get the GIL."""
 THREADS: Final = 2
 _GZIP_LEVEL: Final = 1
 _ZSTD_LEVEL: Final = 3
 _MAX_WINDOW: Final = 1 << 27
-"""How much memory a zstd archive may ask for: as much as the program does without being told more."""
+"""Maximum zstd window in bytes: the default limit of the zstd program."""
 
 _GZIP: Final = b"\x1f\x8b"
 _FIRST_WINDOW: Final = 4096
@@ -36,7 +36,7 @@ _PART_BYTES: Final = 4096
 
 
 class Compressor(Protocol):
-    """What takes bytes and writes fewer. After `close` all is written."""
+    """A sink that compresses bytes. After `close` all output is written."""
 
     def write(self, data: memoryview, /) -> object:
         """Take some bytes, which the caller may change afterwards."""
@@ -47,7 +47,7 @@ class Compressor(Protocol):
 
 @contextmanager
 def compressing(output: Output, codec: Codec) -> Iterator[Compressor]:
-    """What compresses into `output`, for the length of a block; it is complete when the block is left well."""
+    """Yield a compressor that writes into `output`. The output is complete when the block ends without an exception."""
     compressor: Compressor = _Plain(output) if codec == "none" else _Large(output, codec)
     try:
         yield compressor
@@ -67,7 +67,7 @@ class _Plain:
 
 
 class _Large:
-    """Has several threads compress, once there is more than one chunk: to start and end them takes a millisecond."""
+    """Compress with several threads once there is more than one chunk: starting threads takes a millisecond."""
 
     def __init__(self, output: Output, codec: Codec) -> None:
         self._output = output
@@ -139,7 +139,7 @@ class Input:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Have it read only within a block."""
+        """Hold a duplicate of the descriptor for the length of a block."""
         self._descriptor = os.dup(self._descriptor)
         try:
             yield
@@ -147,7 +147,7 @@ class Input:
             os.close(self._descriptor)
 
     def codec(self) -> Codec:
-        """What the first bytes say it is."""
+        """Detect the codec from the first bytes."""
         self._begun = self._read()
         if self._begun.startswith(_GZIP):
             return "gzip"
@@ -169,7 +169,7 @@ class Input:
 
     @property
     def sha256(self) -> str:
-        """The digest of what was read so far, in hexadecimal."""
+        """The digest of the bytes read so far, in hexadecimal."""
         return self._digest.hexdigest()
 
 
@@ -218,10 +218,10 @@ def _gunzipped(source: Input) -> Iterator[bytes]:
 
 
 def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
-    """What one decompressor makes of the stream, up to its end.
+    """Yield the output of one decompressor, up to the end of its stream.
 
-    What lies behind that end it copies and gives back, so it is fed little at first: else a million small parts would
-    be a million copies of all that follows.
+    The engine copies the input behind that end, so the first inputs are small: else a million small parts would cause a
+    million copies of all that follows.
     """
     window = _FIRST_WINDOW
     while not engine.eof:

@@ -1,7 +1,7 @@
-"""Whether the members of an archive fit together: nothing goes through a link, nothing is two things at once.
+"""Consistency checks over the members of an archive: no path goes through a link, and no name has two types.
 
-What an archive would do on a disk is followed in memory, in 16 bytes a name: their hashes, by a key that no archive's
-maker knows.
+The effect of the archive on a disk is tracked in memory, 16 bytes a name: keyed hashes, so that an attacker cannot
+construct collisions.
 """
 
 from array import array
@@ -35,7 +35,7 @@ class Names:
         return self._table[self._place(hash(name) & _HASH)] & 7
 
     def set(self, name: bytes, code: int) -> None:
-        """Say what a name is."""
+        """Set the code of a name."""
         wanted = hash(name) & _HASH
         place = self._place(wanted)
         if not self._table[place]:
@@ -97,7 +97,7 @@ class Contents:
         return implied
 
     def check_links(self) -> None:
-        """When all are in: see that no symbolic link leads out."""
+        """After the last member: raise if a symbolic link leads out."""
         if self._links is not None:
             self._links.check()
 

@@ -1,4 +1,6 @@
-"""Which names of a source are one file: needed before its members come, when some of the names will not count."""
+"""Hard links of a source: the groups of names of one file. Needed before its members are read, as some names may be
+hidden.
+"""
 
 import subprocess
 from typing import Final
@@ -7,12 +9,12 @@ from sandkeep.errors import ProviderError
 from sandkeep_store.archives.tar.members import Member, corrupt
 
 MAX_BYTES: Final = 64 << 20
-"""How much memory the names may take."""
+"""Maximum memory for the names, in bytes."""
 _NAME_BYTES: Final = 200
 
 
 class HardLinks:
-    """For each name that is not its file's only one: all of them. Whoever has one of the lists, has them all."""
+    """For each name of a file with several: the list of all of them, shared between the names."""
 
     def __init__(self) -> None:
         self._groups: dict[bytes, list[bytes]] = {}

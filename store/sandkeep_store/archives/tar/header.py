@@ -30,7 +30,7 @@ _PLAIN: Final = re.compile(rb"(?:[0-7]{7}\0){3}.{12}[0-7]{11}\0", re.DOTALL)
 
 
 class Fields:
-    """What one header says, read when it is asked for. Names end at their first NUL; numbers raise ValueError."""
+    """The fields of one header, parsed on access. Names end at their first NUL; numbers raise ValueError."""
 
     __slots__ = ("block",)
 
@@ -44,7 +44,7 @@ class Fields:
 
     @property
     def size(self) -> int:
-        """How many bytes follow."""
+        """Number of bytes of data that follow."""
         digits = self.block[124:135]
         return int(digits, 8) if digits.isdigit() and not self.block[135] else number(self.block[124:136])
 
@@ -67,7 +67,7 @@ class Fields:
 
     @property
     def linkname(self) -> bytes:
-        """Where a link leads, as far as a header has room for it."""
+        """Target of a link, cut to the length of the field."""
         return self.block[157:257].partition(b"\0")[0]
 
     @property
@@ -77,7 +77,7 @@ class Fields:
 
 
 def has_right_sum(block: bytes) -> bool:
-    """Whether a block is a header: it holds the sum of its own bytes, which some programs take as signed ones."""
+    """Return True if a block is a header with a valid checksum, unsigned or signed as some programs write it."""
     right = _sum(block)
     if block[148:156] == b"%06o\0 " % right:  # as nearly all have it
         return True
@@ -130,7 +130,7 @@ def made(
     name: bytes, kind: bytes, *, mode: int, uid: int, gid: int, size: int, mtime: int, linkname: bytes = b"",
     device: tuple[int, int] | None = None,
 ) -> bytes:  # fmt: skip
-    """A header. What does not fit is cut: the extended header before it has it whole."""
+    """Return a header block. Values that do not fit are cut: the extended header before it has them in full."""
     numbers = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (
         mode, min(uid, MAX_ID), min(gid, MAX_ID), min(size, MAX_OCTAL), min(max(mtime, 0), MAX_OCTAL)
     )  # fmt: skip
@@ -168,5 +168,5 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 
 def padded(size: int) -> int:
-    """How many bytes so many take up in an archive."""
+    """Return `size` rounded up to whole blocks."""
     return -(-size // BLOCK) * BLOCK

@@ -1,7 +1,7 @@
-"""Looking through an archive before anything of it is extracted.
+"""Inspection of an archive before it is extracted.
 
-An archive is read as a stream, in bounded memory, whatever is in it and whoever says that its digest is right. What is
-not plainly safe is refused as `snapshot_corrupt`, with the member and the reason.
+An archive is read as a stream, in bounded memory, and is not trusted even if its digest matches. Anything not plainly
+safe is refused as `snapshot_corrupt`, with the member and the reason.
 """
 
 import os
@@ -21,13 +21,13 @@ from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.tar.whiteouts import check_whiteout
 
 Moved = Callable[[int], None]
-"""Is told, now and then, how many bytes of an archive are through. What it raises ends the work."""
+"""Called now and then with the number of bytes done. Raising ends the work."""
 
 
 class Inspection(Struct, frozen=True, kw_only=True):
-    """What an archive is. `content_bytes` is how long its files are together, `data_bytes` what of that is no hole.
+    """The result of an inspection. `content_bytes` is the sum of all file sizes, `data_bytes` the same without holes.
 
-    `duplicates` counts names that come twice: of files, the last is what they are.
+    `duplicates` counts repeated names: the last file of a name wins.
     """
 
     codec: Codec
@@ -61,11 +61,11 @@ def _missing(path: str, why: str | None) -> DataError:
 def inspect(
     archive: int, limits: Limits | None = None, *, layer: bool = False, moved: Moved | None = None
 ) -> Inspection:
-    """Read an archive, an open file, from its beginning to its end, and answer what it is.
+    """Read an archive, an open file, from its beginning to its end, and return its `Inspection`.
 
-    With `layer`, names that begin in ``.wh.`` are what a layer means by them.
+    With `layer`, names that begin in ``.wh.`` are whiteouts.
 
-    Raises `snapshot_corrupt`, and `storage_unavailable` when it cannot be read. Blocks.
+    Raises `snapshot_corrupt`, and `storage_unavailable` if it cannot be read. Blocks.
     """
     examined = Examined(archive, limits or Limits(), layer=layer, moved=moved)
     for _ in examined:
@@ -119,7 +119,7 @@ class Examined:
 
     @property
     def result(self) -> Inspection:
-        """What it is, when all its members have been seen."""
+        """The inspection, valid after the last member."""
         return Inspection(
             codec=self._codec, sha256=self._source.sha256, size_bytes=self._source.size_bytes,
             members=self._tally.members, content_bytes=self._tally.content_bytes, data_bytes=self._tally.data_bytes,

@@ -1,4 +1,4 @@
-"""What an archive may ask for at most, and the count of what it does."""
+"""Limits of an archive's contents, and the counters checked against them."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ _TOO_SMALL_TO_TELL: Final = 64 << 20
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much may be in an archive, for whoever restores it.
+    """Limits of an archive, for a restore.
 
-    `members` counts what has a name, or is a directory in the name of others; `content_bytes` is how long all files are
-    together, with their holes, `ratio` how many bytes may become of one. With `outward_symlinks`, symbolic links may
-    lead anywhere: they are only data, and a sandbox that has its own back has them as it made them.
+    `members` counts names, and directories that occur only in the names of others; `content_bytes` is the sum of all
+    file sizes with their holes; `ratio` limits expanded to compressed bytes. With `outward_symlinks`, symbolic links
+    may lead anywhere: a sandbox that is restored from its own snapshot gets its links as it made them.
     """
 
     members: int = 500_000
@@ -56,6 +56,6 @@ class Tally:
             raise corrupt(f"cannot be extracted: it has more than {self._limits.members} members", member.name)
 
     def check_ratio(self, compressed: int, expanded: int) -> None:
-        """See that what has been read so far has not become too much."""
+        """Raise if the bytes read so far expand beyond the ratio."""
         if expanded > _TOO_SMALL_TO_TELL and expanded > self._limits.ratio * compressed:
             raise corrupt(f"cannot be extracted: it expands to more than {self._limits.ratio} times its size")

@@ -1,15 +1,15 @@
-"""Where the symbolic links of an archive lead, through each other, as far as one can tell from the archive alone."""
+"""Resolution of an archive's symbolic links through each other, from the archive alone."""
 
 from typing import Final
 
 from sandkeep_store.archives.tar.members import corrupt, shown
 
 MAX_LINK_BYTES: Final = 64 << 20
-"""How much memory the links of one archive may take."""
+"""Maximum memory for the links of one archive, in bytes."""
 _LINK_BYTES: Final = 300
-"""What one takes beside its name and target."""
+"""Memory per link beside its name and target, in bytes."""
 _PART_BYTES: Final = 150
-"""What a directory takes that holds one."""
+"""Memory per directory that holds a link, in bytes."""
 
 _MOST_HOPS: Final = 40
 """So many links the kernel follows for one path."""
@@ -43,7 +43,7 @@ class Links:
             raise corrupt("cannot be extracted: it has more symbolic links than can be checked", name)
 
     def target(self, name: bytes) -> bytes:
-        """Where a link leads that was added."""
+        """Return the target of a link that was added."""
         return self._targets[self._names[name]]
 
     def check(self) -> None:
@@ -55,8 +55,8 @@ class Links:
                 raise corrupt(f"{words}: make it a relative one to something inside, or leave it out", name)
 
     def _leads_out(self, name: bytes, target: bytes) -> bool:
-        """Whether following a link arrives above the top. What is not in the archive may be anything else but a link:
-        nothing else is beside it where it is extracted.
+        """Return True if following a link leaves the top. A name not in the archive is never a link: the archive is
+        extracted into an empty directory.
         """
         if target.startswith(b"/"):
             return True

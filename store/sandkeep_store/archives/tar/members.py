@@ -1,4 +1,4 @@
-"""What an archive holds: its members, and what may be said of them."""
+"""Members of an archive, and rules for their names."""
 
 from array import array
 from typing import Final, Literal
@@ -13,7 +13,7 @@ TOP: Final = b"."
 """The name of the tree itself."""
 
 MAX_NAME_BYTES: Final = 4095
-"""What the kernel takes as a path."""
+"""Maximum length of a path in the kernel (PATH_MAX without the NUL)."""
 _MAX_PART_BYTES: Final = 255
 
 _SHOWN_CHARACTERS: Final = 200
@@ -72,12 +72,12 @@ def plain_name(raw: bytes) -> bytes:
 
 
 def is_too_long(name: bytes) -> bool:
-    """Whether a name, or a part of it, is longer than the kernel takes."""
+    """Return True if a name, or a component of it, is longer than the kernel allows."""
     if len(name) <= _MAX_PART_BYTES:
         return False
     return len(name) > MAX_NAME_BYTES or max(map(len, name.split(b"/"))) > _MAX_PART_BYTES
 
 
 def is_kept(xattr: bytes) -> bool:
-    """Whether an extended attribute is one that archives hold: the user's own, and not those that overlays live by."""
+    """Return True for an extended attribute that archives store: ``user.*`` except those of overlayfs."""
     return xattr.startswith(b"user.") and not xattr.startswith(b"user.overlay.")

@@ -12,11 +12,11 @@ import os
 from typing import Final
 
 CHUNK: Final = 1 << 20
-"""How much is written at once: whole blocks of any disk, from memory that begins with a page."""
+"""Bytes written per call: whole blocks of any disk, from page-aligned memory."""
 
 
 class OutputError(OSError):
-    """What was compressed cannot be written."""
+    """Compressed data could not be written."""
 
 
 class Output:
@@ -48,16 +48,16 @@ class Output:
         return len(data)
 
     def flush(self) -> None:
-        """Who writes need not wait for anything."""
+        """Do nothing: `finish` writes all that is left."""
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the remaining bytes."""
         self._use_cache()
         self._put()
 
     @property
     def sha256(self) -> str:
-        """The digest of what was written so far, in hexadecimal."""
+        """The digest of the bytes written so far, in hexadecimal."""
         return self._digest.hexdigest()
 
     def _put(self) -> None:

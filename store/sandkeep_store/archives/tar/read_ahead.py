@@ -1,4 +1,4 @@
-"""Work done ahead by a thread: what decompresses need not wait for what reads members, nor the reverse."""
+"""Read-ahead in a thread, so that decompression and member parsing overlap."""
 
 import threading
 from collections.abc import Generator, Iterator
@@ -10,9 +10,9 @@ _AHEAD: Final = 4
 
 
 def ahead(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """The chunks, made by a thread that lives until the last is taken, or until nobody wants more.
+    """Yield the chunks, produced by a thread that ends with the last chunk or when the generator is closed.
 
-    What goes wrong in the thread is raised here.
+    An exception in the thread is raised here.
     """
     ready: Queue[bytes | BaseException] = Queue(_AHEAD)
     wanted = threading.Event()

@@ -1,7 +1,7 @@
-"""Reading a tar archive from a stream: its members, checked one by one.
+"""A tar reader for streams: yields members, checked one by one.
 
-It understands what GNU tar, bsdtar and Python write, and refuses what these take in different ways. What the reader
-says of a member is all that others here know of it: an archive that is passed on is written anew from that.
+It understands the formats that GNU tar, bsdtar and Python write, and refuses constructs on which these differ. Nothing
+else parses headers: an archive that is passed on is written anew from these members.
 """
 
 import re
@@ -17,7 +17,7 @@ from sandkeep_store.archives.tar.stream import Stream
 from sandkeep_store.fairness import yielding
 
 MAX_EXTENDED_BYTES: Final = 1 << 20
-"""How large an extended header may be: it is held in memory."""
+"""Maximum size of an extended header, which is held in memory."""
 
 _KINDS: Final[dict[bytes, Kind]] = {
     b"0": "file", b"\0": "file", b"7": "file", b"S": "file", b"1": "hard link", b"2": "symlink",
@@ -29,7 +29,7 @@ _LABEL: Final = b"V"
 
 _MOST_GLOBALS: Final = 1000
 _MOST_GLOBAL_BYTES: Final = 1 << 16
-"""What is said of all members is held in memory, and gone through for each."""
+"""Maximum size of global headers: they are held in memory and applied to each member."""
 _STRIDE: Final = 50
 _PAUSE_S: Final = 0.00005
 """So many members take about a millisecond, and a pause is as long as another thread takes to wake up."""
@@ -43,9 +43,9 @@ _MAX_XATTR_NAME: Final = 255
 _MAX_XATTR_BYTES: Final = 1 << 16
 _SPARSE: Final = b"GNU.sparse."
 _PLAIN: Final = frozenset((b"path", b"linkpath", b"size", b"mtime", b"uid", b"gid"))
-"""What an extended header says of nearly every member, and of which no hole or attribute comes."""
+"""Keys that nearly every extended header has, and that affect neither sparse maps nor attributes."""
 _NOT_FOR_ALL: Final = (b"path", b"linkpath", b"size")
-"""What cannot be said of every member."""
+"""Keys that are not allowed in a global header."""
 
 Records = dict[bytes, bytes]
 
@@ -223,7 +223,7 @@ class Reader:
             more = block[504]
 
     def _map_before_data(self, member: Member) -> Iterator[int]:
-        """The map takes up the first blocks of what the header calls the file's data."""
+        """Parse the sparse map of format 1.0, which takes up the first blocks of the file's data."""
         lines = b""
         wanted = 1
         given = array("q")
@@ -253,7 +253,7 @@ def _records(data: bytes) -> Records:
 
 
 def _is_for_all(key: bytes) -> bool:
-    """Whether it is something that is understood here when it is said of all members."""
+    """Return True for a key that is supported in a global header."""
     return key in (b"mtime", b"uid", b"gid") or key.startswith(_XATTR)
 
 

@@ -8,7 +8,7 @@ from sandkeep_store.archives.tar import header
 from sandkeep_store.archives.tar.members import corrupt, shown
 
 MAX_EXTENTS: Final = 1 << 20
-"""How many pieces of data one file may have."""
+"""Maximum number of data extents of one file."""
 
 _IN_HEADER: Final = range(386, 482, 24)
 _IN_EXTENSION: Final = range(0, 504, 24)

@@ -45,7 +45,7 @@ class Stream:
             yield piece
 
     def peek(self, size: int) -> bytes:
-        """Up to `size` bytes of what comes next, which stay there: fewer where a chunk ends."""
+        """Return up to `size` bytes without consuming them; fewer at the end of a chunk."""
         return b"" if self.at_end() else self._chunk[self._at : self._at + size]
 
     def skip(self, size: int) -> None:
@@ -59,7 +59,7 @@ class Stream:
             pass
 
     def ends_in_zeros(self) -> bool:
-        """Whether nothing but zeros follows, as padding, and not without end."""
+        """Return True if only zeros follow, as padding of bounded length."""
         for _ in range(_MOST_PADDING // _PADDING_PIECE):
             if self.at_end():
                 return True
@@ -70,7 +70,7 @@ class Stream:
         return self.at_end()
 
     def at_end(self) -> bool:
-        """Whether nothing follows."""
+        """Return True at the end of the stream."""
         if self._at < len(self._chunk):
             return False
         self._chunk = next(self._chunks, b"")

@@ -1,7 +1,7 @@
-"""What a layer says of what is gone: the names that OCI images have for it.
+"""Whiteouts: the names by which OCI layers mark deletions.
 
-``dir/.wh.NAME`` in a layer takes ``dir/NAME``, and all below, away from the layers under it; ``dir/.wh..wh..opq`` takes
-away all that these have in ``dir``. Such names are of the layer, never of a file.
+``dir/.wh.NAME`` in a layer deletes ``dir/NAME`` and its contents from the layers below; ``dir/.wh..wh..opq`` hides all
+that these have in ``dir``. No file may have such a name.
 """
 
 from typing import Final
@@ -28,7 +28,7 @@ def opaque(directory: bytes) -> bytes:
 
 
 def is_reserved(name: bytes) -> bool:
-    """Whether a name is one that a layer cannot have for a file, at whatever depth."""
+    """Return True if a name contains the whiteout prefix at any depth, and so cannot be a file's name."""
     return name.startswith(PREFIX) or b"/" + PREFIX in name
 
 
@@ -51,8 +51,8 @@ def _nonsense(member: Member) -> Exception:
 
 
 def gone(name: bytes) -> bytes | None:
-    """What a checked name takes away: a path, or for all that is in a directory, that directory with a slash; None when
-    the name is a file's.
+    """Return the path that a checked whiteout deletes, with a slash at its end for an opaque directory; None for a
+    file's name.
     """
     directory, slash, last = name.rpartition(b"/")
     if not last.startswith(PREFIX):

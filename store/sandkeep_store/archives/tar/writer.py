@@ -1,4 +1,4 @@
-"""Writing a tar archive: the same members give the same bytes, whoever made them, and any tar reads them."""
+"""A tar writer: the same members give the same bytes, readable by any tar."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -9,10 +9,10 @@ from sandkeep_store.archives.tar.header import BLOCK, ZEROS
 from sandkeep_store.archives.tar.members import Kind, Member
 
 Sink = Callable[[memoryview], object]
-"""What takes the bytes. It may not keep what it is given."""
+"""A function that takes bytes. It must not keep the view."""
 
 CHUNK: Final = 1 << 20
-"""How many bytes a sink is given at once."""
+"""Bytes passed to a sink per call."""
 
 _TYPES: Final[dict[Kind, bytes]] = {
     "file": b"0", "hard link": b"1", "symlink": b"2", "character device": b"3", "block device": b"4",
@@ -24,7 +24,7 @@ _TEN_DIGITS: Final = (10**9, header.MAX_OCTAL)
 
 
 class Writer:
-    """Members go in, bytes go to a sink: in chunks of one size, so that what becomes of them is reproducible, too."""
+    """Write members to a sink, in chunks of one size so that compression is reproducible, too."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -53,7 +53,7 @@ class Writer:
         self._filled = end
 
     def end_member(self, member: Member) -> None:
-        """Write what fills up the last block of a member's data."""
+        """Pad the last block of a member's data."""
         if member.size % BLOCK:
             self.write(ZEROS[member.size % BLOCK :])
 
@@ -78,7 +78,7 @@ def _headers(member: Member, size: int) -> bytes:
 
 
 def _records(member: Member, name: bytes, size: int, seconds: int, part: int) -> bytes:
-    """What a header has no room for, as the text of an extended one."""
+    """Return the records of the extended header: the values that do not fit into a header."""
     if _is_plain(member, name, size, seconds):
         return b"30 mtime=%d.%09d\n" % (seconds, part) if part else b""
     records: dict[bytes, bytes] = {}
@@ -104,7 +104,7 @@ def _records(member: Member, name: bytes, size: int, seconds: int, part: int) ->
 
 
 def _is_plain(member: Member, name: bytes, size: int, seconds: int) -> bool:
-    """Whether a header has room for all but parts of a second, as it does for nearly every member."""
+    """Return True if all values but fractions of a second fit into a header, as for nearly every member."""
     return (
         len(name) <= _NAME_BYTES
         and len(member.target) <= _NAME_BYTES

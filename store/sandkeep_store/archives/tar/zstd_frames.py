@@ -1,7 +1,7 @@
-"""The frames of which a zstd archive consists, told apart.
+"""Boundaries of the frames of a zstd archive.
 
-The decompressor says nothing of a frame that is cut short, nor of what comes after the last; what a block begins with
-tells its length, and by that one sees.
+The decompressor reports neither a truncated frame nor data after the last one; the lengths in the block headers show
+both.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from sandkeep_store.archives.tar.stream import Stream
 
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
 SKIPPED: Final = tuple(bytes((number, 0x2A, 0x4D, 0x18)) for number in range(0x50, 0x60))
-"""What frames begin with that programs put their own notes into."""
+"""Magic numbers of skippable frames, in which programs store their own notes."""
 
 _DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 _SIZE_BYTES: Final = (0, 2, 4, 8)

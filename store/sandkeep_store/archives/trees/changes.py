@@ -1,12 +1,10 @@
-"""What changed in a directory tree since it was looked at before, and an archive of that alone.
+"""Changes of a directory tree since an earlier look, and an archive of these changes alone.
 
-A **catalogue** is a file that tells of everything in a tree by what the kernel says of it: its number (inode) and when
-it was last changed in any way (ctime), which no program inside a sandbox can set. What has both as before is what it
-was. What had been changed in the last moment before the look, or is mapped into a writer's memory, may change again
-without another ctime; the catalogue says so, and it counts as changed.
+A **catalogue** is a file that records every file of a tree with its inode number and ctime, which no program inside a
+sandbox can set. A file with both unchanged is unchanged. A file that changed right before the look, or that is mapped
+writable, may change again without a new ctime; the catalogue marks it, and it counts as changed.
 
-A tree is the upper directory of an overlay or a plain one. What is gone is told in the archive as a layer does it: see
-`whiteouts`.
+A tree is the upper directory of an overlay or a plain one. Deletions are written as `whiteouts`.
 """
 
 import os
@@ -42,8 +40,8 @@ _DIRECTORIES: Final = (DIRECTORY, OPAQUE)
 
 
 class Seen(NamedTuple):
-    """What the kernel said of one thing: its kind by find's letter, its number, and when it was changed; empty when
-    that tells nothing. A directory that hides what an overlay has below it is `OPAQUE`.
+    """The status of one file: its type by find's letter, its inode number and its ctime; empty if unreliable. An opaque
+    directory of an overlay has type `OPAQUE`.
     """
 
     kind: bytes
@@ -73,7 +71,9 @@ _Entry = Sequence[bytes]
 
 
 def _few(tree: int) -> list[_Entry]:
-    """What there is, without a program, which takes longer to begin. Nothing for much, and where some is closed."""
+    """List a small tree without starting a program, which takes longer. Return nothing if the tree is large or partly
+    unreadable.
+    """
     found = [_entry(b"", os.fstat(tree))]
     left = [b"."]
     try:
@@ -165,7 +165,7 @@ def load(path: str) -> dict[bytes, Seen]:
 
 
 class Changes(NamedTuple):
-    """What is different: the names to be read from the tree, sorted, and the marks of what is gone."""
+    """The differences: the names to be read from the tree, sorted, and the whiteouts."""
 
     names: list[bytes]
     marks: list[bytes]
@@ -175,7 +175,7 @@ Asked = Callable[[bytes], bool]
 
 
 def compare(before: Catalogue, now: Catalogue, is_wanted: Asked = lambda _: True) -> Changes:
-    """What is different of what `is_wanted`, and the top in any case."""
+    """Return the differences among the names that `is_wanted` accepts, and always the top."""
     names: list[bytes] = []
     marks: list[bytes] = []
     anew: set[bytes] = set()  # directories in which nothing is as before
@@ -199,9 +199,8 @@ def compare(before: Catalogue, now: Catalogue, is_wanted: Asked = lambda _: True
 
 
 def _is_anew(directory: Seen, earlier: Seen | None) -> bool:
-    """Whether a directory may be another than was there before. A number alone does not tell, as it is soon given to
-    another: of one that hides what is below it, any change makes it another. Where nothing is hidden, it is seen by
-    what is gone from it.
+    """Return True if a directory may have been replaced. The inode number alone is not proof, as numbers are soon
+    reused: any change of an opaque directory counts. A directory that is not opaque shows its deletions instead.
     """
     if earlier is None or earlier.kind not in _DIRECTORIES or earlier.inode != directory.inode:
         return True
@@ -209,14 +208,14 @@ def _is_anew(directory: Seen, earlier: Seen | None) -> bool:
 
 
 def _leaves_gap(name: bytes, before: Catalogue, now: Catalogue, anew: Collection[bytes]) -> bool:
-    """Whether something that is gone would show through: its directory is there, and does not hide it."""
+    """Return True if a deletion needs a whiteout: its directory exists and is not written anew."""
     parent = _parent(name)
     holder = now.get(parent)
     return before[name].kind != WHITEOUT and holder is not None and holder.kind in _DIRECTORIES and parent not in anew
 
 
 def in_order(name: bytes) -> bytes:
-    """What is in a directory comes after it, and before whatever else."""
+    """Sort key: the contents of a directory come right after it."""
     return b"" if name == TOP else name.replace(b"/", b"\0")
 
 
@@ -231,7 +230,7 @@ def _is_changed(seen: Seen, earlier: Seen) -> bool:
 
 
 class ChangedTree:
-    """A source of members: what is different in a tree that is being `read` by `reading_only`. See `tree.Source`."""
+    """A source of members: the changed files of a tree that `reading_only` reads through `read`. See `tree.Source`."""
 
     def __init__(self, changes: Changes, read: tuple[Program, Names]) -> None:
         self.remarks = Remarks()

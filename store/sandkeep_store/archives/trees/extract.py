@@ -1,8 +1,7 @@
-"""Making a tree of members, by a program in a jail: see `jail`.
+"""Extraction of members by a program in a jail: see `jail`.
 
-What that program does not do as it is wanted is done here, when it has ended and nothing else touches the tree: the
-properties of the tree's top, of directories that were there before they were named, and attributes of what its own user
-may not write to.
+After that program has ended and nothing else touches the tree, this module sets the rest: the properties of the top and
+of directories that existed before they were named, and attributes of files that their own user may not write to.
 """
 
 import errno
@@ -28,7 +27,7 @@ _PERMISSIONS: Final = 0o777
 _MODE: Final = 0o1777
 _MOST_LATE_BYTES: Final = 64 << 20
 _LATE_BYTES: Final = 500
-"""What one takes in memory, beside its name."""
+"""Memory per late member beside its name, in bytes."""
 _OPEN: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADE, _PART = 1, 2
 
@@ -48,7 +47,7 @@ class Extraction:
         self._late_bytes = 0
 
     def put(self, member: Member, data: Iterable[memoryview] = ()) -> None:
-        """Have a member made. Names are checked, so none leads anywhere but into the tree."""
+        """Extract a member. Names are checked, so none leads out of the tree."""
         name = member.name
         parent = name.rpartition(b"/")[0]
         if parent != self._parent:
@@ -74,7 +73,7 @@ class Extraction:
         self._writer.close()
 
     def settle(self) -> None:
-        """When all is made: give it what the program does not. Raises OSError."""
+        """After the last member: apply the properties that the program does not set. Raises OSError."""
         top = os.open(self._tree, _OPEN | os.O_DIRECTORY)
         try:
             for name in sorted(self._late, reverse=True):  # the innermost first, as one above may be closed then
@@ -84,8 +83,8 @@ class Extraction:
             os.close(top)
 
     def _is_late(self, member: Member) -> bool:
-        """Whether a directory is not, or not only, to be made by the program: it leaves one that is there as it is, and
-        knows no sticky bits.
+        """Return True if a directory's properties have to be set later: the program does not change existing
+        directories, and does not set sticky bits.
         """
         known = self._directories.get(member.name)
         self._directories.set(member.name, _MADE)

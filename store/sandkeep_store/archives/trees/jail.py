@@ -1,12 +1,12 @@
-"""The program that extracts, and what holds it: bubblewrap, in which there is nothing but the tree that it makes.
+"""The jail of the extracting program: bubblewrap, with no access but to the tree that it makes.
 
-GNU tar makes the files: it is fast, and knows how to keep holes, links and times. It gets an archive that was written
-here, member by member, from what was understood and checked; no byte of a header reaches it that is not ours. Should
-that fail, it still runs as the files' owner without any capability, without a network, in namespaces of its own, sees
-of the machine only the programs below ``/usr``, and can write nothing but the tree.
+GNU tar makes the files: it is fast, and handles holes, links and times. It gets an archive written here, member by
+member, from checked values; no byte of a foreign header reaches it. Should that fail, it still runs as the files' owner
+without any capability, without a network, in namespaces of its own, sees of the machine only the programs below
+``/usr``, and can write nothing but the tree.
 
-Without bubblewrap, Landlock keeps it from writing elsewhere (see `sandkeep.system.confined`); it could then read what
-its user may read on this machine, and reach the network.
+Without bubblewrap, Landlock keeps it from writing elsewhere (see `sandkeep.system.confined`); it could then read all
+that its user may read, and reach the network.
 """
 
 import os
@@ -33,7 +33,7 @@ _ENVIRONMENT: Final = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 @cache
 def bubblewrap() -> str | None:
-    """Where bubblewrap is, if it is there and may do its work."""
+    """Return the path of bubblewrap if it is installed and works, else None."""
     program = shutil.which("bwrap", path=_ENVIRONMENT["PATH"])
     if program is None:
         return None
@@ -46,9 +46,9 @@ def bubblewrap() -> str | None:
 def start_extracting(
     tree: bytes, owner: tuple[int, int] | None, said: IO[bytes], *, group: int
 ) -> "subprocess.Popen[bytes]":
-    """Start what extracts the archive on its stdin in the directory `tree`, as the user and group `owner`.
+    """Start the program that extracts the archive on its stdin into the directory `tree`, as the uid and gid `owner`.
 
-    It ends with the process group `group`, and with this thread. `said` takes its stderr. Raises `not_supported`.
+    It joins the process group `group`, and ends with this thread. `said` receives its stderr. Raises `not_supported`.
     """
     nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     settings: dict[str, Any] = {
@@ -78,7 +78,7 @@ def _view(tree: bytes) -> Iterator[str | bytes]:
 
 
 def _rights(owner: tuple[int, int] | None) -> list[str]:
-    """The words that give up root for good; bubblewrap has needed it to build what is seen."""
+    """Return the argv prefix that drops root for good; bubblewrap has needed it to build the mounts."""
     if os.geteuid() != 0:
         return []
     uid, gid = owner or (0, 0)

@@ -1,7 +1,7 @@
-"""Layers: archives of what differs from what lies below them, and what becomes of a chain of these.
+"""Layers: archives of differences, and flattening of a chain of them.
 
-A layer is an OCI layer (see `whiteouts`). A chain is given from its oldest archive to its newest. Below it lies `base`,
-a tree of which the oldest is a layer; without one, the oldest archive is whole.
+A layer is an OCI layer (see `whiteouts`). A chain runs from its oldest archive to its newest. The oldest is a layer
+over the tree `base`; without `base` it is a whole archive.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ def flatten(
     owner: tuple[int, int] | None = None,
     moved: Moved | None = None,
 ) -> Packed:
-    """Write one whole archive of what a chain of archives, open files, makes of the open directory `base`.
+    """Write a chain of archives, open files, over the open directory `base` as one whole archive.
 
-    Nothing is extracted. Each archive is read twice; `moved` is told how many bytes of the new one are written. Raises
-    what `inspect` and `pack` do. Blocks.
+    Nothing is extracted. Each archive is read twice; `moved` gets the number of bytes written. Raises the errors of
+    `inspect` and `pack`. Blocks.
     """
     return write(_merged(chain, base, limits), output, codec, Remarks(), owner=owner, moved=moved)
 

@@ -1,7 +1,7 @@
-"""Archives and trees that lie over each other, read as one.
+"""Stacked archives and trees, read as one.
 
-The uppermost comes first and says what of those below still counts, so each is read once, as a stream, and in memory
-are only the names that the layers above the lowest have. A file whose name is gone goes by another that it had.
+The uppermost comes first and hides names of those below, so each is read once, as a stream; memory holds only the names
+of the layers above the lowest. A file whose name is hidden is stored under another of its hard links.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +15,14 @@ from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.trees.tree import Source
 
 _NAMED, _CLOSED, _PART = 1, 2, 4
-"""What is known of a name above: it is there; nothing below counts in it; it is part of other names."""
+"""Flags of a name in the layers above: present; closed (nothing below is visible in it); a parent of other names."""
 
 _MOST_FOUND: Final = 50_000
 """Of so many directories it is remembered whether they are closed."""
 
 
 class Layer(Struct, frozen=True, kw_only=True):
-    """One of those that lie over each other. With `marks`, its names may say what is gone."""
+    """One of the stacked layers. With `marks`, its names may be whiteouts."""
 
     source: Source
     links: HardLinks
@@ -30,7 +30,7 @@ class Layer(Struct, frozen=True, kw_only=True):
 
 
 class Cover:
-    """What the layers above one have, and what they hide of it."""
+    """The names in the layers above, and the names below that they hide."""
 
     def __init__(self) -> None:
         self._above: dict[bytes, int] = {}
@@ -38,14 +38,14 @@ class Cover:
         self._found: dict[bytes, bool] = {}
 
     def shows(self, name: bytes, *, directory: bool) -> bool:
-        """Whether something of that name counts."""
+        """Return True if this name is visible in the present layer."""
         if not self._above:
             return True
         known = self._above.get(name, 0)
         return not (known & _NAMED or (known & _PART and not directory) or self.is_closed(name))
 
     def is_closed(self, name: bytes) -> bool:
-        """Whether nothing counts where something of that name is."""
+        """Return True if a parent of this name hides everything below it."""
         passed: list[bytes] = []
         closed = False
         while name != TOP and not closed:
@@ -70,14 +70,14 @@ class Cover:
             self._here[name] = self._here.get(name, 0) | _PART
 
     def go_down(self) -> None:
-        """Have what was taken note of count, for the next layer."""
+        """Apply the names noted in this layer to the next one below."""
         for name, known in self._here.items():
             self._above[name] = self._above.get(name, 0) | known
         self._here, self._found = {}, {}
 
 
 class Merged:
-    """The layers, given uppermost first, as one source. What is gone below all of them is not told of."""
+    """The layers, uppermost first, as one source. Deletions that no lower layer needs are omitted."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
@@ -99,7 +99,7 @@ class Merged:
         return iter(()) if self._with_data is None else self._with_data.data()
 
     def _shows(self, member: Member, layer: Layer, chosen: dict[int, bytes], *, is_last: bool) -> bool:
-        """Whether a member counts; take note of what it hides of the layers below."""
+        """Return True if a member is visible, and note the names below that it hides."""
         name, is_directory = member.name, member.kind == "directory"
         gone = whiteouts.gone(name) if layer.marks else None
         if gone is not None:

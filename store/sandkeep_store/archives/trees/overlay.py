@@ -1,7 +1,7 @@
-"""A layer's archive as a directory that an overlay can have above another: what is gone is told in an overlay's way.
+"""Unpacking of a layer as a lower or upper directory of an overlay.
 
-A name that is gone is a character device without a number, and a directory that hides what is below it has an attribute
-that says so. Both are made here, when the extracting program has ended and nothing else touches the tree.
+A deleted name is a character device 0/0, and an opaque directory has an extended attribute. Both are made here, after
+the extracting program has ended and nothing else touches the tree.
 """
 
 import errno
@@ -74,8 +74,8 @@ def _mark(tree: bytes, gone: bytes, overlay: Overlay, owner: tuple[int, int] | N
 
 
 def _replace_below(directory: int, name: bytes, overlay: Overlay) -> None:
-    """The layer takes a name away and has it, too, in whatever order: what is below has to go, and what is here stays.
-    A directory would show what is below it otherwise; anything else hides that by itself.
+    """Make a directory opaque if the layer both deletes and recreates it, in either order. Only a directory would show
+    the contents below; other types hide them anyway.
     """
     try:
         own = os.open(name, _OPEN, dir_fd=directory)
@@ -103,7 +103,7 @@ class _closing:  # noqa: N801 - as `contextlib.closing`, for descriptors
 
 
 def _opened(tree: bytes, name: bytes, owner: tuple[int, int] | None) -> int:
-    """A directory of the tree, opened one by one so that no link is followed. What is not there is made."""
+    """Open a directory of the tree component by component, following no link. Missing directories are made."""
     opened = os.open(tree, _OPEN)
     for part in name.split(b"/") if name != TOP else ():
         with _closing(opened):

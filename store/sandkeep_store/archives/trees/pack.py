@@ -1,7 +1,7 @@
-"""Making an archive of a directory tree.
+"""Packing of a directory tree into an archive.
 
-GNU tar reads the tree; what it writes is understood here, member by member, written anew in one form, compressed and
-digested, all as streams. So an archive holds only what a restore understands, and is counted by the same code.
+GNU tar reads the tree; its output is parsed here, written anew in one form, compressed and hashed, all as streams. So
+an archive holds only members that a restore understands, counted by the same code.
 """
 
 import os
@@ -23,12 +23,12 @@ from sandkeep_store.archives.trees.tree import Source, Tree
 
 NO_LIMITS: Final = Limits(members=1 << 62, content_bytes=1 << 62, ratio=1 << 62, outward_symlinks=True)
 _MODE: Final = 0o1777
-"""What is kept of a mode: who unpacks an archive by hand gets no set-uid file."""
+"""Mode bits that are stored: an archive unpacked by hand gives no set-uid file."""
 _NEVER: Final = 0o6000
 
 
 class Packed(Struct, frozen=True, kw_only=True):
-    """What an archive is that was made. See `inspect.Inspection`; `remarks` tell what is not in it as it was."""
+    """The result of packing. See `inspect.Inspection`; `remarks` name the files that were left out or changed."""
 
     codec: Codec
     sha256: str
@@ -40,7 +40,7 @@ class Packed(Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> Limits:
-        """What a restore of this very archive may allow it, and nothing more."""
+        """The exact limits with which a restore of this archive succeeds."""
         return structs.replace(NO_LIMITS, members=self.members, content_bytes=self.content_bytes)
 
 
@@ -56,16 +56,16 @@ def pack(
     owner: tuple[int, int] | None = None,
     moved: Moved | None = None,
 ) -> Packed:
-    """Write an archive of the open directory `tree` to the descriptor `output`, from where that stands.
+    """Write an archive of the open directory `tree` to the descriptor `output`, at its current position.
 
-    `include` and `exclude` are paths in the tree, taken literally; what lies below `exclude` is left out. So are the
-    directories `never`, wherever in the tree they turn up: an archive is not to hold the place where archives are.
-    Sockets and devices are left out, and other filesystems. As root, the tree is read with the rights of the uid and
-    gid `reader`. Members belong to `owner`, or to whom they did. `moved` is told how many bytes are packed, now and
-    then; what it raises ends the work.
+    `include` and `exclude` are paths in the tree, taken literally; `exclude` omits whole subtrees. The directories
+    `never` are omitted wherever they turn up in the tree: an archive must not contain the archive directory. Sockets,
+    devices and other filesystems are omitted. As root, the tree is read with the rights of the uid and gid `reader`.
+    Members belong to `owner`, or keep their owners. `moved` is called now and then with the number of bytes packed;
+    raising ends the work.
 
-    Raises `not_found` and `invalid` for paths, `provider_unavailable` for what cannot be read, and
-    `storage_unavailable` when the output cannot be written; what it holds then is nothing. Blocks.
+    Raises `not_found` and `invalid` for paths, `provider_unavailable` for unreadable files, and `storage_unavailable`
+    when the output cannot be written; the output is unusable then. Blocks.
     """
     source = Tree(tree, include=include, exclude=exclude, never=never, reader=reader)
     return write(source, output, codec, source.remarks, owner=owner, moved=moved)
@@ -114,7 +114,7 @@ class Making:
         self._writer.end_member(member)
 
     def made(self, remarks: Remarks) -> Packed:
-        """What it is, when it is complete."""
+        """Return the result, after the archive is complete."""
         return Packed(
             codec=self._codec, sha256=self._output.sha256, size_bytes=self._output.size_bytes,
             members=self._tally.members, content_bytes=self._tally.content_bytes, data_bytes=self._tally.data_bytes,
@@ -122,7 +122,7 @@ class Making:
         )  # fmt: skip
 
     def begin(self, compressor: Compressor) -> None:
-        """Have what follows compressed."""
+        """Pass the following bytes to `compressor`."""
         self._compress = compressor.write
 
     def finish(self) -> None:

@@ -1,7 +1,7 @@
-"""Reading a tree by a program: GNU tar, with the rights of the tree's owner and the one to look into everything.
+"""Reading of a tree by GNU tar, with the rights of the tree's owner plus CAP_DAC_READ_SEARCH.
 
-It never follows a link of the tree, and it is begun in an open directory, so whatever becomes of the tree's names
-meanwhile, it reads nothing else. What it says on stderr tells what it could not read as it was.
+tar follows no link of the tree and starts in an open directory, so renames in the meantime cannot lead it elsewhere.
+Its stderr names the files that it could not read.
 """
 
 import os
@@ -32,13 +32,13 @@ What = Literal[
     "kept out",
     "set-uid",
 ]
-"""Why something is not in an archive as it was: the first ones are left out altogether."""
+"""Why a file is omitted from an archive or stored differently: the first ones are omitted altogether."""
 
 MOST_REMARKS: Final = 100
 _CHUNK: Final = 1 << 18
-"""How much is read at once: in between, the interpreter is for others."""
+"""Bytes read at once: in between, other threads get the GIL."""
 _CHANGED, _FAILED = 1, 2
-"""What tar ends with when not all was as it should be: what that was, it has said."""
+"""Exit codes of tar for files that changed or could not be read; stderr names them."""
 
 _TAR: Final = (
     "tar", "--create", "--file=-", "--format=posix", "--pax-option=delete=atime,delete=ctime", "--sparse",
@@ -46,7 +46,7 @@ _TAR: Final = (
     "--one-file-system", "--verbose", "--index-file=/dev/null", "--blocking-factor=512", "--quoting-style=escape",
     "--anchored", "--no-wildcards",
 )  # fmt: skip
-"""What lies on another filesystem it only tells when it is to tell much."""
+"""tar reports files on other filesystems only in verbose mode."""
 _SAID: Final = re.compile(
     rb"tar: (?P<name>.*): (?:"
     rb"(?P<socket>socket ignored)|(?P<unknown>door ignored|Unknown file type; file ignored)|"
@@ -69,7 +69,7 @@ class Remark(Struct, frozen=True, kw_only=True):
 
 
 class Remarks(Struct, kw_only=True):
-    """How often each happened, and the first `MOST_REMARKS` of them."""
+    """The count of each kind, and the first `MOST_REMARKS` of them."""
 
     counts: dict[What, int] = field(default_factory=dict)
     first: list[Remark] = field(default_factory=list)
@@ -96,7 +96,9 @@ class Program:
             yield chunk
 
     def check(self, prefix: bytes, remarks: Remarks) -> None:
-        """Wait for its end, and take note of what it said; names get `prefix`. Raises what it failed with."""
+        """Wait for the program's end and note the files on its stderr, with `prefix` before names. Raises
+        `provider_unavailable` if it failed.
+        """
         code = self._process.wait()
         failures = [line for line in self._lines() if not _noted(line, prefix, remarks)]
         if failures or code not in (0, _CHANGED, _FAILED):
@@ -136,14 +138,14 @@ def reading(
 
 
 class Names:
-    """What a reading program is told that waits for it."""
+    """The list of names for a reading program that waits for it on a pipe."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
         self._thread: threading.Thread | None = None
 
     def tell(self, names: Sequence[bytes]) -> None:
-        """Have these names read, and nothing else. To be done once."""
+        """Send the names to read. To be called once."""
         # A thread, as the program may want what it has read to be taken from it before it hears of more.
         thread = threading.Thread(target=self._write, args=(names,), name="sandkeep-names")
         thread.start()
@@ -154,7 +156,7 @@ class Names:
             self._pipe.write(b"".join(_below(name) + b"\0" for name in names))
 
     def close(self) -> None:
-        """The program has ended: nobody is told anything any more."""
+        """Close the pipe, after the program has ended."""
         if self._thread is not None:
             self._thread.join()
         else:
@@ -163,9 +165,9 @@ class Names:
 
 @contextmanager
 def reading_only(directory: int, owner: tuple[int, int] | None = None) -> Iterator[tuple["Program", Names]]:
-    """Read single names in an open directory, in the order in which they are told, and not what is in directories.
+    """Read single names in an open directory, in the order given, without descending into directories.
 
-    The program is begun before it is known what is to be read, as that takes it a while.
+    The program is started before the names are known, as its start takes a while.
     """
     words = ["--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
     told, telling = os.pipe()
@@ -210,7 +212,7 @@ def _reading(
 
 @cache
 def can_enter_namespaces() -> bool:
-    """Whether a user may have a namespace in which his own closed files are open to him."""
+    """Return True if a user may create a namespace in which he can read his own closed files."""
     try:
         return subprocess.run([*_ENTER, "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -218,7 +220,9 @@ def can_enter_namespaces() -> bool:
 
 
 def _rights(owner: tuple[int, int] | None) -> list[str]:
-    """The words that give a program no right but to read: what its owner has closed to himself is part of a tree."""
+    """Return the argv prefix that leaves only the capability to read: files that the owner has closed to himself are
+    part of a tree.
+    """
     if os.geteuid() != 0:
         return _ENTER if can_enter_namespaces() else []
     uid, gid = owner or (0, 0)

@@ -22,9 +22,9 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def swap(stage: Stage, *, durable: bool = True) -> None:
-    """Put the stage's tree at its target. What was there is in the stage then, and goes with it.
+    """Exchange the stage's tree with its target. The old tree is in the stage then, and is deleted with it.
 
-    With `durable`, that survives a power cut, and so do the files. Raises OSError; then nothing is changed.
+    With `durable`, the exchange and the files survive a power cut. Raises OSError; then nothing is changed.
     """
     if durable:
         sync_filesystem(stage.tree)
@@ -46,7 +46,7 @@ def _exchange(stage: Stage) -> None:
 
 
 def _exchange_by_two(stage: Stage) -> None:
-    """Where a filesystem cannot exchange names there is a moment with nothing at the target."""
+    """Exchange by two renames, for filesystems without RENAME_EXCHANGE. For a moment the target is missing."""
     aside = os.path.join(stage.path, b"aside")
     with suppress(FileNotFoundError):
         os.rename(stage.target, aside)
@@ -60,7 +60,9 @@ def _exchange_by_two(stage: Stage) -> None:
 
 @contextmanager
 def _movable(*directories: bytes) -> Iterator[None]:
-    """Have directories moved that their owner may not write to: only root can do that without more."""
+    """Make directories writable for the length of a block: without root, a move needs write permission on the directory
+    itself.
+    """
     with ExitStack() as closing:
         for path in directories if os.geteuid() != 0 else ():
             with suppress(FileNotFoundError):
@@ -84,7 +86,7 @@ def _rename(source: bytes, target: bytes, flags: int) -> None:
 
 
 def leftovers(directory: str) -> list[str]:
-    """What stages have left in a directory that ended with the machine: for a start to remove, when none is at work."""
+    """Return the stages that a crash left in a directory: for removal at start, before any work begins."""
     prefix = os.fsdecode(staging.PREFIX)
     try:
         return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.startswith(prefix)]

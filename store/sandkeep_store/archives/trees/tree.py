@@ -1,4 +1,4 @@
-"""A directory tree as a source of members: what of it is to be in an archive, with what is in the files."""
+"""A directory tree as a source of members, filtered and with file contents."""
 
 import os
 import stat
@@ -14,14 +14,14 @@ from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees.read import Remarks, reading, unreadable
 
 Overlay = Literal["trusted", "user"]
-"""The kind of extended attributes by which an overlay marks what is opaque: ``user`` is that of a user's own mounts."""
+"""The namespace of the extended attributes that mark opaque directories: ``user`` is that of unprivileged mounts."""
 
 _WHITEOUT: Final = (0, 0)
 _OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Source(Protocol):
-    """Where members come from."""
+    """An iterable of members with their data."""
 
     def __iter__(self) -> Iterator[Member]:
         """The members, each once."""
@@ -31,9 +31,9 @@ class Source(Protocol):
 
 
 class Tree:
-    """The open directory `top`, or what of it is in `include` and not in `exclude`. See `pack.pack`.
+    """The open directory `top`, or the part in `include` and not in `exclude`. See `pack.pack`.
 
-    With `overlay`, it is the upper directory of an overlay, and what that says of what is gone becomes whiteouts.
+    With `overlay`, it is the upper directory of an overlay, and its deletions become whiteouts.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Tree:
             yield above, parent
 
     def _translated(self, member: Member) -> Iterator[Member]:
-        """What a member of the tree is in the archive: itself, nothing, or what a layer has for it."""
+        """Yield the members in the archive for one of the tree: itself, nothing, or whiteouts."""
         if self._is_kept_out(member):
             self._kept_out.add(member.name)
         elif is_too_long(member.name):
@@ -154,8 +154,8 @@ def beneath(tree: int, name: bytes) -> Iterator[int]:
 
 
 def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
-    """Whether a directory of an overlay's upper one hides what is below it. The attribute is asked for at the tree, as
-    programs that read it do not get to see it.
+    """Return True if a directory of an overlay's upper one is opaque. Programs that read the tree cannot see the
+    attribute.
     """
     try:
         with beneath(tree, name) as directory:
@@ -228,7 +228,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _place_of(path: str, top: int) -> bytes | None:
-    """Where in the tree a directory of this machine lies, when going upwards from it leads to the tree's top."""
+    """Return the path in the tree of a directory of this machine, or None if it is not below the tree's top."""
     wanted = os.fstat(top)
     here = os.path.realpath(os.fsencode(path))
     below: list[bytes] = []

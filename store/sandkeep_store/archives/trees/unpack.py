@@ -1,7 +1,7 @@
-"""Restoring a tree from an archive: looked through first, extracted beside its place in a jail, then swapped in.
+"""Restoring a tree from an archive: inspected first, extracted in a jail beside its target, then swapped in.
 
-The archive is read twice: once to know it safe, and once more to extract it, checked again member by member. Only when
-both were the same bytes does what was extracted count.
+The archive is read twice: once to inspect it, once to extract it, checked again member by member. The extracted tree
+counts only if both reads gave the same bytes.
 """
 
 import errno
@@ -27,14 +27,14 @@ def unpack(
     durable: bool = True,
     moved: Moved | None = None,
 ) -> Inspection:
-    """Put at `target` the tree that an archive, an open file, holds; a directory that is there is replaced.
+    """Restore the tree of an archive, an open file, at `target`; an existing directory is replaced.
 
-    As root, the files belong to the uid and gid `owner`, else to ourselves; no set-uid bit is kept. With `sha256`, the
-    archive has to have that digest. With `durable` what is at `target` survives a power cut, too. `moved` is told how
-    many bytes of the archive are through, for each of two times; what it raises ends the work.
+    As root, the files belong to the uid and gid `owner`, else to the daemon's user; set-uid bits are dropped. With
+    `sha256`, the archive has to have that digest. With `durable` the new tree survives a power cut. `moved` gets the
+    number of bytes done, in each of the two passes; raising ends the work.
 
     Raises `snapshot_corrupt`, and `storage_unavailable` when there is no room or the archive cannot be read; then
-    `target` is as it was. Blocks.
+    `target` is unchanged. Blocks.
     """
     first = Examined(archive, limits or Limits(), moved=moved)
     for _ in first:
@@ -72,7 +72,7 @@ def staged(target: str, size_bytes: int, members: int) -> Iterator[Stage]:
 
 
 def take_place(stage: Stage, *, durable: bool) -> None:
-    """Make what is staged effective. Raises `storage_unavailable`; then nothing is changed."""
+    """Swap the staged tree in. Raises `storage_unavailable`; then nothing is changed."""
     try:
         swap(stage, durable=durable)
     except OSError as error:

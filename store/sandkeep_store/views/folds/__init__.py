@@ -1,4 +1,4 @@
-"""Folds: what each event does to the state, one module for each noun. Importing them registers them."""
+"""Folds: the effect of each event on the state, one module for each noun. Importing them registers them."""
 
 from sandkeep_store.views.folds import checkpoints, daemon, images, locks, log, processes, sandboxes, snapshots
 

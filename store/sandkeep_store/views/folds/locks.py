@@ -91,14 +91,14 @@ def _steal_failed(state: State, event: events.LockStealFailed, fact: Fact) -> No
 
 
 def forget_before(state: State, before_us: int) -> None:
-    """Leave out what had ended before a moment: its events go into the archive."""
+    """Forget locks that had ended before a moment: their events go into the archive."""
     for lock_id in [lock.lock_id for lock in state.locks.values() if goes_before(state, lock, before_us)]:
         del state.locks[lock_id]
         state.ended_locks.remove(lock_id)
 
 
 def goes_before(state: State, lock: LockState, before_us: int) -> bool:
-    """Whether a lock had ended before a moment, and need not be known any longer."""
+    """Return True if a lock had ended before a moment and is not needed any longer."""
     return (lock.ended_us or before_us) < before_us and not is_needed(state, lock)
 
 
@@ -121,7 +121,7 @@ def _oldest(state: State) -> str:
 
 
 def is_needed(state: State, lock: LockState) -> bool:
-    """Whether it was lost, and nothing may be written of its sandbox as long as nobody has taken it again."""
+    """Return True if it was lost and not taken again: until then nothing may be written for its sandbox."""
     if lock.status not in ("expired", "lost") or state.guarded(lock.owner, lock.name, lock.where) is None:
         return False
     return all((other.fence or 0) <= (lock.fence or 0) for other in state.locks.values() if other.competes_with(lock))

@@ -23,7 +23,7 @@ _Fold = Callable[[State, _E, Fact], None]
 
 
 def _folds(kind: type[_E]) -> Callable[[_Fold[_E]], _Fold[_E]]:
-    """Register a handler of an event of the log's, which moves on whatever the stream is of."""
+    """Register a handler of an event of the log's own, which also advances the object that has the stream."""
 
     def register(handler: _Fold[_E]) -> _Fold[_E]:
         @folds(kind)
@@ -80,7 +80,7 @@ def _redact_requested(state: State, event: events.LogRedactRequested, fact: Fact
 
 @_folds(events.LogRedacted)
 def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
-    """Forget in the views what is no longer in the log."""
+    """Forget redacted data in the views."""
     state.log.redacting = [position for position in state.log.redacting if position != event.position]
     image, sandbox, process = state.images.get(event.of), state.sandboxes.get(event.of), state.processes.get(event.of)
     snapshot = state.snapshots.get(event.of)
@@ -108,7 +108,7 @@ def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
 def _blank(
     entity: "ImageState | SandboxState | ProcessState | SnapshotState | CheckpointState", redacted: events.LogRedacted
 ) -> None:
-    """Blank what the event told of; one of an earlier bearer of the same id told of something else."""
+    """Blank the redacted field. The times distinguish an earlier object with the same id."""
     if redacted.what == entity.requested.type:
         if redacted.time_us == entity.requested_us:
             entity.requested = redact_event(entity.requested)
@@ -118,7 +118,7 @@ def _blank(
 
 @_folds(events.LogEventLost)
 def _event_lost(state: State, event: events.LogEventLost, fact: Fact) -> None:
-    """Changes nothing: what it stood for is not known."""
+    """Change nothing: the lost event is unknown."""
 
 
 @_folds(events.LogCompacted)

@@ -149,8 +149,8 @@ def _terminated(state: State, event: events.SandboxTerminated, fact: Fact) -> No
 
 
 def note_in_history(state: State, fact: Fact) -> None:
-    """What is filed under a sandbox is in its history, and its document changes. It does not count as something done
-    in it.
+    """Count an event filed under a sandbox in its history, which changes its document. It is no activity in the
+    sandbox.
     """
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
