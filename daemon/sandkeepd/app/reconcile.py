@@ -12,6 +12,7 @@ for; its end can be ordered, and is carried out when the provider answers.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -45,6 +46,14 @@ ANSWER_DEADLINE_S: Final = 20.0
 
 def _is_to_be_adopted(sandbox: SandboxState) -> bool:
     return sandbox.status in (*rules.STANDING, "restoring") and not is_reviving(sandbox)
+
+
+def _is_half_made(sandbox: SandboxState) -> bool:
+    return sandbox.status == "creating" or is_reviving(sandbox)
+
+
+def _is_undone(sandbox: SandboxState) -> bool:
+    return not _is_half_made(sandbox)
 
 
 class Owned:
@@ -88,12 +97,14 @@ class Reconciler:
         self._settling = FileRecovery(core, kept)
         self._runtimes = runtimes
         self._processes = processes
+        self._half_made: list[SandboxState] = []
 
     def announce(self) -> None:
         """Before the first request: say what is about to be adopted or undone, so that requests to it wait. What is
         begun from then on is nobody's to undo.
         """
         self._settling.announce()
+        self._half_made = [sandbox for sandbox in self._core.state.sandboxes.values() if _is_half_made(sandbox)]
         for sandbox_id, sandbox in self._core.state.sandboxes.items():
             if _is_to_be_adopted(sandbox) and sandbox_id not in self._runtimes.adopting:
                 self._runtimes.adopting[sandbox_id] = adoption = Interruptible()
@@ -123,8 +134,17 @@ class Reconciler:
                     nursery.start_soon(core.guarded, adopt, f"adopting {sandbox_id}")
             for event in tried:  # those that do not answer yet are not waited for
                 await event.wait()
+            with trio.move_on_after(ANSWER_DEADLINE_S):
+                await self._undone(name)
             if name in core.providers:
                 await self._retry(name, self._clean_up, f"cleaning up {name}")
+
+    async def _undone(self, name: str) -> None:
+        """Wait until what a provider had half made is undone, or it is known why not: see `core.operation`."""
+        for sandbox in self._half_made:
+            if sandbox.requested.provider == name:
+                with suppress(SandkeepError):
+                    await self._core.settled(sandbox.sandbox_id, partial(_is_undone, sandbox))
 
     async def _retry(
         self,

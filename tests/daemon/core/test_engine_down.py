@@ -86,6 +86,34 @@ async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
             assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
 
 
+async def test_what_nobody_owns_is_looked_for_once_what_was_half_made_is_undone(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would be removed by two, and once more when its client has it made after all, under the same id."""
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        image_id = await daemon.image(source)
+        daemon.fake.faults.create_delay_s = 1000.0
+        nursery.start_soon(lambda: daemon.call("sandbox.create", image_id=image_id, name="box"))
+        await daemon.appears()
+        nursery.cancel_scope.cancel()
+    async with inside(state_dir) as daemon:
+        terminate, clean_up, order = daemon.fake.terminate, daemon.fake.clean_up, list[str]()
+
+        async def slowly(*asked: Any) -> None:
+            await trio.sleep(0.1)
+            await terminate(*asked)
+            order.append("undone")
+
+        async def looked(ledger: Any) -> Any:
+            order.append("looked")
+            return await clean_up(ledger)
+
+        monkeypatch.setattr(daemon.fake, "terminate", slowly)
+        monkeypatch.setattr(daemon.fake, "clean_up", looked)
+        await daemon.reconciler.run()
+        assert (status(daemon, "box"), order) == ("failed", ["undone", "looked"])
+
+
 async def test_the_end_of_one_that_is_not_adopted_is_ordered(state_dir: str, source: str) -> None:
     async with inside(state_dir) as daemon:
         await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
