@@ -63,6 +63,7 @@ def dies_at(
         if story.deaths == 0 and story.lost():  # it may die when it has answered
             story.revive()
         deaths = story.deaths
+        world.check(operation)
         world.clear()
         wait_until_gone(story)
         story.stop()

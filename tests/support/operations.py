@@ -8,11 +8,15 @@ from typing import Any
 from msgspec import NODEFAULT
 from msgspec.structs import fields
 from tests.crash.story import Story
+from tests.support.expect import refused
 
 from sandkeep import archives
 from sandkeep.ids import new_id
 from sandkeep.protocol.methods import METHODS
+from sandkeep_store.locks.lease import Locks
+from sandkeep_store.locks.open import open_store
 from sandkeepd.core.operation import Operation
+from sandkeepd.host.cgroups import freezer
 
 BESIDES: dict[str, dict[str, str]] = {
     "OwnRestore": {"snapshot_id": "snapshot_id"},
@@ -24,6 +28,11 @@ FIRST = {"Resumption": "sandbox.suspend", "LockReturn": "lock.acquire"}
 """The method that brings a subject to where an operation begins with it."""
 
 STEALS = "LockSteal"
+
+SUSPEND = ("Suspension", "CheckpointCreation")
+
+LATER = "touch later"
+"""What is done in a sandbox after its snapshot or checkpoint was made, and is undone by going back to it."""
 
 
 def operations(kind: type[Operation[Any]] = Operation, within: str = "sandkeepd.") -> list[type[Operation[Any]]]:
@@ -47,6 +56,8 @@ class World:
         self.source = str(source)
         self._provider = provider
         self._made: dict[str, str] = {}
+        self._others = Locks(open_store(story.daemon.env["SANDBOX_LOCK_MOUNT_PATH"]))
+        """Somebody else, who locks beside the daemon."""
         self.command = ["true"]
         self.name = "named"
 
@@ -95,6 +106,10 @@ class World:
         arguments = self.arguments(operation)
         if operation.__name__ in FIRST:
             self._story.ask(FIRST[operation.__name__], **arguments)
+        if operation.__name__ == STEALS:
+            self._others.acquire(self.name)
+        if operation.method == "sandbox.restore":
+            self._story.ask("sandbox.exec", self.sandbox_id, LATER)
 
     def call(self, operation: type[Operation[Any]]) -> Any:
         """Call its method, again until it is answered."""
@@ -105,6 +120,23 @@ class World:
             return story.look(lambda client: archives.import_from(client, path, command_id=command_id))
         force = {"force": True} if operation.__name__ == STEALS else {}
         return story.ask(operation.method, **self.arguments(operation), **force)
+
+    def check(self, operation: type[Operation[Any]]) -> None:
+        """See that what was answered is so: sandboxes run and have the files that they should have, or stand still; a
+        lock that is taken cannot be had by others, and one that was given back can.
+        """
+        story, name = self._story, operation.__name__
+        if operation.method == "lock.acquire":
+            refused("lock_contended", self._others.acquire, self.name)
+        elif operation.method == "lock.release":
+            self._others.acquire(self.name, timeout_s=1).release()
+        for sandbox in story.look(lambda client: client.sandbox.list().sandboxes):
+            if sandbox.status == "running":
+                assert story.ask("sandbox.exec", sandbox.sandbox_id, "ls").stdout == b"file\n"
+                continue
+            assert (sandbox.sandbox_id, name in SUSPEND) == (self.sandbox_id, True)
+            plan = story.look(lambda client: client.sandbox.history(self.sandbox_id).events)[0].data["plan"]
+            assert self._provider != "local" or freezer.stand_still(plan["cgroups"])
 
     def clear(self) -> None:
         """End and remove everything that there is."""
