@@ -31,8 +31,10 @@ STEALS = "LockSteal"
 
 SUSPEND = ("Suspension", "CheckpointCreation")
 
-LATER = "touch later"
-"""What is done in a sandbox after its snapshot or checkpoint was made, and is undone by going back to it."""
+EARLY, LATER = "touch early", "touch later"
+"""What is done in a sandbox as soon as it was made, which whatever is made of it has; and after its snapshot or
+checkpoint was made, which is undone by going back to that.
+"""
 
 
 def operations(kind: type[Operation[Any]] = Operation, within: str = "sandkeepd.") -> list[type[Operation[Any]]]:
@@ -67,7 +69,12 @@ class World:
 
     @property
     def sandbox_id(self) -> str:
-        return self._of("sandbox_id", lambda: self._story.ask("sandbox.create", self.image_id))
+        if "sandbox_id" not in self._made:
+            self._story.ask("sandbox.exec", self._of("sandbox_id", self._create), EARLY)
+        return self._made["sandbox_id"]
+
+    def _create(self) -> Any:
+        return self._story.ask("sandbox.create", self.image_id)
 
     @property
     def snapshot_id(self) -> str:
@@ -130,9 +137,10 @@ class World:
             refused("lock_contended", self._others.acquire, self.name)
         elif operation.method == "lock.release":
             self._others.acquire(self.name, timeout_s=1).release()
+        files = b"early\nfile\n" if "sandbox_id" in self._made else b"file\n"
         for sandbox in story.look(lambda client: client.sandbox.list().sandboxes):
             if sandbox.status == "running":
-                assert story.ask("sandbox.exec", sandbox.sandbox_id, "ls").stdout == b"file\n"
+                assert story.ask("sandbox.exec", sandbox.sandbox_id, "ls").stdout == files
                 continue
             assert (sandbox.sandbox_id, name in SUSPEND) == (self.sandbox_id, True)
             plan = story.look(lambda client: client.sandbox.history(self.sandbox_id).events)[0].data["plan"]
