@@ -41,8 +41,8 @@ class FileRecovery:
     async def run(self) -> None:
         """Settle each by itself, so that one whose store does not answer delays no other."""
         guarded, kept = self._core.guarded, self._kept
-        kept.snapshots.removal.sending.settle()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(guarded, kept.snapshots.removal.sending.settle, "sending archives")
             for operation in kept.operations:
                 nursery.start_soon(guarded, operation.recover, f"recovery of {type(operation).__name__}")
             sweep = partial(kept.checkpoints.sweep, self._abandoned)

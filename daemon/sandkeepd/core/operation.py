@@ -164,11 +164,13 @@ class Operation(ABC, Generic[S]):
 
     @abstractmethod
     async def act(self, order: Order[S]) -> Sequence[NewEvent]:
-        """Carry it out; answer the outcome to record. Cancelled only when the daemon stops."""
+        """Carry it out; answer the outcome to record. Cancelled when the daemon stops, or another order interrupts."""
 
     @abstractmethod
     async def failed(self, order: Order[S], error: SandkeepError) -> Sequence[NewEvent]:
-        """Answer the events to record of an order of which `act` raised this."""
+        """Answer the events to record of an order of which `act` raised this. Nothing interrupts it any more, so that
+        it must not act on the subject: `act` has undone what it can before it raises.
+        """
 
     async def recorded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
         """Go on once the outcome is on record: the order's subject has its new status."""

@@ -49,7 +49,7 @@ class DeferredUploads:
         """Send an archive no more: when this returns, nothing of it appears anywhere any more."""
         await self._core.under_way.interrupt(snapshot_id)
 
-    def settle(self) -> None:
+    async def settle(self) -> None:
         """Go on where an earlier daemon ended."""
         for snapshot_id in list(self._core.state.snapshots):
             self.begin(snapshot_id)
